@@ -491,6 +491,12 @@ typedef struct tt_compile_options {
        have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. */
     const char *offload;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
+    /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
+       its gradient is final, whose memory is then free, for the same bits (as Lv et al., "Full parameter
+       fine-tuning for large language models with limited resources", 2023). It saves what gradients need
+       beyond the activations that the backward has freed by then: most with small batches. Not with
+       accumulate, clip_norm, loss scaling or parallel.server, which need all gradients at once. */
+    const char *update;
     tt_optimizer_options optimizer;
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
        tt_compile that would need more. 0 (default): no limit. */
@@ -617,7 +623,8 @@ typedef struct tt_stats {
 
 /* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss
    that is not finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they
-   were. With loss scaling, such a gradient gives TT_OK, a lower scale and a step that is skipped
+   were. (With update "backward" and a finite loss, only those whose gradients are not finite; load the last
+   state to go on.) With loss scaling, such a gradient gives TT_OK, a lower scale and a step that is skipped
    (tt_stats.skipped), unless the scale would fall below 1. stats may be NULL. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
 /* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then
@@ -1053,7 +1060,7 @@ struct tt_train_options {
     /* These are tt_compile_options', with the same defaults. */
     const char *precision, *residual, *matmul;
     tt_loss_scale loss_scale;
-    const char *recompute, *offload, *device;
+    const char *recompute, *offload, *update, *device;
     tt_parallel parallel;
     size_t memory_budget;
     float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
@@ -2600,6 +2607,7 @@ struct tt_tape {
     bool accumulate;                                /* a step has several micro-batches */
     int data, slots;                                /* data ranks, and leaves of sums on each (>>ranks) */
     int zero;                                       /* tt_parallel's */
+    bool early;                                     /* parameters are updated in the backward */
     bool server, sums_micros;                       /* sums are of micro-batches (see >>ranks) */
     int tensor;                                     /* ranks over which it is split; 0, 1: one */
     /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
@@ -6610,6 +6618,15 @@ static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slot
     return id;
 }
 
+/* Is the gradient of parameter v, which the data ranks sum after each micro-batch, summed with others at the
+   end of the backward? If it is to be updated before, only one that is small. */
+static bool tt__sums_at_end(const tt_tape *t, int32_t v)
+{
+    const tt__shape *s = &t->values[v].shape;
+    const bool small = s->rows * s->cols < TT__PIECES_FROM;
+    return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
+}
+
 /* Sums of micro-batches: right after its last contribution a gradient is summed over the data ranks, and the
    sum added to those before; those that stay whole, which are small, at the end of the backward, all
    together. persist: steps have several micro-batches. */
@@ -6618,8 +6635,10 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     const int values = t->n_values, n = tt__index(t);
     int last = 0; /* of those at the end */
     const tt__part whole = {TT__WHOLE, false, 0, 0};
-    for (int32_t v = 1; v < values; v++) {
-        if (!tt__is_trained(t, v)) continue;
+    for (int32_t k = 1; k < 2 * values; k++) {
+        const int32_t v = k % values; /* 0: none */
+        const bool at_end = k >= values; /* they stand behind all others */
+        if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
         const int32_t leaves = t->slots > 1 ? tt__new_sum(t, g, &part, t->slots) : sum;
@@ -6634,7 +6653,6 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         i.backward = true;
         t->values[sum].persistent = persist;
         if (persist && t->slots == 1) i.add_later = 1;
-        const bool at_end = !part.unit && t->data > 1;
         int at = t->values[t->values[g].base].writer;
         while (t->code[at].with_next) at++; /* not amid what runs together */
         const int made = tt__insert(t, at_end ? n : at + 1, &i);
@@ -6643,6 +6661,10 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         if (at_end) last = made;
         t->values[v].grad = sum;
         t->values[v].instead = leaves;
+    }
+    if (t->early) { /* the first update needs what all ranks counted */
+        tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
+        if (!tt__insert(t, t->values[t->counted].writer + 1, &sum)) return TT_ERR_MEMORY;
     }
     tt_status status = tt__settle(t, n);
     for (int32_t v = 1; v < values && status == TT_OK && t->slots > 1; v++) {
@@ -6654,7 +6676,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
     }
     for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
     bool ok = status == TT_OK;
-    for (int k = 0; k < t->slots && ok && t->data > 1; k++)
+    for (int k = 0; k < t->slots && ok && t->data > 1 && !t->early; k++)
         ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 1, k);
     if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
     return ok ? TT_OK : TT_ERR_MEMORY;
@@ -6794,34 +6816,62 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
     return in && out && tt__append_step(t, &i, true);
 }
 
-/* Sums of squares of gradients, in the order of the list, into `squares`: of whole ones at once; of pieces by
-   chunks, in a table of all ranks' chunks. */
-static tt_status tt__square_gradients(tt_tape *t, const int32_t *list, int n, int parted, int32_t squares)
+/* What pass "update" knows of a parameter value that is trained. */
+typedef struct tt__due {
+    int group;              /* of those that are updated together; 0: the one at the step's end */
+    int32_t clipped;        /* the norm and the factor that its update reads */
+    int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
+    uint32_t random;
+    int next;               /* while groups are made: another that is due at the same instruction */
+} tt__due;
+
+typedef struct tt__updater {
+    tt_tape *t;
+    const tt_optimizer_options *o;
+    int32_t *list;          /* (n) trained parameters, by row; tensor ranks split the first `parted` */
+    int n, parted;
+    int32_t parts;          /* squared norms of these */
+    tt__due *due;           /* of each value */
+} tt__updater;
+
+/* A view of the number in row `row` of x. */
+static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
 {
-    const tt__shape number = {TT_F32, 1, 1, 0, 0}, numbers = {TT_F32, parted, 1, 0, 0};
+    const tt__shape number = {TT_F32, 1, 1, 0, 0};
+    return tt__new_view(t, x, &number, row, 1, t->values[x].name);
+}
+
+static tt__due *tt__due_in(const tt__updater *u, int k, int group)
+{
+    tt__due *d = &u->due[u->list[k]];
+    return d->group == group ? d : NULL;
+}
+
+/* Sums of squares of a group's gradients, in the order of the list, into `squares`: of whole ones at once; of
+   pieces by chunks, in a table of all ranks' chunks. */
+static bool tt__square_gradients(tt__updater *u, int group)
+{
+    tt_tape *t = u->t;
     bool ok = true;
-    int32_t parts = parted ? tt__new_value(t, &numbers, TT__TRANSIENT, "squared norms of parts") : 0;
-    if (parted && !parts) return TT_ERR_MEMORY;
-    if (parted) t->values[parts].pinned_f32 = true;
-    for (int k = 0; k < n && ok; k++) {
-        const int32_t g = t->values[list[k]].grad;
-        if (t->values[g].part.unit) continue;
+    for (int k = 0; k < u->n && ok; k++) {
+        const int32_t g = t->values[u->list[k]].grad;
+        if (!tt__due_in(u, k, group) || t->values[g].part.unit) continue;
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
-                           tt__new_view(t, k < parted ? parts : squares, &number, k, 1, t->values[g].name));
+                           tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
     for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
-        for (int k = 0; k < n && ok; k++) {
-            tt__value *x = &t->values[list[k]];
+        for (int k = 0; k < u->n && ok; k++) {
+            tt__value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
-            if (!part.unit) continue;
+            if (!tt__due_in(u, k, group) || !part.unit) continue;
             part.of = tt__ceil_div(part.of, part.unit);
             part.unit = 1;
             part.split = TT__WHOLE;
             const tt__shape shape = {TT__F64, 1, part.of, 0, 0};
             int32_t table = x->instead; /* in this pass, that of its chunks */
             if (!table) table = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
-            t->values[list[k]].instead = table;
+            t->values[u->list[k]].instead = table;
             const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
             if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
             else if (stage == 1) {
@@ -6829,98 +6879,236 @@ static tt_status tt__square_gradients(tt_tape *t, const int32_t *list, int n, in
                 ok = piece && tt__append_step(t, &gather, true);
             } else
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
-                                   tt__new_view(t, k < parted ? parts : squares, &number, k, 1,
-                                                t->values[g].name));
+                                   tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
         }
-    for (int k = 0; k < n; k++) t->values[list[k]].instead = 0;
-    if (ok && parted) {
-        int32_t some = tt__new_view(t, squares, &numbers, 0, 1, t->values[parts].name);
-        tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, parts, some, NULL);
+    for (int k = 0; k < u->n; k++) t->values[u->list[k]].instead = 0;
+    return ok;
+}
+
+/* Sums the squares of what tensor ranks have parts of: at the step's end all at once. */
+static bool tt__sum_parts(tt__updater *u, int group)
+{
+    tt_tape *t = u->t;
+    const tt__shape all = {TT_F32, u->parted, 1, 0, 0};
+    bool ok = true;
+    for (int k = 0; k < u->parted && ok; k++) {
+        if (!tt__due_in(u, k, group)) continue;
+        const int32_t x = group ? tt__number_view(t, u->parts, k) : u->parts;
+        const int32_t y = group ? tt__number_view(t, t->squares, k)
+                                : tt__new_view(t, t->squares, &all, 0, 1, t->values[u->parts].name);
+        tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, x, y, NULL);
         sum.move.over = TT__OVER_TENSOR;
-        ok = some && tt__append_step(t, &sum, false);
+        ok = x && y && tt__append_step(t, &sum, true);
+        if (!group) break;
     }
-    return ok ? TT_OK : TT_ERR_MEMORY;
+    return ok;
+}
+
+/* The norm of the gradients whose squares are x, and the factor on them, into y. */
+static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
+{
+    tt__instr i = tt__new_instr(TT__OP_CLIP);
+    i.in[0] = x;
+    i.in[1] = u->t->totals;
+    i.in[2] = u->t->scale;
+    i.out[0] = y;
+    i.attr.clip_norm = u->o->clip_norm;
+    return x && y && tt__append_step(u->t, &i, true);
+}
+
+/* A norm and a factor for each parameter of a group of its own, so that one whose gradient is not finite is
+   left as it is. */
+static bool tt__clip_alone(tt__updater *u, int group)
+{
+    tt_tape *t = u->t;
+    const tt__shape shape = {TT_F32, 1, 2, 0, 0};
+    bool ok = true;
+    for (int k = 0; k < u->n && ok; k++) {
+        tt__due *d = tt__due_in(u, k, group);
+        if (!d) continue;
+        d->clipped = tt__new_value(t, &shape, TT__TRANSIENT, "factor of %.60s", t->values[u->list[k]].name);
+        if (!d->clipped) return false;
+        t->values[d->clipped].pinned_f32 = true;
+        ok = tt__emit_clip(u, tt__number_view(t, t->squares, k), d->clipped);
+    }
+    return ok;
 }
 
 /* After updates of pieces of parameters that all data ranks have whole, these get the others' pieces. */
-static tt_status tt__spread_parameters(tt_tape *t, const int32_t *list, int n)
+static bool tt__spread_parameters(tt__updater *u, int group)
 {
-    for (int k = 0; k < n; k++) {
-        const int32_t v = list[k];
+    tt_tape *t = u->t;
+    for (int k = 0; k < u->n; k++) {
+        const int32_t v = u->list[k];
         const tt__part part = t->values[t->values[v].grad].part;
-        if (!part.unit || t->values[v].part.unit) continue;
+        if (!tt__due_in(u, k, group) || !part.unit || t->values[v].part.unit) continue;
         const int32_t piece = part.root ? v : tt__piece_view(t, v, &part);
         const int op = part.root ? TT__OP_BROADCAST : TT__OP_ALL_GATHER;
         tt__instr i = tt__data_move(op, piece, v, &part);
-        if (!piece || !tt__append_step(t, &i, true)) return TT_ERR_MEMORY;
+        if (!piece || !tt__append_step(t, &i, true)) return false;
     }
-    return TT_OK;
+    return true;
 }
 
-/* Clips, and updates the n trained parameters, each by one instruction. Their order, and so the random
-   numbers that these draw, is the tape's, whatever tensor ranks have parts of. */
-static tt_status tt__emit_updates(tt__builder *b, int n, const tt_optimizer_options *o)
+/* What each update works on. The order of the random numbers that these draw is the tape's, whatever tensor
+   ranks have parts of, and wherever the updates stand. */
+static bool tt__prepare_updates(tt__updater *u)
 {
-    tt_tape *t = b->t;
-    const bool adam = o->kind != TT_SGD;
-    const int32_t norms[] = {t->squares, t->totals, t->scale}, values = t->n_values;
-    int updates = 0;
-    tt__instr *clip = tt__emit(b, TT__OP_CLIP, NULL, norms, 3);
-    if (!clip) return TT_ERR_MEMORY;
-    clip->attr.clip_norm = o->clip_norm;
-    clip->out[0] = t->clipped;
-    for (int32_t v = 1; v < values && b->ok; v++) {
+    tt_tape *t = u->t;
+    tt__builder b = {t, false, true, TT__EACH_STEP, false};
+    const int32_t values = t->n_values;
+    const bool adam = u->o->kind != TT_SGD;
+    for (int32_t v = 1; v < values && b.ok; v++) {
+        tt__due *d = &u->due[v];
         if (!tt__is_trained(t, v)) continue;
         const tt__part part = t->values[t->values[v].grad].part;
         const bool piece = part.unit && !t->values[v].part.unit;
-        const int32_t p = piece ? tt__piece_view(t, v, &part) : v;
-        if (!p) return TT_ERR_MEMORY;
-        int32_t first = adam || o->momentum != 0 ? tt__new_state(b, p, adam ? "m" : "momentum") : 0;
-        int32_t second = adam ? tt__new_state(b, p, "v") : 0;
-        const int32_t in[] = {t->values[v].grad, t->clipped};
-        tt__instr *i = tt__emit(b, adam ? TT__OP_ADAM : TT__OP_SGD, NULL, in, 2);
-        if (!i) return TT_ERR_MEMORY;
-        i->out[0] = p;
-        i->out[1] = first;
-        i->out[2] = second;
-        i->attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
-        i->attr.decoupled = o->kind == TT_ADAMW;
-        i->attr.beta1 = adam ? o->beta1 : o->momentum;
-        i->attr.beta2 = o->beta2;
-        i->attr.eps = o->eps;
-        i->attr.nesterov = o->nesterov;
-        i->with_next = ++updates < n;
+        d->target = piece ? tt__piece_view(t, v, &part) : v;
+        if (!d->target) return false;
+        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
+        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        d->clipped = t->clipped;
+        d->random = ++t->n_random;
     }
-    return b->ok ? TT_OK : TT_ERR_MEMORY;
+    return b.ok;
+}
+
+/* Updates the parameters of a group, each by one instruction, in the tape's order. */
+static bool tt__emit_updates(tt__updater *u, int group)
+{
+    tt_tape *t = u->t;
+    const tt_optimizer_options *o = u->o;
+    const bool adam = o->kind != TT_SGD;
+    bool ok = true;
+    for (int32_t v = 1; v < t->n_values && ok; v++) {
+        if (!tt__is_trained(t, v) || u->due[v].group != group) continue;
+        const tt__due *d = &u->due[v];
+        tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
+        i.in[0] = t->values[v].grad;
+        i.in[1] = d->clipped;
+        i.out[0] = d->target;
+        i.out[1] = d->state[0];
+        i.out[2] = d->state[1];
+        i.random = d->random;
+        i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
+        i.attr.decoupled = o->kind == TT_ADAMW;
+        i.attr.beta1 = adam ? o->beta1 : o->momentum;
+        i.attr.beta2 = o->beta2;
+        i.attr.eps = o->eps;
+        i.attr.nesterov = o->nesterov;
+        ok = tt__append_step(t, &i, true);
+    }
+    return ok;
+}
+
+/* ---- in the backward */
+
+#ifndef TT__UPDATE_FROM /* tests make it smaller */
+#define TT__UPDATE_FROM 65536 /* elements of gradients: fewer wait for more, to be updated in one launch */
+#endif
+
+/* Puts what was appended from number `from` on before instruction `at`, in the micro-batch's segment. Ranks
+   without a micro-batch run it too. */
+static void tt__move_into_micro(tt_tape *t, int from, int at)
+{
+    for (int k = from; k < t->n_code; k++) {
+        t->code[k].before = at;
+        t->code[k].segment = TT__EACH_MICRO;
+        t->code[k].backward = t->code[k].always = true;
+    }
+}
+
+/* Emits the updates of the n instructions' trained parameters. Each is due behind the last instruction that
+   writes its gradient, reads the parameter, or adds to what losses count; one group after another has enough
+   that is due. head: (n) zeros. */
+static bool tt__update_early(tt__updater *u, int n, int *head)
+{
+    tt_tape *t = u->t;
+    int group = 0;
+    int64_t elements = 0;
+    for (int k = u->n - 1; k >= 0; k--) {
+        const int32_t v = u->list[k], g = t->values[t->values[v].grad].base;
+        int at = (int)tt__max(t->values[g].writer, t->values[v].reader);
+        at = (int)tt__max(at, t->values[t->results].writer);
+        while (t->code[at].with_next) at++; /* not amid what runs together */
+        u->due[v].next = head[at];
+        head[at] = k + 1;
+    }
+    bool ok = true;
+    for (int at = 0; at < n && ok; at++) {
+        for (int k = head[at]; k; k = u->due[u->list[k - 1]].next) {
+            const tt__shape *s = &t->values[u->list[k - 1]].shape;
+            if (!elements) group++;
+            elements += s->rows * s->cols;
+            u->due[u->list[k - 1]].group = group;
+        }
+        if (!elements || (elements < TT__UPDATE_FROM && at < n - 1)) continue;
+        const int from = t->n_code;
+        ok = tt__square_gradients(u, group) && tt__sum_parts(u, group) && tt__clip_alone(u, group) &&
+             tt__emit_updates(u, group) && tt__spread_parameters(u, group);
+        tt__move_into_micro(t, from, at + 1);
+        elements = 0;
+    }
+    return ok;
+}
+
+/* Updates every trained parameter as soon as that may be, so that its gradient's memory is free for others,
+   and emits at the step's end the norm of all. */
+static tt_status tt__pass_update_early(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    const int n = tt__index(t);
+    int *head = (int *)tt__calloc(t->ctx, sizeof *head * (size_t)n);
+    const bool ok = head && tt__update_early(u, n, head) && tt__emit_clip(u, t->squares, t->clipped);
+    tt__free(t->ctx, head);
+    if (!ok) return TT_ERR_MEMORY;
+    t->code[t->n_code - 1].before = n;
+    return tt__settle(t, n);
+}
+
+/* ---- all of it */
+
+static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
+{
+    tt__instr i = tt__new_instr(TT__OP_LOSS_SCALE);
+    i.in[0] = t->clipped;
+    i.in[1] = t->totals;
+    i.out[0] = t->scale;
+    i.attr.growth = scale->growth;
+    i.attr.backoff = scale->backoff;
+    i.attr.interval = scale->interval;
+    return tt__append_step(t, &i, false) ? TT_OK : TT_ERR_MEMORY;
 }
 
 /* Global norm, clipping, an optimizer's instruction for each parameter with a gradient, next loss scale. */
+static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
+{
+    tt_tape *t = u->t;
+    const bool ok = tt__square_gradients(u, 0) && tt__sum_parts(u, 0) &&
+                    tt__emit_clip(u, t->squares, t->clipped) && tt__emit_updates(u, 0) &&
+                    tt__spread_parameters(u, 0);
+    if (!ok) return TT_ERR_MEMORY;
+    return t->scale ? tt__emit_loss_scale(t, scale) : TT_OK;
+}
+
 static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
 {
-    tt__builder b = {t, false, true, TT__EACH_STEP, false};
+    tt__updater u = {t, o, NULL, 0, 0, 0, NULL};
     tt__shape shape;
-    int n, parted;
-    int32_t *list = tt__trained(t, &n, &parted);
-    tt_status status = list ? TT_OK : TT_ERR_MEMORY;
-    tt__set_fixed(&shape, TT_F32, n, 1);
-    if (status == TT_OK) t->squares = tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms");
-    if (status == TT_OK && !t->squares) status = TT_ERR_MEMORY;
-    if (status == TT_OK) {
-        t->values[t->squares].pinned_f32 = t->values[t->squares].keep = true;
-        status = tt__square_gradients(t, list, n, parted, t->squares);
-    }
-    if (status == TT_OK) status = tt__emit_updates(&b, n, o);
-    if (status == TT_OK) status = tt__spread_parameters(t, list, n);
-    tt__free(t->ctx, list);
-    if (!t->scale || status != TT_OK) return status;
-    const int32_t in[] = {t->clipped, t->totals};
-    tt__instr *next = tt__emit(&b, TT__OP_LOSS_SCALE, NULL, in, 2);
-    if (!next) return TT_ERR_MEMORY;
-    next->out[0] = t->scale;
-    next->attr.growth = scale->growth;
-    next->attr.backoff = scale->backoff;
-    next->attr.interval = scale->interval;
-    return TT_OK;
+    u.list = tt__trained(t, &u.n, &u.parted);
+    tt__set_fixed(&shape, TT_F32, u.n, 1);
+    t->squares = u.list ? tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms") : 0;
+    if (t->squares) t->values[t->squares].pinned_f32 = t->values[t->squares].keep = true;
+    shape.rows = u.parted;
+    u.parts = u.parted && t->squares ? tt__new_value(t, &shape, TT__TRANSIENT, "squared norms of parts") : 0;
+    if (u.parts) t->values[u.parts].pinned_f32 = true;
+    u.due = (tt__due *)tt__calloc(t->ctx, sizeof *u.due * (size_t)t->n_values);
+    const bool ok = t->squares && (u.parts || !u.parted) && u.due && tt__prepare_updates(&u);
+    tt_status status = !ok ? TT_ERR_MEMORY : t->early ? tt__pass_update_early(&u)
+                                                      : tt__update_at_end(&u, scale);
+    tt__free(t->ctx, u.list);
+    tt__free(t->ctx, u.due);
+    return status;
 }
 
 /* ------------------------------------------------------------------------------------------------ offload
@@ -11923,7 +12111,7 @@ typedef struct tt__arena {
     size_t budget;      /* the least memory_budget of its programs; 0: none */
     tt__home *home;     /* by the index of the parameter */
     int n_homes;
-    bool torn;          /* an update has failed on some of several ranks: their parameters may differ */
+    bool torn;          /* an update has failed half-way: ranks may have other parameters than others */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
 } tt__arena;
 
@@ -12802,6 +12990,9 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
     if (!a->torn) return TT_OK;
+    if (a->crew->ranks == 1)
+        return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended, and some parameters have new values: "
+                        "load the last state");
     return tt__fail(ctx, TT_ERR_DEVICE, "an update has not ended on all ranks, whose parameters may differ "
                     "now: load the last state");
 }
@@ -12973,6 +13164,7 @@ typedef struct tt__settings {
     tt__matmul matmul;
     tt__recompute recompute;
     unsigned offload;       /* what lies in the host's memory: TT__OUT_ flags */
+    bool early;             /* update: "backward" */
     bool scales;            /* the loss scale changes */
 } tt__settings;
 
@@ -12981,6 +13173,7 @@ typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
     int activations;        /* with TT__OUT_ACTIVATIONS: of so many blocks, but not of the last */
+    bool update_in_backward;
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -13077,6 +13270,7 @@ tt_compile_options tt_compile_options_default(void)
     o.matmul = "fp32";
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
+    o.update = "end";
     o.optimizer = tt_optimizer_options_default();
     o.parallel = tt_parallel_default();
     return o;
@@ -13344,6 +13538,28 @@ static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
                     "'32-true' has none");
 }
 
+/* Where parameters are updated; update "backward" with what it cannot do is refused. */
+static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, bool *early)
+{
+    static const char *const names[] = {"end", "backward"};
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    int k;
+    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", names, 2, "end or backward",
+                                 &k);
+    *early = k == 1;
+    if (status != TT_OK || k != 1 || !o->train) return status;
+    if (o->accumulate)
+        tt__print(&all, ", nor with accumulate, as gradients are final at the step's end only");
+    if (o->optimizer.clip_norm > 0)
+        tt__print(&all, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+                  "only", o->optimizer.clip_norm);
+    if (scales) tt__print(&all, ", nor with precision '%s', as loss scaling skips whole steps", o->precision);
+    if (o->parallel.server) tt__print(&all, ", nor with parallel.server");
+    if (!all.length) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
+}
+
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
@@ -13366,6 +13582,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
+    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->early));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew && s->crew->ranks > 1 ? tt__rank_threads(ctx, s->crew->ranks)
@@ -13412,14 +13629,15 @@ static tt_status tt__place_transients(tt__built *b)
 }
 
 /* Tells a tape how its ranks share the work. */
-static void tt__spread_tape(tt_tape *t, const tt__settings *s)
+static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice *choice)
 {
     const tt_parallel *p = &s->options.parallel;
     t->data = p->data;
     t->slots = s->options.accumulate ? p->groups / p->data : 1;
     t->zero = p->zero;
     t->server = p->server;
-    t->sums_micros = p->zero > 1 || p->reduce_micros;
+    t->early = s->options.train && choice->update_in_backward;
+    t->sums_micros = p->zero > 1 || p->reduce_micros || (t->early && p->data > 1);
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
@@ -13456,7 +13674,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
     if (status == TT_OK) {
         b->t->alignment = s->kind->alignment;
         b->t->host = s->kind->host;
-        tt__spread_tape(b->t, s);
+        tt__spread_tape(b->t, s, choice);
         tt__note_held(b->t, s);
         tt__mark_gradients(b->t);
         if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
@@ -13671,12 +13889,14 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     choice.recompute = p->settings.recompute;
     choice.offload = p->settings.offload;
     choice.activations = INT_MAX;
+    choice.update_in_backward = p->settings.early;
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
     if (status == TT_OK) status = tt__make_ranks(p);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
+    kept->update = NULL;
     kept->share = NULL;
     kept->optimizer.no_decay = NULL;
     return status == TT_OK ? tt__commit(p, o->share ? o->share->arena : NULL) : status;
@@ -14611,7 +14831,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
     p->later = tt__adds_later(p, segment);
-    p->arena->torn = segment == TT__EACH_STEP && c->ranks > 1;
+    p->arena->torn = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
     status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
     tt__tell_graphs(p);
     for (int r = 0; r < c->ranks && micro; r++) p->flops += p->rank[r].flops;
@@ -14847,6 +15067,10 @@ static tt_status tt__norm_failed(tt_program *p)
     }
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
+    if (t->early && bad) /* the gradient's memory has other contents now */
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
+                        "of its squares overflows; it was not updated, but with update 'backward' others may "
+                        "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
     for (int r = 0; r < p->settings.crew->ranks && bad; r++)
         finite = finite && tt__all_finite(p, r, t->values[bad].grad);
     if (bad)
@@ -14886,6 +15110,7 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
     tt_status status = tt__check_lr(p, lr);
     if (status != TT_OK) return status;
     tt__begin_step(p);
+    p->run.lr = lr; /* the micro-batch may update */
     status = tt__micro(p, false);
     if (status == TT_OK) status = tt__end_round(p);
     if (status == TT_OK) status = tt__finish_step(p, lr, stats);
@@ -15063,6 +15288,26 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
+/* Hashes on over the attributes of what updates: the global norm's instruction, those of parameters in the
+   tape's order, wherever they stand, and the loss scale's. */
+static uint64_t tt__updates_hash(const tt_tape *t, uint64_t hash)
+{
+    const int step = tt__segment_first(t, TT__EACH_STEP);
+    for (int k = step; k < t->n_code; k++)
+        if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        if (!tt__is_trained(t, v)) continue;
+        for (int k = t->early ? 0 : step; k < t->n_code; k++) {
+            const tt__instr *i = &t->code[k];
+            const bool it = t->values[i->out[0]].param == t->values[v].param;
+            if (it && tt__is(i, TT__WITH_RUN | TT__RMW)) hash = tt__attr_hash(hash, &i->attr);
+        }
+    }
+    for (int k = step; k < t->n_code && t->scale; k++)
+        if (t->code[k].out[0] == t->scale) hash = tt__attr_hash(hash, &t->code[k].attr);
+    return hash;
+}
+
 /* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
    optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
 static uint64_t tt__program_hash(const tt_program *p)
@@ -15075,17 +15320,13 @@ static uint64_t tt__program_hash(const tt_program *p)
     uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
     hash = tt__hash_on(hash, scaling, sizeof scaling);
     const tt_parallel *ranks = &p->settings.options.parallel;
-    const int leaves[] = {ranks->groups, p->built.t->sums_micros};
-    if (ranks->groups > 1 || p->built.t->sums_micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* of one micro-batch the sums are alike */
+    const int leaves[] = {ranks->groups, micros};
+    if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
         if (tt__is_trained(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* of its sum of squares */
-    for (int k = tt__segment_first(p->built.t, TT__EACH_STEP); k < p->built.t->n_code; k++) {
-        const tt__instr *i = &p->built.t->code[k];
-        const bool updates = tt__is(i, TT__WITH_RUN) || tt__is(i, TT__RMW);
-        if (updates && !i->move.over) hash = tt__attr_hash(hash, &i->attr);
-    }
-    return hash;
+    return tt__updates_hash(p->built.t, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
@@ -15183,7 +15424,8 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
-        if (x->param >= 0 || i->segment == TT__EACH_MICRO) *least += item * loads.least;
+        const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* and what losses count */
+        if (x->param >= 0 || (i->segment == TT__EACH_MICRO && !squares)) *least += item * loads.least;
     }
     return bytes;
 }
@@ -20135,6 +20377,7 @@ tt_train_options tt_train_options_default(void)
     o.matmul = "fp32";
     o.loss_scale = tt_loss_scale_default();
     o.recompute = "cheap";
+    o.update = "end";
     o.parallel = tt_parallel_default();
     return o;
 }
@@ -20160,6 +20403,7 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     c.loss_scale = o->loss_scale;
     c.recompute = o->recompute;
     c.offload = o->offload;
+    c.update = o->update;
     c.device = o->device;
     c.parallel = o->parallel;
     c.accumulate = o->accumulate;

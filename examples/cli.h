@@ -426,9 +426,10 @@ static inline tt_context *open_context(int seed, int threads)
 
 /* The options of every program that trains. */
 typedef struct cli_training {
-    const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *device, *freeze, *out;
+    const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
+    const char *out;
     int seed, threads;
-    double lr, warmup, decay, dropout; /* --lr is a program's own, since its default is */
+    double lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
     bool plan, resume;
     tt_parallel parallel; /* of the ranks of `device` */
@@ -437,7 +438,8 @@ typedef struct cli_training {
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .seed = 1, .warmup = 0.1, .decay = 0.01, .dropout = -1, .parallel = {0, 1, 1, false, false, 0, false}
+    .update = "end", .seed = 1, .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
+    .parallel = {0, 1, 1, false, false, 0, false}
 #define CLI_TRAINING_FLAGS(run) \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
@@ -446,6 +448,8 @@ typedef struct cli_training {
     {"--optimizer", "NAME", CLI_CHOICE, &(run).optimizer, .help = "the optimizer", .choices = OPTIMIZERS}, \
     {"--decay", "X", CLI_NUMBER, &(run).decay, \
      .help = "weight decay, of all but biases, norms and class tokens", .most = 1e9}, \
+    {"--clip", "X", CLI_NUMBER, &(run).clip, \
+     .help = "largest norm of a step's gradient (0: any)", .most = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
      .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
@@ -458,6 +462,8 @@ typedef struct cli_training {
      "memory", .choices = "none cheap attention blocks"}, \
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
      "not used: optimizer, gradients, parameters, activations, with commas between", .most = 100}, \
+    {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end or, " \
+     "with --clip 0, in the backward, which saves memory", .choices = "end backward"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
      "500MiB; a plan that needs more is refused (no limit)"}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
@@ -510,10 +516,12 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
     o.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
     o.optimizer.weight_decay = (float)run->decay;
+    o.optimizer.clip_norm = (float)run->clip;
     o.precision = run->precision;
     o.matmul = run->matmul;
     o.recompute = run->recompute;
     o.offload = run->offload;
+    o.update = run->update;
     o.device = run->device;
     o.parallel = run->parallel;
     o.memory_budget = run->budget;

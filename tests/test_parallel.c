@@ -7,8 +7,10 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-static long pieces_from = 1, loss_whole = 16L << 20, together = 1L << 16; /* the header's, as variables */
+/* options of the header, as variables */
+static long pieces_from = 1, update_from = 1, loss_whole = 16L << 20, together = 1L << 16;
 #define TT__PIECES_FROM pieces_from
+#define TT__UPDATE_FROM update_from
 #define TT__LOSS_WHOLE loss_whole
 #define TT__OFFLOAD_TOGETHER ((size_t)together)
 #define TINYTRAIN_IMPLEMENTATION
@@ -21,7 +23,7 @@ enum {
 };
 
 /* How a training is spread, and what it is. */
-enum { SERVER = 1, MICROS = 2 };
+enum { SERVER = 1, MICROS = 2, EARLY = 4 };
 typedef struct layout { const char *device; int zero, how; } layout;
 typedef struct setup {
     layout on;
@@ -32,11 +34,13 @@ typedef struct setup {
     bool sgd;
     bool poison;             /* storages are overwritten as soon as they are dead */
     bool at_once;            /* a step is one round, by tt_step */
+    bool unclipped;
 } setup;
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
-    const setup s = {on, precision, "cheap", NULL, groups, per_leaf, 1, ROWS, VOCAB, false, false, false};
+    const setup s = {on, precision, "cheap", NULL, groups, per_leaf, 1, ROWS, VOCAB, false, false, false,
+                     false};
     return s;
 }
 
@@ -132,7 +136,8 @@ static tt_compile_options options_of(const setup *s)
     o.recompute = s->recompute;
     o.offload = s->offload;
     o.accumulate = !s->at_once;
-    o.optimizer.clip_norm = 2.5f;
+    o.optimizer.clip_norm = s->unclipped ? 0 : 2.5f;
+    if (s->on.how & EARLY) o.update = "backward";
     o.loss_scale.init = 0x1p36f; /* overflows */
     o.loss_scale.backoff = 0x1p-28f;
     if (s->sgd) {
@@ -246,7 +251,7 @@ static tt_status run_step(net *n, int step, int micros)
 static int micros_of(const setup *s, int step)
 {
     const int full = s->groups * s->per_leaf;
-    return step == 1 ? full - (full > 3 ? 3 : 1) : step == 2 ? 1 + s->groups / 3 : full;
+    return step == 1 ? full - (full > 3 ? 3 : full > 1) : step == 2 ? 1 + s->groups / 3 : full;
 }
 
 /* ------------------------------------------------------------------------------------------------ records */
@@ -316,10 +321,10 @@ static bool same_stats(const tt_stats *a, const tt_stats *b)
 static const char *layout_text(const setup *s, char text[256])
 {
     const bool server = (s->on.how & SERVER) != 0, micros = (s->on.how & MICROS) != 0;
-    snprintf(text, 256, "%s zero %d%s%s, groups %d, %d a leaf, %s, %s, offload %s, %d threads%s",
-             s->on.device, s->on.zero, server ? " server" : "", micros ? " of micros" : "", s->groups,
-             s->per_leaf, s->precision, s->recompute, s->offload ? s->offload : "none", s->threads,
-             s->sgd ? ", sgd" : "");
+    snprintf(text, 256, "%s zero %d%s%s%s, groups %d, %d a leaf, %s, %s, offload %s, %d threads%s",
+             s->on.device, s->on.zero, server ? " server" : "", micros ? " of micros" : "",
+             s->on.how & EARLY ? " early" : "", s->groups, s->per_leaf, s->precision, s->recompute,
+             s->offload ? s->offload : "none", s->threads, s->sgd ? ", sgd" : "");
     return text;
 }
 
@@ -818,6 +823,40 @@ static void resumes(setup s, const layout *of, int count, const outcome *whole, 
     free_outcome(&o);
 }
 
+/* Parameters that are updated in the backward get the bits of those updated at the end, on any ranks, also
+   where some of these have no micro-batch; and so does the file of the state, with which either goes on. */
+TEST(updates_in_the_backward)
+{
+    static const layout on[] = {{"cpu*4", 0, EARLY}, {"cpu*4", 1, EARLY}, {"cpu*4", 1, EARLY},
+                                {"cpu*4", 2, EARLY}, {"cpu*4", 3, EARLY}, {"cpu*4", 1, EARLY | MICROS}};
+    static const layout in_turn[] = {{"cpu*4", 1, EARLY}, {"cpu*4", 0, 0}, {"cpu*4", 0, EARLY},
+                                     {"cpu*4", 1, 0}};
+    static const long from[] = {1, 10000, 1L << 40};
+    for (int p = 0; p < 3 && p < PRECISIONS; p++) {
+        setup s = setup_of(ones[0], precisions[p], 4, 1);
+        outcome one[2], many;
+        s.poison = s.unclipped = true;
+        s.sgd = p == 1;
+        for (int k = 0; k < 2; k++) {
+            s.on = ones[k];
+            if (!train(&s, &one[k])) return;
+        }
+        s.at_once = true;
+        for (int k = 0; k < TEST_COUNT(on); k++) {
+            s.on = on[k];
+            s.offload = (k + p) % 3 == 1 ? "optimizer,parameters" : NULL;
+            update_from = from[(k + p) % 3];
+            pieces_from = k == 2 ? 5000 : 1; /* smaller ones are summed at the end */
+            if (train(&s, &many)) same_outcome(&s, &one[sums_micros(s.on)], &many, true, __LINE__);
+            free_outcome(&many);
+        }
+        if (p == 2) resumes(s, in_turn, STEPS, &one[0], true);
+        free_outcome(&one[0]);
+        free_outcome(&one[1]);
+    }
+    update_from = pieces_from = 1;
+}
+
 TEST(states_resume_on_other_ranks)
 {
     static const layout steps[STEPS] = {{"cpu*4", 1, 0}, {"cpu*2", 0, 0},
@@ -1148,7 +1187,8 @@ static void each_launch_fails(const setup *s, int every)
         tt_status status = run_step(&n, 1, micros_of(s, 0));
         passed += !fault.happened;
         if (!fault.happened) continue;
-        snprintf(text, sizeof text, "rank %d of %s: injected at ", fault.rank, s->on.device);
+        if (n.data == 1) snprintf(text, sizeof text, "injected at ");
+        else snprintf(text, sizeof text, "rank %d of %s: injected at ", fault.rank, s->on.device);
         ok = ok && CHECK(status == TT_ERR_DEVICE) && CHECK_ERROR(n.ctx, TT_ERR_DEVICE, text);
         failures++;
         arm(0, -1, false);
@@ -1163,9 +1203,11 @@ static void each_launch_fails(const setup *s, int every)
 
 TEST(each_launch_of_a_rank_fails)
 {
-    static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*4", 3, 0}, {"cpu*2", 0, SERVER | MICROS}};
+    static const layout on[] = {{"cpu*4", 1, 0}, {"cpu*4", 3, 0}, {"cpu*2", 0, SERVER | MICROS},
+                                {"cpu*4", 1, EARLY}, {"cpu", 0, EARLY}};
     for (int k = 0; k < TEST_COUNT(on); k++) {
-        setup s = setup_of(on[k], precisions[2 * k], 4, 1);
+        setup s = setup_of(on[k], precisions[2 * (k % 3)], k < 4 ? 4 : 1, 1);
+        s.at_once = s.unclipped = (on[k].how & EARLY) != 0;
         each_launch_fails(&s, everything() ? 1 : 3 * SPARSE);
     }
 }
@@ -1340,7 +1382,7 @@ static const test_case tests[] = {
     TEST_CASE(ranks_split_large_tensors_only),
     TEST_CASE(ranks_with_a_loss_in_chunks),
     TEST_CASE(ranks_step_at_once),
-    TEST_CASE(ranks_recompute), TEST_CASE(ranks_offload),
+    TEST_CASE(updates_in_the_backward), TEST_CASE(ranks_recompute), TEST_CASE(ranks_offload),
     TEST_CASE(ranks_of_any_number_of_threads),
     TEST_CASE(gradients_between_micro_steps_of_ranks),
     TEST_CASE(ranks_evaluate),

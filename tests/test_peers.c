@@ -16,6 +16,7 @@ int main(void) /* without the header, whose code takes a minute to compile */
 
 #else
 #define TT__PIECES_FROM 64 /* so that small tensors are split over ranks, and go through the host in parts */
+#define TT__UPDATE_FROM 64
 #define TT__STAGE 8192
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
@@ -535,9 +536,10 @@ TEST(squares_of_pieces)
 
 enum { NET_IN = 70, NET_HIDDEN = 130, NET_OUT = 5, NET_ROWS = 6, NET_STEPS = 3 };
 
-/* How many micro-batches each step has, of how many leaves; and of how many rows, 0: of different numbers. */
-typedef struct net_work { int micros[NET_STEPS], groups, rows; } net_work;
-static const net_work usual = {{11, 11, 0}, 8, 0}, *work = &usual;
+/* How many micro-batches each step has, of how many leaves; and of how many rows, 0: of different numbers.
+   update not NULL: a step is one round, and where its gradients are not clipped. */
+typedef struct net_work { int micros[NET_STEPS], groups, rows; const char *update; } net_work;
+static const net_work usual = {{11, 11, 0}, 8, 0, NULL}, *work = &usual;
 
 typedef struct net { /* what a training gives */
     double loss, norm;
@@ -589,9 +591,10 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     tt_value h = tt_dropout(t, tt_gelu(t, tt_linear(t, x, w[0], w[1])), 0.1f);
     tt_value loss = tt_cross_entropy(t, tt_linear(t, h, w[2], NULL), y, NULL);
     o.device = device;
-    o.accumulate = true;
+    o.accumulate = !work->update;
+    o.update = work->update;
     o.precision = precision;
-    o.optimizer.clip_norm = 0.5f;
+    o.optimizer.clip_norm = work->update ? 0 : 0.5f;
     o.parallel.groups = work->groups;
     o.parallel.zero = zero;
     o.parallel.server = server;
@@ -608,8 +611,10 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
         for (int k = 0; k < n; k++) ys[k] = (k + m) % NET_OUT;
         status = tt_set_rank(p, in_step % data, x, xs, n);
         if (status == TT_OK) status = tt_set_rank(p, in_step % data, y, ys, n);
-        if (status == TT_OK && (last || in_step % data == data - 1)) status = tt_micro_step(p, NULL);
-        if (status == TT_OK && last) status = tt_update(p, 0.01f, &stats);
+        const bool round = last || in_step % data == data - 1;
+        if (status == TT_OK && round && work->update) status = tt_step(p, 0.01f, &stats);
+        else if (status == TT_OK && round) status = tt_micro_step(p, NULL);
+        if (status == TT_OK && last && !work->update) status = tt_update(p, 0.01f, &stats);
         in_step = last ? 0 : in_step + 1;
         step += last;
     }
@@ -1050,7 +1055,7 @@ TEST(programs_train_alike_on_any_ranks)
 TEST(a_rank_that_sat_out_comes_back)
 {
     static net one, got;
-    static const net_work sits_out = {{3, 3, 4}, 2, NET_ROWS};
+    static const net_work sits_out = {{3, 3, 4}, 2, NET_ROWS, NULL};
     work = &sits_out;
     start(8, true, 0);
     REQUIRE(train_net(&one, "cuda", 1, false, "32-true") == TT_OK);
@@ -1058,6 +1063,34 @@ TEST(a_rank_that_sat_out_comes_back)
         start(8, true, 1);
         CHECK(train_net(&got, "cuda*2", zero, false, "32-true") == TT_OK);
         CHECK(memcmp(&got, &one, sizeof got) == 0);
+    }
+    work = &usual;
+}
+
+/* Parameters that are updated in the backward have the bits of those updated at the end, in every order: on
+   one device, whose micro-batches are replayed with their updates, and on four, once with one left out. */
+TEST(updates_in_the_backward)
+{
+    static net end, got;
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true"};
+    static const struct { const char *device; net_work how[2]; int zeros; } on[] = {
+        {"cuda", {{{1, 1, 1}, 1, NET_ROWS, "end"}, {{1, 1, 1}, 1, NET_ROWS, "backward"}}, 1},
+        {"cuda*4", {{{4, 4, 3}, 4, 0, "end"}, {{4, 4, 3}, 4, 0, "backward"}}, 4}};
+    for (int k = 0; k < TEST_COUNT(on) * TEST_COUNT(precisions); k++) {
+        const int d = k % TEST_COUNT(on);
+        const char *precision = precisions[k / TEST_COUNT(on)];
+        work = &on[d].how[0];
+        start(4, true, 0);
+        CHECK(train_net(&end, on[d].device, 1, false, precision) == TT_OK);
+        work = &on[d].how[1];
+        for (int run = 0; run < on[d].zeros * seeds(1); run++) {
+            char text[128];
+            start(4, run % 2 == 0, (uint64_t)run + 1);
+            const tt_status status = train_net(&got, on[d].device, run % 4, false, precision);
+            snprintf(text, sizeof text, "%s, %s, zero %d", on[d].device, precision, run % 4);
+            test__check(status == TT_OK && memcmp(&got, &end, sizeof got) == 0, __FILE__, __LINE__, text);
+            if (d == 0) CHECK(emu_get_counts().graph_launches > 0);
+        }
     }
     work = &usual;
 }
@@ -1139,6 +1172,7 @@ TEST(a_thread_for_each_device) { NEEDS_EMULATOR; }
 TEST(any_call_of_a_program_may_fail) { NEEDS_EMULATOR; }
 TEST(programs_train_alike_on_any_ranks) { NEEDS_EMULATOR; }
 TEST(a_rank_that_sat_out_comes_back) { NEEDS_EMULATOR; }
+TEST(updates_in_the_backward) { NEEDS_EMULATOR; }
 TEST(waits_between_ranks_are_missed) { NEEDS_EMULATOR; }
 
 #endif
@@ -1150,6 +1184,7 @@ static const test_case tests[] = {
     TEST_CASE(any_call_may_fail), TEST_CASE(a_thread_for_each_device),
     TEST_CASE(ranks_of_one_device_train_alike), TEST_CASE(any_call_of_a_program_may_fail),
     TEST_CASE(programs_train_alike_on_any_ranks), TEST_CASE(a_rank_that_sat_out_comes_back),
+    TEST_CASE(updates_in_the_backward),
     TEST_CASE(waits_between_ranks_are_missed),
 };
 

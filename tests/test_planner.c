@@ -3,8 +3,10 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-static long pieces_from = 1, together = 4096; /* options of the header, as variables */
+/* options of the header, as variables */
+static long pieces_from = 1, update_from = 65536, together = 4096;
 #define TT__PIECES_FROM pieces_from
+#define TT__UPDATE_FROM update_from
 #define TT__OFFLOAD_TOGETHER ((size_t)together)
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
@@ -457,12 +459,18 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
 }
 
 typedef enum variant {
-    PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, OFFLOADING,
-    VARIANTS
+    PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, OFFLOADING, EARLY,
+    EARLY_OFFLOADING, VARIANTS
 } variant;
 
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
                                        "activations", "activations,gradients,parameters,optimizer"};
+
+/* May a network be updated in the backward? All optimizers have some of them. */
+static bool may_be_early(uint64_t seed, const precision_case *precision, bool accumulate)
+{
+    return seed % 2 && !accumulate && strncmp(precision->name, "16-", 3) != 0;
+}
 
 static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
 {
@@ -478,16 +486,26 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
     co.verify = true;
     tt_context *ctx = tt_open(&co);
     c.accumulate = accumulate;
-    c.optimizer.clip_norm = 1;
+    const bool may = may_be_early(seed, precision, accumulate);
+    c.optimizer.clip_norm = may ? 0 : 1;
+    if (may) {
+        static const tt_optimizer_kind kinds[] = {TT_SGD, TT_SGD, TT_ADAM, TT_ADAMW};
+        c.optimizer.kind = kinds[seed / 2 % 4];
+        c.optimizer.momentum = seed / 2 % 4 ? 0.9f : 0;
+    }
+    if (how >= EARLY) c.update = "backward";
+    update_from = seed % 4 == 1 ? 1 : 200;
     c.recompute = how == KEEPING ? "none"
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"
                   : "cheap";
     if (how == OFFLOADING && seed % 4) c.recompute = seed % 4 == 1 ? "blocks" : "none";
-    if (how == OFFLOADING && seed % 7)
-        c.offload = offloads[(seed + (uint64_t)accumulate) % TEST_COUNT(offloads)];
+    if (how >= EARLY && seed % 4 == 1) c.recompute = "blocks";
+    const uint64_t list = how == EARLY_OFFLOADING ? seed / 2 : seed + (uint64_t)accumulate;
+    if (how == EARLY_OFFLOADING || (how == OFFLOADING && seed % 7))
+        c.offload = offloads[list % TEST_COUNT(offloads)];
     bool built = random_net(ctx, seed, with_all, &n);
-    for (int32_t v = 1; built && how == BLOCKS && v < n.t->n_values; v++)
+    for (int32_t v = 1; built && (how == BLOCKS || how >= EARLY) && v < n.t->n_values; v++)
         if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
     for (int32_t v = 1; built && how == OFFLOADING && v < n.t->n_values; v++) {
         if ((v * 5 + (int32_t)seed) % 9 == 0) tt_offload(n.t, tt__handle(v));
@@ -550,7 +568,10 @@ TEST(random_networks_replay_bit_for_bit)
                                                 "keeping all",
                                                 "recomputing attention",
                                                 "recomputing blocks",
-                                                "offloading"};
+                                                "offloading",
+
+                                                "updating in the backward",
+                                                "updating in the backward, offloading"};
     char what[512];
     for (uint64_t seed = 0; seed <= 60; seed++) {
         for (int precision = 0; precision < PRECISIONS; precision++) {
@@ -566,6 +587,7 @@ TEST(random_networks_replay_bit_for_bit)
                 }
                 test__check(plain.status == TT_OK && isfinite(plain.loss[0]), __FILE__, __LINE__, what);
                 for (int how = POISONED; how < VARIANTS; how++) {
+                    if (how >= EARLY && !may_be_early(seed, in, accumulate)) continue;
                     outcome other = run_net(seed, in, accumulate, (variant)how);
                     snprintf(what, sizeof what,
                              "network %d, %s, accumulate %d, %s: other results (first losses %.9g, %.9g) %s",
@@ -1178,6 +1200,45 @@ TEST(plans_of_real_architectures)
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
+}
+
+/* An update in the backward frees a gradient's memory. Of a small batch nothing is left of the gradients at
+   the peak but of some layers'; what is planned is what is allocated, and the norm is all that is left to the
+   end of the step. */
+TEST(gradients_updated_in_the_backward)
+{
+    /* Adam, SGD: GB at the end and in the backward that a ViT-L/16 of bf16 with 16 images may need */
+    static const struct { tt_optimizer_kind kind; double least, most; } expected[] = {
+        {TT_ADAM, 2.45, 2.13}, {TT_SGD, 1.25, 0.92}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_vit v;
+    tt_vit_config vc = tt_vit_config_default("L/16");
+    vc.classes = 10;
+    REQUIRE(tt_vit_new(ctx, &v, &vc) == TT_OK);
+    const tt_model model = tt_vit_classifier(&v);
+    update_from = 65536;
+    for (int k = 0; k < 2 * TEST_COUNT(expected); k++) {
+        tt_train_options o = tt_train_options_default();
+        o.schedule.kind = TT_CONSTANT;
+        o.optimizer.kind = expected[k / 2].kind;
+        o.optimizer.clip_norm = 0;
+        o.precision = "bf16-true";
+        o.recompute = "blocks";
+        o.device = "cuda";
+        o.max_seqs = 16;
+        o.update = k % 2 ? "backward" : "end";
+        tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+        REQUIRE(t != NULL);
+        const double bytes = (double)tt_program_plan(tt_trainer_program(t)).bytes / 1e9;
+        if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %s: %.3f GB\n", o.update, bytes);
+        CHECK(k % 2 ? bytes <= expected[k / 2].most : bytes >= expected[k / 2].least);
+        const tt_tape *tape = tt_trainer_program(t)->built.t;
+        CHECK(!(k % 2) || tape->n_code - tt__segment_first(tape, TT__EACH_STEP) == 1);
+        tt_trainer_free(t);
+    }
+    tt_vit_free(&v);
+    TEST_CLOSE(ctx, &a);
 }
 
 /* --------------------------------------------------------------------------------------- kinds of devices */
@@ -1846,6 +1907,7 @@ TEST(arena_is_the_plan)
         tt_context *ctx = test_open(&a);
         tt_compile_options c = options_of(&precisions[k % PRECISIONS]);
         c.accumulate = k >= 3;
+        if (k < 3) c.update = "backward";
         REQUIRE(random_net(ctx, (uint64_t)(k / 2), with_all, &n));
         tt_program *p = tt_compile(n.t, n.loss, &c);
         REQUIRE(p != NULL);
@@ -1877,7 +1939,8 @@ static const test_case tests[] = {
     TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(instructions_that_run_together), TEST_CASE(placement_against_brute_force),
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
-    TEST_CASE(plans_of_real_architectures), TEST_CASE(elementwise_chains_work_in_place),
+    TEST_CASE(plans_of_real_architectures), TEST_CASE(gradients_updated_in_the_backward),
+    TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
     TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),

@@ -1259,17 +1259,20 @@ TEST(options_are_the_callers_again)
     tt_value x = tt_input(t, "x", TT_F32, 4, 2);
     tt_value h = tt_linear(t, x, param2(ctx, "w", 3, 2, init_of(TT_INIT_NORMAL, 1)), NULL);
     char *precision = strdup("32-true"), *device = strdup("cpu"), *recompute = strdup("cheap");
+    char *update = strdup("backward");
     o.train = false;
     tt_program *first = tt_compile(t, h, &o);
     o.precision = precision;
     o.device = device;
     o.recompute = recompute;
+    o.update = update;
     tt_program *second = tt_compile(t, h, &o);
-    REQUIRE(first && second && precision && device && recompute);
+    REQUIRE(first && second && precision && device && recompute && update);
     memset(precision, '?', strlen(precision));
     free(precision);
     free(device);
     free(recompute);
+    free(update);
     tt_program_free(first); /* and with it the parameter's memory, which was never allocated */
     o = tt_compile_options_default();
     o.train = false;
@@ -1460,7 +1463,7 @@ TEST(builds_are_pure)
         memcpy(was, m.t->values, values);
         for (int k = 0; k < 30; k++) {
             const int number = k * 7 % CHOICES;
-            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1};
+            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
             if (k < CHOICES) { kept[number] = b; continue; }
@@ -1477,7 +1480,7 @@ TEST(builds_are_pure)
         free(was);
 
         long calls = a.calls, failed = 0; /* each allocation fails in turn */
-        tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1};
+        tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1, !precision};
         tt__built b;
         REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
         tt__built_free(ctx, &b);
@@ -1509,12 +1512,14 @@ TEST(options_are_checked_together)
     REQUIRE(model_params(ctx) && model_record(ctx, &m));
     static const char *const says[] = {"precision 'int4' is unknown", "matmul 'int8' is unknown",
                                        "recompute 'most' is unknown", "offload 'model' is unknown",
+                                       "update 'now' is unknown",
                                        "optimizer options: beta1 2 is not in [0, 1); eps -1 is negative",
                                        "device 'abacus' is unknown"};
     c.precision = "int4";
     c.matmul = "int8";
     c.recompute = "most";
     c.offload = "parameters,model";
+    c.update = "now";
     c.optimizer.beta1 = 2;
     c.optimizer.eps = -1;
     c.device = "abacus";
@@ -1851,6 +1856,117 @@ TEST(numbers_that_are_not_finite)
     TEST_CLOSE(ctx, &a);
 }
 
+/* The sum of two losses, of a x and of b y: b's gradient may overflow where a's does not. */
+typedef struct two_losses { tt_param *a, *b; tt_tape *t; tt_value x, y, target, loss; } two_losses;
+
+static two_losses record_two(tt_context *ctx)
+{
+    const tt_value none = {0};
+    two_losses m;
+    m.a = param2(ctx, "a", 1, 2, init_of(TT_INIT_NORMAL, 1));
+    m.b = param2(ctx, "b", 1, 2, init_of(TT_INIT_ZEROS, 0));
+    m.t = tt_tape_new(ctx);
+    m.x = tt_input(m.t, "x", TT_F32, 2, 2);
+    m.y = tt_input(m.t, "y", TT_F32, 2, 2);
+    m.target = tt_input(m.t, "target", TT_F32, 2, 1);
+    const tt_value first = tt_mean_squared_error(m.t, tt_linear(m.t, m.x, m.a, NULL), m.target, none);
+    const tt_value second = tt_mean_squared_error(m.t, tt_linear(m.t, m.y, m.b, NULL), m.target, none);
+    m.loss = tt_add(m.t, first, second);
+    return m;
+}
+
+static tt_status step_two(const two_losses *m, tt_program *p, float x, float y)
+{
+    const float xs[4] = {x, 1, 1, 1}, ys[4] = {y, 1, 1, 1}, target[2] = {1, 2};
+    tt_status status = tt_set(p, m->x, xs, 2);
+    if (status == TT_OK) status = tt_set(p, m->y, ys, 2);
+    if (status == TT_OK) status = tt_set(p, m->target, target, 2);
+    return status == TT_OK ? tt_step(p, 0.1f, NULL) : status;
+}
+
+/* Has p the values that it had? These become the ones that it has. */
+static bool is_still(const tt_param *p, float was[2])
+{
+    float now[2];
+    tt_param_get(p, now);
+    const bool same = memcmp(was, now, sizeof now) == 0;
+    memcpy(was, now, sizeof now);
+    return same;
+}
+
+/* Where parameters are updated in the backward, a gradient that overflows leaves its parameter as it was, and
+   no other; a loss that is not finite leaves all. A state that was saved before makes up for it. */
+TEST(numbers_that_are_not_finite_in_an_early_update)
+{
+    test_allocator a;
+    const char *path = test_path(test_folder(), "state");
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    float was_a[2], was_b[2], right_a[2], right_b[2];
+    const two_losses m = record_two(ctx);
+    c.update = "backward";
+    tt_program *p = tt_compile(m.t, m.loss, &c);
+    REQUIRE(p && step_two(&m, p, 1, 1) == TT_OK && tt_program_save(p, path) == TT_OK);
+    CHECK(step_two(&m, p, 2, 2) == TT_OK);
+    is_still(m.a, right_a);
+    is_still(m.b, right_b);
+    CHECK(tt_program_load(p, path) == TT_OK);
+    is_still(m.a, was_a);
+    is_still(m.b, was_b);
+    CHECK(step_two(&m, p, NAN, 1) == TT_ERR_NUMERIC);
+    CHECK_ERROR(ctx, TT_ERR_NUMERIC, "is not finite; nothing was updated");
+    CHECK(is_still(m.a, was_a) && is_still(m.b, was_b) && tt_program_steps(p) == 1);
+    const float of_small_loss[2] = {0, 3};
+    CHECK(tt_param_set(m.b, of_small_loss) == TT_OK && !is_still(m.b, was_b));
+    CHECK(step_two(&m, p, 1, 1e30f) == TT_ERR_NUMERIC); /* the loss is small, as b's first weight is 0 */
+    CHECK_ERROR(ctx, TT_ERR_NUMERIC, "the gradient of 'b' is not finite, or the sum of its squares "
+                "overflows; it was not updated, but with update 'backward' others may have been: load the "
+                "last state");
+    CHECK(!is_still(m.a, was_a) && is_still(m.b, was_b) && tt_program_steps(p) == 1);
+    CHECK(tt_program_load(p, path) == TT_OK && step_two(&m, p, 2, 2) == TT_OK && tt_program_steps(p) == 2);
+    CHECK(is_still(m.a, right_a) && is_still(m.b, right_b));
+    remove(path);
+    tt_program_free(p);
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* What needs all gradients at once is refused in one sentence, but where a program does not train. */
+TEST(early_updates_that_are_refused)
+{
+    static const char *const says[] = {
+        "update 'backward' does not go with accumulate, as gradients are final at the step's end only: use "
+        "update 'end'",
+        "update 'backward' does not go with clip_norm 1, as the norm of all gradients is known at the step's "
+        "end only: use update 'end'",
+        "update 'backward' does not go with precision '16-mixed', as loss scaling skips whole steps: use "
+        "update 'end'",
+        "update 'backward' does not go with precision '16-true', as loss scaling",
+        "update 'backward' does not go with parallel.server: use update 'end'",
+        "does not go with accumulate, as gradients are final at the step's end only, nor with clip_norm 0.5"};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const two_losses m = record_two(ctx);
+    for (int k = 0; k <= TEST_COUNT(says); k++) {
+        tt_compile_options c = tt_compile_options_default();
+        c.update = "backward";
+        c.accumulate = k == 0 || k == 5;
+        c.optimizer.clip_norm = k == 1 ? 1 : k == 5 ? 0.5f : 0;
+        if (k == 2 || k == 3) c.precision = k == 2 ? "16-mixed" : "16-true";
+        c.parallel.server = k == 4;
+        tt_program *p = tt_compile(m.t, m.loss, &c);
+        CHECK((p != NULL) == (k == TEST_COUNT(says)));
+        if (!p) CHECK_ERROR(ctx, TT_ERR_ARGUMENT, says[k]);
+        tt_program_free(p);
+        c.train = false;
+        p = tt_compile(m.t, m.loss, &c);
+        CHECK(p != NULL);
+        tt_program_free(p);
+    }
+    tt_tape_free(m.t);
+    TEST_CLOSE(ctx, &a);
+}
+
 static const test_case tests[] = {
     TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(pool_runs_each_task_once),
     TEST_CASE(contexts_in_parallel), TEST_CASE(threads_leave_signals_to_the_host),
@@ -1868,7 +1984,8 @@ static const test_case tests[] = {
     TEST_CASE(builds_are_pure), TEST_CASE(options_are_checked_together), TEST_CASE(names_of_devices),
     TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs), TEST_CASE(misuse_of_compile),
     TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program),
-    TEST_CASE(numbers_that_are_not_finite),
+    TEST_CASE(numbers_that_are_not_finite), TEST_CASE(numbers_that_are_not_finite_in_an_early_update),
+    TEST_CASE(early_updates_that_are_refused),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

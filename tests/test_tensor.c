@@ -9,6 +9,7 @@ static int64_t tensor_least = 1, loss_whole = 0; /* so that tiny layers and loss
 #define TT__TENSOR_LEAST tensor_least
 #define TT__LOSS_WHOLE loss_whole
 #define TT__PIECES_FROM 256
+#define TT__UPDATE_FROM 1
 #include "tinytrain.h"
 #include "test.h"
 
@@ -738,6 +739,27 @@ TEST(data_and_tensor_ranks)
             }
 }
 
+/* Updates in the backward change no bit: of parts of tensors, and of pieces of these. */
+TEST(updates_in_the_backward)
+{
+    static trained end;
+    for (int kind = 0; kind < NETS; kind++)
+        for (int sequence = 0; sequence < 2; sequence++)
+            for (int data = 0; data < 2; data++) { /* ranks */
+                const int zero = data ? (kind + 2 * sequence) % 4 : -1;
+                tt_compile_options o = options_of(data ? "cpu*4" : "cpu*2", 2, sequence);
+                o.optimizer.kind = (kind + zero) % 2 ? TT_ADAMW : TT_SGD;
+                o.precision = (kind + zero) % 3 ? "bf16-true" : "32-true";
+                o.accumulate = false;
+                o.parallel.zero = data ? zero : 0;
+                if (!train((net_kind)kind, &o, &end, false)) return;
+                o.update = "backward";
+                if (!train((net_kind)kind, &o, &many, false)) return;
+                CHECK(memcmp(end.value, many.value, sizeof many.value) == 0);
+                CHECK(end.loss == many.loss && end.norm == many.norm);
+            }
+}
+
 /* ----------------------------------------------------------------------------------- programs that share */
 
 /* The result of instruction number `at` of those of an op. */
@@ -939,6 +961,7 @@ static const test_case tests[] = {TEST_CASE(gradients_of_ranks), TEST_CASE(gradi
     TEST_CASE(regions_of_real_architectures), TEST_CASE(gathered_again),
     TEST_CASE(verifier_finds_wrong_layouts), TEST_CASE(frozen_layers_and_evaluation),
     TEST_CASE(precisions_and_recomputation), TEST_CASE(data_and_tensor_ranks),
-    TEST_CASE(programs_split_alike), TEST_CASE(programs_share_tables), TEST_CASE(rounding_of_parts), TEST_CASE(plans_say_what_is_split)};
+    TEST_CASE(updates_in_the_backward), TEST_CASE(programs_split_alike), TEST_CASE(programs_share_tables),
+    TEST_CASE(rounding_of_parts), TEST_CASE(plans_say_what_is_split)};
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
