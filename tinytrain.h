@@ -6818,11 +6818,10 @@ static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 
 /* What pass "update" knows of a parameter value that is trained. */
 typedef struct tt__due {
-    int group;              /* of those that are updated together; 0: the one at the step's end */
     int32_t clipped;        /* the norm and the factor that its update reads */
     int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
     uint32_t random;
-    int next;               /* while groups are made: another that is due at the same instruction */
+    int next;               /* in the backward: one more than the row of another that is due there too */
 } tt__due;
 
 typedef struct tt__updater {
@@ -6831,6 +6830,7 @@ typedef struct tt__updater {
     int32_t *list;          /* (n) trained parameters, by row; tensor ranks split the first `parted` */
     int n, parted;
     int32_t parts;          /* squared norms of these */
+    int *row, rows;         /* those that are updated together now */
     tt__due *due;           /* of each value */
 } tt__updater;
 
@@ -6841,30 +6841,26 @@ static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
     return tt__new_view(t, x, &number, row, 1, t->values[x].name);
 }
 
-static tt__due *tt__due_in(const tt__updater *u, int k, int group)
-{
-    tt__due *d = &u->due[u->list[k]];
-    return d->group == group ? d : NULL;
-}
-
-/* Sums of squares of a group's gradients, in the order of the list, into `squares`: of whole ones at once; of
-   pieces by chunks, in a table of all ranks' chunks. */
-static bool tt__square_gradients(tt__updater *u, int group)
+/* Sums of squares of gradients into `squares`: of whole ones at once; of pieces by chunks, in a table of all
+   ranks' chunks. */
+static bool tt__square_gradients(tt__updater *u)
 {
     tt_tape *t = u->t;
     bool ok = true;
-    for (int k = 0; k < u->n && ok; k++) {
+    for (int m = 0; m < u->rows && ok; m++) {
+        const int k = u->row[m];
         const int32_t g = t->values[u->list[k]].grad;
-        if (!tt__due_in(u, k, group) || t->values[g].part.unit) continue;
+        if (t->values[g].part.unit) continue;
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
     for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
-        for (int k = 0; k < u->n && ok; k++) {
+        for (int m = 0; m < u->rows && ok; m++) {
+            const int k = u->row[m];
             tt__value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
-            if (!tt__due_in(u, k, group) || !part.unit) continue;
+            if (!part.unit) continue;
             part.of = tt__ceil_div(part.of, part.unit);
             part.unit = 1;
             part.split = TT__WHOLE;
@@ -6881,25 +6877,26 @@ static bool tt__square_gradients(tt__updater *u, int group)
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
                                    tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
         }
-    for (int k = 0; k < u->n; k++) t->values[u->list[k]].instead = 0;
+    for (int m = 0; m < u->rows; m++) t->values[u->list[u->row[m]]].instead = 0;
     return ok;
 }
 
 /* Sums the squares of what tensor ranks have parts of: at the step's end all at once. */
-static bool tt__sum_parts(tt__updater *u, int group)
+static bool tt__sum_parts(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt__shape all = {TT_F32, u->parted, 1, 0, 0};
     bool ok = true;
-    for (int k = 0; k < u->parted && ok; k++) {
-        if (!tt__due_in(u, k, group)) continue;
-        const int32_t x = group ? tt__number_view(t, u->parts, k) : u->parts;
-        const int32_t y = group ? tt__number_view(t, t->squares, k)
-                                : tt__new_view(t, t->squares, &all, 0, 1, t->values[u->parts].name);
+    for (int m = 0; m < u->rows && ok; m++) {
+        const int k = u->row[m];
+        if (k >= u->parted) continue;
+        const int32_t x = t->early ? tt__number_view(t, u->parts, k) : u->parts;
+        const int32_t y = t->early ? tt__number_view(t, t->squares, k)
+                                   : tt__new_view(t, t->squares, &all, 0, 1, t->values[u->parts].name);
         tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, x, y, NULL);
         sum.move.over = TT__OVER_TENSOR;
         ok = x && y && tt__append_step(t, &sum, true);
-        if (!group) break;
+        if (!t->early) break;
     }
     return ok;
 }
@@ -6916,16 +6913,15 @@ static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
     return x && y && tt__append_step(u->t, &i, true);
 }
 
-/* A norm and a factor for each parameter of a group of its own, so that one whose gradient is not finite is
-   left as it is. */
-static bool tt__clip_alone(tt__updater *u, int group)
+/* A norm and a factor for each parameter, so that one whose gradient is not finite is left as it is. */
+static bool tt__clip_alone(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt__shape shape = {TT_F32, 1, 2, 0, 0};
     bool ok = true;
-    for (int k = 0; k < u->n && ok; k++) {
-        tt__due *d = tt__due_in(u, k, group);
-        if (!d) continue;
+    for (int m = 0; m < u->rows && ok; m++) {
+        const int k = u->row[m];
+        tt__due *d = &u->due[u->list[k]];
         d->clipped = tt__new_value(t, &shape, TT__TRANSIENT, "factor of %.60s", t->values[u->list[k]].name);
         if (!d->clipped) return false;
         t->values[d->clipped].pinned_f32 = true;
@@ -6935,13 +6931,13 @@ static bool tt__clip_alone(tt__updater *u, int group)
 }
 
 /* After updates of pieces of parameters that all data ranks have whole, these get the others' pieces. */
-static bool tt__spread_parameters(tt__updater *u, int group)
+static bool tt__spread_parameters(tt__updater *u)
 {
     tt_tape *t = u->t;
-    for (int k = 0; k < u->n; k++) {
-        const int32_t v = u->list[k];
+    for (int m = 0; m < u->rows; m++) {
+        const int32_t v = u->list[u->row[m]];
         const tt__part part = t->values[t->values[v].grad].part;
-        if (!tt__due_in(u, k, group) || !part.unit || t->values[v].part.unit) continue;
+        if (!part.unit || t->values[v].part.unit) continue;
         const int32_t piece = part.root ? v : tt__piece_view(t, v, &part);
         const int op = part.root ? TT__OP_BROADCAST : TT__OP_ALL_GATHER;
         tt__instr i = tt__data_move(op, piece, v, &part);
@@ -6973,15 +6969,15 @@ static bool tt__prepare_updates(tt__updater *u)
     return b.ok;
 }
 
-/* Updates the parameters of a group, each by one instruction, in the tape's order. */
-static bool tt__emit_updates(tt__updater *u, int group)
+/* Updates parameters, each by one instruction. */
+static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
     const bool adam = o->kind != TT_SGD;
     bool ok = true;
-    for (int32_t v = 1; v < t->n_values && ok; v++) {
-        if (!tt__is_trained(t, v) || u->due[v].group != group) continue;
+    for (int m = 0; m < u->rows && ok; m++) {
+        const int32_t v = u->list[u->row[m]];
         const tt__due *d = &u->due[v];
         tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
         i.in[0] = t->values[v].grad;
@@ -7019,12 +7015,11 @@ static void tt__move_into_micro(tt_tape *t, int from, int at)
 }
 
 /* Emits the updates of the n instructions' trained parameters. Each is due behind the last instruction that
-   writes its gradient, reads the parameter, or adds to what losses count; one group after another has enough
-   that is due. head: (n) zeros. */
+   writes its gradient, reads the parameter, or adds to what losses count; it waits until enough are due.
+   head: (n) zeros. */
 static bool tt__update_early(tt__updater *u, int n, int *head)
 {
     tt_tape *t = u->t;
-    int group = 0;
     int64_t elements = 0;
     for (int k = u->n - 1; k >= 0; k--) {
         const int32_t v = u->list[k], g = t->values[t->values[v].grad].base;
@@ -7038,16 +7033,15 @@ static bool tt__update_early(tt__updater *u, int n, int *head)
     for (int at = 0; at < n && ok; at++) {
         for (int k = head[at]; k; k = u->due[u->list[k - 1]].next) {
             const tt__shape *s = &t->values[u->list[k - 1]].shape;
-            if (!elements) group++;
             elements += s->rows * s->cols;
-            u->due[u->list[k - 1]].group = group;
+            u->row[u->rows++] = k - 1;
         }
-        if (!elements || (elements < TT__UPDATE_FROM && at < n - 1)) continue;
+        if (!u->rows || (elements < TT__UPDATE_FROM && at < n - 1)) continue;
         const int from = t->n_code;
-        ok = tt__square_gradients(u, group) && tt__sum_parts(u, group) && tt__clip_alone(u, group) &&
-             tt__emit_updates(u, group) && tt__spread_parameters(u, group);
+        ok = tt__square_gradients(u) && tt__sum_parts(u) && tt__clip_alone(u) && tt__emit_updates(u) &&
+             tt__spread_parameters(u);
         tt__move_into_micro(t, from, at + 1);
-        elements = 0;
+        elements = u->rows = 0;
     }
     return ok;
 }
@@ -7084,16 +7078,17 @@ static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
 {
     tt_tape *t = u->t;
-    const bool ok = tt__square_gradients(u, 0) && tt__sum_parts(u, 0) &&
-                    tt__emit_clip(u, t->squares, t->clipped) && tt__emit_updates(u, 0) &&
-                    tt__spread_parameters(u, 0);
+    for (; u->rows < u->n; u->rows++) u->row[u->rows] = u->rows;
+    const bool ok = tt__square_gradients(u) && tt__sum_parts(u) &&
+                    tt__emit_clip(u, t->squares, t->clipped) && tt__emit_updates(u) &&
+                    tt__spread_parameters(u);
     if (!ok) return TT_ERR_MEMORY;
     return t->scale ? tt__emit_loss_scale(t, scale) : TT_OK;
 }
 
 static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
 {
-    tt__updater u = {t, o, NULL, 0, 0, 0, NULL};
+    tt__updater u = {t, o, NULL, 0, 0, 0, NULL, 0, NULL};
     tt__shape shape;
     u.list = tt__trained(t, &u.n, &u.parted);
     tt__set_fixed(&shape, TT_F32, u.n, 1);
@@ -7103,11 +7098,13 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     u.parts = u.parted && t->squares ? tt__new_value(t, &shape, TT__TRANSIENT, "squared norms of parts") : 0;
     if (u.parts) t->values[u.parts].pinned_f32 = true;
     u.due = (tt__due *)tt__calloc(t->ctx, sizeof *u.due * (size_t)t->n_values);
-    const bool ok = t->squares && (u.parts || !u.parted) && u.due && tt__prepare_updates(&u);
+    u.row = (int *)tt__alloc(t->ctx, sizeof *u.row * (size_t)t->n_values);
+    const bool ok = t->squares && (u.parts || !u.parted) && u.due && u.row && tt__prepare_updates(&u);
     tt_status status = !ok ? TT_ERR_MEMORY : t->early ? tt__pass_update_early(&u)
                                                       : tt__update_at_end(&u, scale);
     tt__free(t->ctx, u.list);
     tt__free(t->ctx, u.due);
+    tt__free(t->ctx, u.row);
     return status;
 }
 
@@ -15292,15 +15289,18 @@ int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
    tape's order, wherever they stand, and the loss scale's. */
 static uint64_t tt__updates_hash(const tt_tape *t, uint64_t hash)
 {
-    const int step = tt__segment_first(t, TT__EACH_STEP);
+    const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* to search on: mostly its place */
+    int at = t->early ? count - 1 : 0;
     for (int k = step; k < t->n_code; k++)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
     for (int32_t v = 1; v < t->n_values; v++) {
-        if (!tt__is_trained(t, v)) continue;
-        for (int k = t->early ? 0 : step; k < t->n_code; k++) {
-            const tt__instr *i = &t->code[k];
+        bool found = !tt__is_trained(t, v);
+        for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
+            const tt__instr *i = &t->code[first + at];
             const bool it = t->values[i->out[0]].param == t->values[v].param;
-            if (it && tt__is(i, TT__WITH_RUN | TT__RMW)) hash = tt__attr_hash(hash, &i->attr);
+            found = it && tt__is(i, TT__WITH_RUN | TT__RMW);
+            if (found) hash = tt__attr_hash(hash, &i->attr);
         }
     }
     for (int k = step; k < t->n_code && t->scale; k++)
