@@ -77,6 +77,8 @@
      arena, exactly that large; a step allocates nothing (but a CBLAS may). A program that shares another's
      arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
      programs and parameters: by tt_close, when parameters live there.
+     recompute and offload (tt_compile_options) need less of the device for more work, or for memory of the
+     host, which the plan counts too; the bits stay the same.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a

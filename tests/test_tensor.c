@@ -270,7 +270,7 @@ static void check_replicas(const net *n)
     const tt_tape *t = n->p->built.t;
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        const bool stays = x->persistent && x->base == v && x->storage != TT__STEP && x->space == TT__DEVICE;
+        const bool stays = x->persistent && x->base == v && x->storage != TT__STEP;
         for (int r = 0; r < n->p->settings.crew->ranks && stays && x->part.split == TT__WHOLE; r++) {
             const int first = r - r % n->p->arena->tensor;
             const tt__mat m = tt__resolve(n->p, first, v), other = tt__resolve(n->p, r, v);
@@ -382,6 +382,21 @@ TEST(gradients_of_ranks_cuda) /* on one device */
 #else
     SKIP("this build is without TINYTRAIN_CUDA");
 #endif
+}
+
+TEST(tensor_ranks_offload) /* for the same bits */
+{
+    static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
+    for (int kind = 0; kind < NETS; kind++)
+        for (int k = 0; k < 4; k++) {
+            tt_compile_options o = options_of(k % 2 ? "cpu*4" : "cpu*2", 2, k / 2);
+            o.parallel.zero = (k + kind) % 4;
+            o.recompute = policies[(k + kind / 2) % 4];
+            if (!train((net_kind)kind, &o, &one, true)) return;
+            o.offload = k == 3 ? "activations" : "optimizer,gradients,parameters,activations";
+            if (!train((net_kind)kind, &o, &many, true)) return;
+            CHECK(memcmp(&one, &many, sizeof one) == 0);
+        }
 }
 
 /* ------------------------------------------------------------------------------------------------ regions */
@@ -957,6 +972,7 @@ TEST(plans_say_what_is_split)
 }
 
 static const test_case tests[] = {TEST_CASE(gradients_of_ranks), TEST_CASE(gradients_of_ranks_cuda),
+    TEST_CASE(tensor_ranks_offload),
     TEST_CASE(regions_of_a_network), TEST_CASE(regions_that_share_parameters), TEST_CASE(tables_and_heads),
     TEST_CASE(regions_of_real_architectures), TEST_CASE(gathered_again),
     TEST_CASE(verifier_finds_wrong_layouts), TEST_CASE(frozen_layers_and_evaluation),
