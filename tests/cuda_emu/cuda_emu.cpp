@@ -751,9 +751,17 @@ bool emu_bad_range(const void *p, size_t n)
 
 // Host code never sees device memory; a kernel (bit 31) sees its device and the peers that were enabled.
 // Copies check their ranges themselves, so nothing is taken away for them.
+static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+static bool some_open; // managed memory that the host's code may use until the device works again
 static void set_access(unsigned mask)
 {
-    static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    for (int d = 0; some_open && d < emu_device_count; d++) {
+        for (auto &a : emu_devices[d].allocations) {
+            if (a.open) mprotect(a.p, (a.n + page - 1) & ~(page - 1), PROT_NONE);
+            a.open = false;
+        }
+    }
+    some_open = false;
     for (int d = 0; d < emu_device_count; d++) {
         emu_device &dev = emu_devices[d];
         bool on = mask >> d & 1;
@@ -786,11 +794,17 @@ static void check_canaries() // after every operation; the asan build has its ow
 #endif
 }
 
+// The host's code touches managed memory: the operation that may use it at the same time, or nullptr and it
+// goes on. False: it is no managed memory.
+static bool opens_to_host(char *p, const char **busy);
+
 static struct sigaction old_segv, old_bus;
 static void on_segv(int number, siginfo_t *info, void *context)
 {
     char text[300];
+    const char *busy = nullptr;
     bool on_fiber = false;
+    if (!emu_current_op && opens_to_host((char *)info->si_addr, &busy) && !busy) return;
     emu_describe(info->si_addr, text, sizeof text);
     bool device = strstr(text, "not device memory") == nullptr;
     if (emu_current_fiber != &main_fiber) on_fiber = emu_block.current >= 0;
@@ -807,9 +821,10 @@ static void on_segv(int number, siginfo_t *info, void *context)
     if (!device)
         why = on_fiber && at < stack && at >= stack - 65536 ? ": the thread's stack is full"
                                                             : ": neither device nor shared memory";
+    else if (busy) why = ": HOST code touched managed memory, and has not waited for operation ";
     else if (!emu_current_op) why = ": HOST code touched device memory";
     else why = ": not accessible from this device (is peer access enabled?) or not allocated";
-    fprintf(stderr, "emu error: illegal access, %s%s\n", text, why);
+    fprintf(stderr, "emu error: illegal access, %s%s%s\n", text, why, busy ? busy : "");
     print_place(stderr);
     _exit(EMU_EXIT_STATUS);
 }
@@ -841,6 +856,21 @@ static int other_objects, user_streams;
 static uint32_t op_count;
 static double virtual_us;
 static std::atomic<long> slices; // for the watchdog
+
+static bool opens_to_host(char *p, const char **busy)
+{
+    // Another thread may hold it, and wait for this one.
+    std::unique_lock<std::recursive_mutex> lock(emu_lock, std::try_to_lock);
+    const int device = emu_device_of(p);
+    emu_allocation *a = device < 0 ? nullptr : emu_find_allocation(device, p);
+    if (!lock.owns_lock() || !a || !a->managed || a->freed || p >= a->p + a->n) return false;
+    for (auto s : streams) {
+        const bool known = emu_host_clock.size() > (size_t)s->id && emu_host_clock[(size_t)s->id] >= s->used;
+        if (s->used && !known) { *busy = s->last->work.name.c_str(); return true; }
+    }
+    mprotect(a->p, (a->n + page - 1) & ~(page - 1), PROT_READ | PROT_WRITE);
+    return a->open = some_open = true;
+}
 
 static void join(emu_clock &a, const emu_clock &b)
 {
@@ -979,6 +1009,7 @@ static emu_op_ptr add_op(emu_stream *s, emu_work work, std::vector<emu_op_ptr> a
     if (op->clock.size() <= (size_t)s->id) op->clock.resize((size_t)s->id + 1);
     op->clock[(size_t)s->id] = op->ticket = ++s->tickets;
     op->number = ++op_count;
+    if (op->work.kind != EMU_MARK) s->used = op->ticket;
     emu_trace_op(*op);
     if (!op->work.pins.empty()) emu_trace_pins(*op);
     s->queue.push_back(op);
@@ -1201,6 +1232,13 @@ extern "C" void emu_set_capability(int device, int major, int minor)
         emu_fatal("emu_set_capability: device %d of %d", device, emu_device_count);
     emu_devices[device].major = major;
     emu_devices[device].minor = minor;
+}
+extern "C" void emu_set_managed(int device, int concurrent)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    if (device < 0 || device >= emu_device_count)
+        emu_fatal("emu_set_managed: device %d of %d", device, emu_device_count);
+    emu_devices[device].concurrent = concurrent != 0;
 }
 extern "C" void emu_set_link(int from, int to, unsigned wrong)
 {
@@ -1474,6 +1512,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr a, int device)
     case cudaDevAttrComputeCapabilityMajor: *value = emu_devices[device].major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = emu_devices[device].minor; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = EMU_OPTIN_SHARED + 1024; break;
+    case cudaDevAttrConcurrentManagedAccess: *value = emu_devices[device].concurrent; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = EMU_OPTIN_SHARED; break;
     default: return emu_error(cudaErrorInvalidValue);
     }
@@ -1541,6 +1580,34 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 }
 
 // ============================================================================== runtime API: memory
+// At an address that is a multiple of 256 and, as CUDA promises no more, of nothing else; managed memory has
+// pages of its own.
+static void *allocate(size_t n, size_t charged, bool managed)
+{
+    emu_device &d = emu_devices[current_device];
+    size_t total = (EMU_REDZONE + n + EMU_REDZONE + 511) & ~(size_t)511;
+    char *first = d.top;
+    if (managed) {
+        first += page - EMU_REDZONE - (size_t)(d.top - d.base) % page;
+        total = ((n + page - 1) & ~(page - 1)) + 2 * EMU_REDZONE;
+    }
+    if (first + total > d.end)
+        emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
+                  current_device);
+    set_access(0);
+    emu_allocation a{first + EMU_REDZONE, n, charged, false, (int)d.allocations.size(), managed};
+    d.top = first + total;
+    d.used += charged;
+    d.allocations.push_back(a);
+    set_access(1u << current_device);
+    unpoison(a.p - EMU_REDZONE, total);
+    memset(a.p - EMU_REDZONE, 0xfd, total);
+    memset(a.p, 0xff, n); // NaN in every float format, -1 as an index
+    poison(a.p - EMU_REDZONE, EMU_REDZONE);
+    poison(a.p + n, total - EMU_REDZONE - n);
+    set_access(0);
+    return a.p;
+}
 cudaError_t cudaMalloc(void **p, size_t n)
 {
     EMU_API("cudaMalloc");
@@ -1551,25 +1618,54 @@ cudaError_t cudaMalloc(void **p, size_t n)
     emu_device &d = emu_devices[current_device];
     size_t charged = (n + 511) & ~(size_t)511;
     if (n > d.limit || d.used + charged > d.limit) return emu_error(cudaErrorMemoryAllocation);
-    // The address is a multiple of 256 and of no more, as CUDA promises.
-    size_t total = (EMU_REDZONE + n + EMU_REDZONE + 511) & ~(size_t)511;
-    if (d.top + total > d.end)
-        emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
-                  current_device);
-    set_access(0);
-    emu_allocation a{d.top + EMU_REDZONE, n, charged, false, (int)d.allocations.size()};
-    d.top += total;
-    d.used += charged;
-    d.allocations.push_back(a);
-    set_access(1u << current_device);
-    unpoison(a.p - EMU_REDZONE, total);
-    memset(a.p - EMU_REDZONE, 0xfd, total);
-    memset(a.p, 0xff, n); // NaN in every float format, -1 as an index
-    poison(a.p - EMU_REDZONE, EMU_REDZONE);
-    poison(a.p + n, total - EMU_REDZONE - n);
-    set_access(0);
-    *p = a.p;
+    *p = allocate(n, charged, false);
     return cudaSuccess;
+}
+// Takes none of the device's memory, as none of its pages is anywhere yet.
+cudaError_t cudaMallocManaged(void **p, size_t n, unsigned flags)
+{
+    EMU_API("cudaMallocManaged");
+    EMU_NOT_IN_CAPTURE(false);
+    emu_stats.allocations++;
+    *p = nullptr;
+    if (!n || (flags != cudaMemAttachGlobal && flags != cudaMemAttachHost))
+        return emu_error(cudaErrorInvalidValue);
+    *p = allocate(n, 0, true);
+    return cudaSuccess;
+}
+// What is wrong with a place where bytes of managed memory are to be.
+static cudaError_t misplaced(const void *p, size_t n, cudaMemLocation to)
+{
+    const int device = emu_device_of(p);
+    const emu_allocation *a = device < 0 ? nullptr : emu_find_allocation(device, p);
+    if (!n || !a || !a->managed || emu_bad_range(p, n)) return cudaErrorInvalidValue;
+    if (to.type == cudaMemLocationTypeHost) return cudaSuccess;
+    if (to.type != cudaMemLocationTypeDevice) return cudaErrorInvalidValue;
+    return bad_device(to.id) || !emu_devices[to.id].concurrent ? cudaErrorInvalidDevice : cudaSuccess;
+}
+cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvise advice, cudaMemLocation location)
+{
+    EMU_API("cudaMemAdvise");
+    if (advice < cudaMemAdviseSetReadMostly || advice > cudaMemAdviseUnsetAccessedBy)
+        return emu_error(cudaErrorInvalidValue);
+    if (cudaError_t e = misplaced(p, n, location)) return emu_error(e);
+    const bool stays = location.type == cudaMemLocationTypeDevice;
+    if (stays && advice == cudaMemAdviseSetPreferredLocation) emu_stats.advised += (long)n;
+    return cudaSuccess;
+}
+// Where bytes are does not change what they are: the operation does nothing in its turn.
+cudaError_t cudaMemPrefetchAsync(const void *p, size_t n, cudaMemLocation location, unsigned flags,
+                                 cudaStream_t handle)
+{
+    EMU_API("cudaMemPrefetchAsync");
+    if (bad_stream(handle)) return emu_error(cudaErrorInvalidResourceHandle);
+    if (flags) return emu_error(cudaErrorInvalidValue);
+    if (cudaError_t e = misplaced(p, n, location)) return emu_error(e);
+    emu_stream *s = actual(handle);
+    if (s->capture) { s->capture->invalid = true; return emu_error(cudaErrorStreamCaptureUnsupported); }
+    emu_stats.prefetches++;
+    emu_stats.prefetched += (long)n;
+    return emu_enqueue(handle, mark("cudaMemPrefetchAsync"));
 }
 cudaError_t cudaFree(void *p)
 {
@@ -1660,7 +1756,12 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
     EMU_API("cudaPointerGetAttributes");
     int device = emu_device_of(p);
     bool pin = emu_find_pinned(p) != nullptr;
-    a->type = device >= 0 ? cudaMemoryTypeDevice : pin ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    const emu_allocation *of = device >= 0 ? emu_find_allocation(device, p) : nullptr;
+    const bool managed = of && of->managed;
+    a->type = managed       ? cudaMemoryTypeManaged
+              : device >= 0 ? cudaMemoryTypeDevice
+              : pin         ? cudaMemoryTypeHost
+                            : cudaMemoryTypeUnregistered;
     a->device = device >= 0 ? device : pin ? current_device : -2;
     a->devicePointer = device >= 0 || pin ? (void *)p : nullptr;
     a->hostPointer = pin ? (void *)p : nullptr;

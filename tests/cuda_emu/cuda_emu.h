@@ -33,6 +33,8 @@
 //      an address that one writes.
 //   5. 16-bit and 8-bit floats have no arithmetic: convert, compute in float, convert back.
 //   6. No memcpy or memset of device memory in kernels; vector accesses through float4 and the like.
+//   7. Managed memory belongs to the device that was current when it was made, and other devices need peer
+//      access to it. The host touches it only when it has waited for all operations.
 #ifndef TT_CUDA_EMU_H
 #define TT_CUDA_EMU_H
 #ifdef __CUDACC__
@@ -183,6 +185,21 @@ enum {
     cudaHostRegisterMapped = 2,
     cudaHostRegisterReadOnly = 8
 };
+enum { cudaMemAttachGlobal = 1, cudaMemAttachHost = 2 };
+enum cudaMemoryAdvise {
+    cudaMemAdviseSetReadMostly = 1,
+    cudaMemAdviseUnsetReadMostly,
+    cudaMemAdviseSetPreferredLocation,
+    cudaMemAdviseUnsetPreferredLocation,
+    cudaMemAdviseSetAccessedBy,
+    cudaMemAdviseUnsetAccessedBy
+};
+enum cudaMemLocationType {
+    cudaMemLocationTypeInvalid,
+    cudaMemLocationTypeDevice,
+    cudaMemLocationTypeHost
+};
+struct cudaMemLocation { cudaMemLocationType type; int id; };
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
@@ -227,6 +244,7 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76,
     cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
+    cudaDevAttrConcurrentManagedAccess = 89,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
 };
 typedef struct emu_stream *cudaStream_t;
@@ -274,6 +292,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaMalloc(void **p, size_t n);
 cudaError_t cudaFree(void *p);
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total);
+cudaError_t cudaMallocManaged(void **p, size_t n, unsigned flags = cudaMemAttachGlobal);
+cudaError_t cudaMemAdvise(const void *p, size_t n, cudaMemoryAdvise advice, cudaMemLocation location);
+cudaError_t cudaMemPrefetchAsync(const void *p, size_t n, cudaMemLocation location, unsigned flags,
+                                 cudaStream_t s = 0);
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned flags);
 cudaError_t cudaFreeHost(void *p);
 cudaError_t cudaHostRegister(void *p, size_t n, unsigned flags);
@@ -282,6 +304,10 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p);
 inline cudaError_t cudaMallocHost(void **p, size_t n) { return cudaHostAlloc(p, n, 0); }
 template <class T> cudaError_t cudaMalloc(T **p, size_t n) { return cudaMalloc((void **)p, n); }
+template <class T> cudaError_t cudaMallocManaged(T **p, size_t n, unsigned flags = cudaMemAttachGlobal)
+{
+    return cudaMallocManaged((void **)p, n, flags);
+}
 template <class T> cudaError_t cudaMallocHost(T **p, size_t n) { return cudaHostAlloc((void **)p, n, 0); }
 template <class T> cudaError_t cudaHostAlloc(T **p, size_t n, unsigned flags)
 {

@@ -248,7 +248,8 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         }
         if (pin) c = (cell *)pin->shadow + ((uintptr_t)p / 2 - (uintptr_t)pin->p / 2);
         else c = (cell *)emu_devices[device].shadow + (p - emu_devices[device].base) / 2;
-        may_be_undefined = may_be_undefined || pin;
+        // The host's writes are not on record, so that managed memory counts as written, too.
+        may_be_undefined = may_be_undefined || pin || emu_find_allocation(device, p)->managed;
     }
     usage a = {emu_current_op->number, NO_BLOCK, 0, 0, 0, write, atomic, may_be_undefined, at};
     if (kernel) {

@@ -472,6 +472,19 @@ static int pinned_result_read_early()
     cudaStreamSynchronize(s);
     return bad;
 }
+// The host uses managed memory that a kernel may use, too.
+static int managed_during_a_kernel()
+{
+    const int n = 64;
+    float *a;
+    cudaMallocManaged(&a, n * sizeof(float));
+    cudaStream_t s = new_stream();
+    a[0] = 1; // nothing is under way
+    TT__LAUNCH(fill, 2, 64, 0, s, a, n, 0, 0);
+    a[n - 1] = 1;
+    cudaStreamSynchronize(s);
+    return differs(a, n, [](int i) { return (float)(i * 7 % 101); });
+}
 static int workspace_of_two_streams()
 {
     const int n = 16;
@@ -597,6 +610,9 @@ static const death deaths[] = {
           "RACE of the host with the device: write at death.cu"),
     DEATH(pinned_result_read_early, "~wrong result", "~wrong result",
           "RACE of the host with the device: read at death.cu"),
+    DEATH(managed_during_a_kernel, "managed memory, and has not waited for operation fill",
+          "managed memory, and has not waited for operation fill",
+          "managed memory, and has not waited for operation fill"),
     DEATH(workspace_of_two_streams, "~do two streams share it", "~do two streams share it",
           "~RACE between operations"),
     DEATH(product_out_of_bounds, "A is not within", "A is not within", "A is not within"),

@@ -28,6 +28,9 @@ void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t see
 /* The compute capability of a device, until the next emu_configure, which makes it 9.0. */
 void emu_set_capability(int device, int major, int minor);
 
+/* Whether kernels of a device and the host may use managed memory at the same time: 1 after emu_configure. */
+void emu_set_managed(int device, int concurrent);
+
 /* What is wrong on the way from the memory of device `from` to device `to`, until the next emu_configure: no
    peer access; or a byte in each KiB that arrives wrong, by copies (where one has access to the other), or by
    kernels' loads. */
@@ -66,6 +69,8 @@ typedef struct emu_counts {
     long host_syncs;     /* waits of the host: synchronise calls and blocking copies */
     long event_syncs;    /* those for an event, which may long have happened */
     long allocations;                                    /* cudaMalloc, cudaFree and those of pinned memory */
+    long advised, prefetched; /* bytes of managed memory that are to stay on a device; that were prefetched */
+    long prefetches;
 } emu_counts;
 emu_counts emu_get_counts(void);
 void emu_reset_counts(void);

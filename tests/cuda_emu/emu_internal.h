@@ -64,6 +64,7 @@ struct emu_stream {
     emu_op_ptr last;
     std::vector<emu_op_ptr> waits; // events that the next operation waits for
     uint32_t tickets = 0;
+    uint32_t used = 0;             // ticket of the last operation that is more than a mark
     uint64_t priority = 0;         // for EMU_PCT
     struct emu_graph *capture = nullptr;
     bool capture_origin = false;
@@ -72,12 +73,19 @@ struct emu_stream {
 };
 
 // ---------------------------------------------------------------------------------- devices
-struct emu_allocation { char *p; size_t n, charged; bool freed; int serial; };
+struct emu_allocation {
+    char *p;
+    size_t n, charged;
+    bool freed;
+    int serial;
+    bool managed = false, open = false; // open: the host's code may use it at the moment
+};
 struct emu_device {
     char *base = nullptr, *top = nullptr, *end = nullptr; // addresses are handed out once and never again
     char *shadow = nullptr;                               // trace build
     size_t used = 0, limit = 0;
     int major = 9, minor = 0;                // compute capability
+    bool concurrent = true;                  // cudaDevAttrConcurrentManagedAccess
     std::vector<emu_allocation> allocations; // by address
     unsigned peers = 0;                      // mask of those it may reach
     unsigned wrong[EMU_MOST_DEVICES] = {};   // EMU_NO_ACCESS ... of what comes from each other one

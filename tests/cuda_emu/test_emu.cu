@@ -877,6 +877,52 @@ TEST(memory_has_a_limit_and_leaks_are_counted)
     }
 }
 
+// Managed memory takes none of the device's, and host and device use it in turn, by the same address.
+TEST(managed_memory_is_the_hosts_and_the_devices)
+{
+    enum { N = 5000 };
+    const cudaMemLocation device = {cudaMemLocationTypeDevice, 0}, host = {cudaMemLocationTypeHost, 0},
+                          none = {cudaMemLocationTypeDevice, 1};
+    for (uint64_t seed = 0; seed < EMU_SCHEDULERS; seed++) {
+        float *p = nullptr, *large = nullptr;
+        size_t before, available, total;
+        emu_configure(1, (size_t)1 << 16, 1, seed);
+        {
+            stream s;
+            buffer<float> ordinary(N);
+            OK(cudaMemGetInfo(&before, &total));
+            OK(cudaMallocManaged(&large, (size_t)1 << 20)); // more than the device has
+            OK(cudaMallocManaged(&p, N * sizeof *p));
+            OK(cudaMemGetInfo(&available, &total));
+            CHECK(available == before && total == (size_t)1 << 16);
+            for (int i = 0; i < N; i++) p[i] = 1;
+            OK(cudaMemAdvise(p, N * sizeof *p, cudaMemAdviseSetPreferredLocation, device));
+            OK(cudaMemPrefetchAsync(p, 4000, device, 0, s));
+            OK(cudaMemPrefetchAsync(p + 1, 100, host, 0, s));
+            CHECK(emu_get_counts().advised == N * 4 && emu_get_counts().prefetches == 2 &&
+                  emu_get_counts().prefetched == 4100);
+            OK(TT__LAUNCH(fill, 2, 64, 0, s, ordinary.device, N, 0, 0));
+            OK(TT__LAUNCH(add, 2, 64, 0, s, ordinary.device, p, N));
+            OK(cudaMemcpyAsync(p, ordinary.device, N * sizeof *p, cudaMemcpyDefault, s));
+            OK(cudaStreamSynchronize(s));
+            for (int i = 0; i < N; i++) CHECK(p[i] == (float)(i * 7 % 101 + 1));
+            CHECK_EQUAL(cudaMemAdvise(ordinary.device, 4, cudaMemAdviseSetPreferredLocation, device),
+                        cudaErrorInvalidValue);
+            CHECK_EQUAL(cudaMemPrefetchAsync(p, N * sizeof *p + 1, device, 0, s), cudaErrorInvalidValue);
+            CHECK_EQUAL(cudaMemPrefetchAsync(p, 4, none, 0, s), cudaErrorInvalidDevice);
+            emu_set_managed(0, 0);
+            CHECK_EQUAL(cudaMemPrefetchAsync(p, 4, device, 0, s), cudaErrorInvalidDevice);
+            cudaGraph_t graph;
+            emu_set_managed(0, 1);
+            OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+            CHECK_EQUAL(cudaMemPrefetchAsync(p, 4, device, 0, s), cudaErrorStreamCaptureUnsupported);
+            CHECK_EQUAL(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+            OK(cudaFree(p) | cudaFree(large));
+        }
+        CHECK_EQUAL(emu_live_objects(nullptr, 0), 0);
+    }
+}
+
 TEST(stalls_of_the_host_are_counted)
 {
     emu_configure(1, (size_t)1 << 20, 1, 0);
@@ -1354,7 +1400,8 @@ static const test_case tests[] = {
     TEST_CASE(kernels_reach_peers_once_enabled), TEST_CASE(links_that_bring_wrong_bytes),
     TEST_CASE(kernels_load_from_pinned_memory), TEST_CASE(captures_of_threads_are_apart),
     TEST_CASE(memory_has_a_limit_and_leaks_are_counted),
-    TEST_CASE(stalls_of_the_host_are_counted), TEST_CASE(faults_are_injected_once_or_on_end),
+    TEST_CASE(managed_memory_is_the_hosts_and_the_devices), TEST_CASE(stalls_of_the_host_are_counted),
+    TEST_CASE(faults_are_injected_once_or_on_end),
     TEST_CASE(a_host_thread_for_each_device), TEST_CASE(cublaslt_offers_and_refuses),
 #endif
 };
