@@ -74,15 +74,17 @@ def plans(programs):
             if done.returncode != 0:
                 raise SystemExit(done.stderr)
             out = done.stdout
-            lines[name] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+            names = ("rung", "model", "precision", "recompute", "offload", "card_gb")
+            lines[name] = {" ".join(str(x[k]) for k in names if x.get(k, "none") != "none"): x
+                           for x in map(json.loads, filter(lambda l: l.startswith("{"), out.splitlines()))}
         if "old" not in lines:
             print(f"memory_ladder {' '.join(setting)}: the old version has no such option")
             continue
-        if len(lines["old"]) != len(lines["new"]):
-            raise SystemExit(f"memory_ladder {' '.join(setting)} prints another number of lines than it did")
-        for old, new in zip(lines["old"], lines["new"]):
-            names = ("rung", "model", "precision", "recompute", "card_gb")
-            what = " ".join(str(old[k]) for k in names if k in old)
+        for what, old in lines["old"].items():
+            if what not in lines["new"]:
+                print(f"memory_ladder {' '.join(setting)}: {what} is no more")
+                continue
+            new = lines["new"][what]
             compared += 1
             # Of --fits, more images on a card are what a smaller plan gives.
             if "batch" in old:

@@ -467,13 +467,14 @@ static inline bool bench_turn(void)
 
 /* ----------------------------------------------------------------------------------------------- programs */
 
-/* Rows 0: 1-D. */
+/* A parameter that is there already, or a new one. Rows 0: 1-D. */
 static inline tt_param *bench_param(tt_context *ctx, const char *name, int64_t rows, int64_t cols,
                                     float scale)
 {
     int64_t dims[2] = {rows ? rows : cols, cols};
     tt_init init = {TT_INIT_NORMAL, scale};
-    tt_param *p = tt_param_new(ctx, name, rows ? 2 : 1, dims, init);
+    tt_param *p = tt_param_find(ctx, name);
+    if (!p) p = tt_param_new(ctx, name, rows ? 2 : 1, dims, init);
     if (!p) bench_die("%s", tt_error(ctx));
     return p;
 }
@@ -660,34 +661,54 @@ static inline tt_value bench__decoder_norm(tt_context *ctx, tt_tape *t, tt_value
     return tt_rmsnorm(t, x, bench_param(ctx, w, 0, width, 1), 1e-5f);
 }
 
-/* A language model of 6.05 billion parameters, of which there are plans alone here: the widths, layers and
-   vocabulary of GPT-J (Wang, Komatsuzaki, 2021), with RMS norms and attention before the other half of a
-   layer. Records it for so many sequences on a new tape; the loss is of the next tokens. */
-static inline tt_tape *bench_decoder(tt_context *ctx, int seqs, int length, tt_value *loss)
+/* A language model, of which there are plans alone here: RMS norms, causal attention, a GELU or a gated SiLU
+   between two linear layers. */
+typedef struct bench_decoder_shape {
+    int layers, width, inner, heads, vocab;
+    bool gated, tied; /* tied: the embedding is the last layer, too */
+} bench_decoder_shape;
+
+/* Records it for so many sequences of a length on a tape. Returns the loss, which is of the next tokens. */
+static inline tt_value bench_record_decoder(tt_context *ctx, tt_tape *t, const bench_decoder_shape *s,
+                                            int64_t seqs, int64_t length)
 {
-    enum { LAYERS = 28, WIDTH = 4096, INNER = 16384, HEADS = 32, VOCAB = 50400 };
-    tt_tape *t = tt_tape_new(ctx);
-    if (!t) bench_die("%s", tt_error(ctx));
-    const int64_t rows = tt_axis(t, "tokens", (int64_t)seqs * length), texts = tt_axis(t, "seqs", seqs);
+    const int64_t rows = tt_axis(t, "tokens", seqs * length), texts = tt_axis(t, "seqs", seqs);
+    const int width = s->width;
     tt_value ids = tt_input(t, "ids", TT_I32, rows, 1), next = tt_input(t, "next", TT_I32, rows, 1),
              starts = tt_seq_start(t, "starts", texts);
-    tt_attention_options attention = tt_attention_options_default(HEADS);
+    tt_attention_options attention = tt_attention_options_default(s->heads);
     attention.causal = true;
-    tt_value x = tt_embedding(t, ids, bench_param(ctx, "words.weight", VOCAB, WIDTH, 0.02f));
-    for (int k = 0; k < LAYERS; k++) {
-        tt_value y = bench__decoder_norm(ctx, t, x, k, "norm1", WIDTH),
-                 q = bench__decoder_linear(ctx, t, y, k, "q", WIDTH, WIDTH),
-                 key = bench__decoder_linear(ctx, t, y, k, "k", WIDTH, WIDTH),
-                 v = bench__decoder_linear(ctx, t, y, k, "v", WIDTH, WIDTH);
+    tt_param *words = bench_param(ctx, "words.weight", s->vocab, width, 0.02f);
+    tt_value x = tt_embedding(t, ids, words);
+    for (int k = 0; k < s->layers; k++) {
+        tt_value y = bench__decoder_norm(ctx, t, x, k, "norm1", width),
+                 q = bench__decoder_linear(ctx, t, y, k, "q", width, width),
+                 key = bench__decoder_linear(ctx, t, y, k, "k", width, width),
+                 v = bench__decoder_linear(ctx, t, y, k, "v", width, width);
         y = tt_attention(t, q, key, v, starts, &attention);
-        x = tt_add(t, x, bench__decoder_linear(ctx, t, y, k, "out", WIDTH, WIDTH));
-        y = bench__decoder_norm(ctx, t, x, k, "norm2", WIDTH);
-        y = tt_gelu_tanh(t, bench__decoder_linear(ctx, t, y, k, "up", WIDTH, INNER));
-        x = tt_add(t, x, bench__decoder_linear(ctx, t, y, k, "down", INNER, WIDTH));
+        x = tt_add(t, x, bench__decoder_linear(ctx, t, y, k, "out", width, width));
+        y = bench__decoder_norm(ctx, t, x, k, "norm2", width);
+        tt_value up = bench__decoder_linear(ctx, t, y, k, "up", width, s->inner);
+        if (s->gated)
+            y = tt_mul(t, up, tt_silu(t, bench__decoder_linear(ctx, t, y, k, "gate", width, s->inner)));
+        else y = tt_gelu_tanh(t, up);
+        x = tt_add(t, x, bench__decoder_linear(ctx, t, y, k, "down", s->inner, width));
         tt_block_end(t, x);
     }
-    x = bench__decoder_norm(ctx, t, x, LAYERS, "norm", WIDTH);
-    *loss = tt_cross_entropy(t, bench__decoder_linear(ctx, t, x, LAYERS, "head", WIDTH, VOCAB), next, NULL);
+    x = bench__decoder_norm(ctx, t, x, s->layers, "norm", width);
+    x = s->tied ? tt_linear(t, x, words, NULL)
+                : bench__decoder_linear(ctx, t, x, s->layers, "head", width, s->vocab);
+    return tt_cross_entropy(t, x, next, NULL);
+}
+
+/* A language model of 6.05 billion parameters, with the widths, layers and vocabulary of GPT-J (Wang,
+   Komatsuzaki, 2021), for so many sequences on a new tape. */
+static inline tt_tape *bench_decoder(tt_context *ctx, int seqs, int length, tt_value *loss)
+{
+    const bench_decoder_shape shape = {28, 4096, 16384, 32, 50400, false, false};
+    tt_tape *t = tt_tape_new(ctx);
+    if (!t) bench_die("%s", tt_error(ctx));
+    *loss = bench_record_decoder(ctx, t, &shape, seqs, length);
     if (tt_tape_status(t) != TT_OK) bench_die("%s", tt_error(ctx));
     return t;
 }

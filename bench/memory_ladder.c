@@ -5,13 +5,15 @@
    PyTorch" (2023), which takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and what
    tinytrain has beyond them. GB are 10^9 bytes; planned is all that the step's one arena holds on the device
    kind named by --device, measured what the allocator gave for it in a real step here (--measure, only on
-   "cpu") and what the resident memory grew by. --json: an object a line with rung, planned_bytes,
-   measured_bytes, extra_flops (a share of the step's), article_gb; null where there is none.
+   "cpu", one rank) and what the resident memory grew by. Where something is offloaded, host is what lies in
+   the host's memory, and copied what goes to it and from it in a step of all micro-batches. --json: an object
+   a line with rung, planned_bytes, measured_bytes, extra_flops (a share of the step's), host_bytes,
+   copied_bytes, article_gb; null where there is none.
 
    --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
    80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption. --json: an object a line
-   with model, precision, recompute, card_gb, batch (0: not even 1 fits), planned_bytes, and next_bytes, which
-   are planned for one more.
+   with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits), planned_bytes, next_bytes,
+   which are planned for one more, and host_bytes.
 
    --ranks N: what each of N ranks needs by how they share the work, of ViT-L/16 in fp32 on 64 images and of a
    language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens, on each
@@ -26,56 +28,67 @@
 typedef struct rung {
     const char *name, *precision, *recompute;
     tt_optimizer_kind optimizer;
-    int batch, accumulate;      /* images of a micro-batch; micro-batches                                   */
+    int batch, accumulate;      /* images or texts of a micro-batch; micro-batches                          */
     double article_gb;          /* 0: not in the article                                                    */
     bool initialise;            /* only the parameters                                                      */
+    const char *offload;        /* NULL: nothing                                                            */
+    int ranks;                  /* 2 and more: with ZeRO 3                                                  */
+    bool texts;                 /* DistilBERT-base on texts of 512 tokens, the article's other model        */
 } rung;
 
+#define ALL "optimizer,gradients,parameters,activations"
+
 static const rung rungs[] = {
-    {"fp32, Adam", "32-true", "cheap", TT_ADAM, 64, 1, 26.84, false},
-    {"16-mixed", "16-mixed", "cheap", TT_ADAM, 64, 1, 18.21, false},
-    {"bf16-true", "bf16-true", "cheap", TT_ADAM, 64, 1, 13.82, false},
-    {"bf16-true, a quarter of the batch", "bf16-true", "cheap", TT_ADAM, 16, 1, 5.69, false},
-    {"and accumulation, 4 x 4", "bf16-true", "cheap", TT_ADAM, 4, 4, 3.91, false},
-    {"and SGD with cosine schedule", "bf16-true", "cheap", TT_SGD, 4, 4, 2.02, false},
-    {"initialisation in bf16", "bf16-true", "cheap", TT_SGD, 4, 4, 0.65, true},
-    {"bf16-true, nothing recomputed", "bf16-true", "none", TT_ADAM, 64, 1, 0, false},
-    {"bf16-true, attention recomputed", "bf16-true", "attention", TT_ADAM, 64, 1, 0, false},
-    {"bf16-true, blocks recomputed", "bf16-true", "blocks", TT_ADAM, 64, 1, 0, false},
-    {"bf16-true, blocks, SGD, 4 x 4", "bf16-true", "blocks", TT_SGD, 4, 4, 0, false},
+    {"fp32, Adam", "32-true", "cheap", TT_ADAM, 64, 1, .article_gb = 26.84},
+    {"16-mixed", "16-mixed", "cheap", TT_ADAM, 64, 1, .article_gb = 18.21},
+    {"bf16-true", "bf16-true", "cheap", TT_ADAM, 64, 1, .article_gb = 13.82},
+    {"bf16-true, a quarter of the batch", "bf16-true", "cheap", TT_ADAM, 16, 1, .article_gb = 5.69},
+    {"and accumulation, 4 x 4", "bf16-true", "cheap", TT_ADAM, 4, 4, .article_gb = 3.91},
+    {"and SGD with cosine schedule", "bf16-true", "cheap", TT_SGD, 4, 4, .article_gb = 2.02},
+    {"initialisation in bf16", "bf16-true", "cheap", TT_SGD, 4, 4, .article_gb = 0.65, .initialise = true},
+    {"bf16-true, nothing recomputed", "bf16-true", "none", TT_ADAM, 64, 1, .article_gb = 0},
+    {"bf16-true, attention recomputed", "bf16-true", "attention", TT_ADAM, 64, 1, .article_gb = 0},
+    {"bf16-true, blocks recomputed", "bf16-true", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
+    {"bf16-true, blocks, SGD, 4 x 4", "bf16-true", "blocks", TT_SGD, 4, 4, .article_gb = 0},
+    {"16-mixed, blocks", "16-mixed", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
+    {"fp32, blocks", "32-true", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
+    {"bf16-true, optimizer offloaded", "bf16-true", "cheap", TT_ADAM, 64, 1, .offload = "optimizer"},
+    {"bf16-true, blocks, optimizer offloaded", "bf16-true", "blocks", TT_ADAM, 64, 1,
+     .offload = "optimizer"},
+    {"bf16-true, blocks, 4 x 16, gradients offloaded", "bf16-true", "blocks", TT_ADAM, 16, 4,
+     .offload = "gradients"},
+    {"bf16-true, blocks, 4 x 16, optimizer offloaded", "bf16-true", "blocks", TT_ADAM, 16, 4,
+     .offload = "optimizer"},
+    {"bf16-true, blocks, 4 x 16, all but parameters offloaded", "bf16-true", "blocks", TT_ADAM, 16, 4,
+     .offload = "optimizer,gradients,activations"},
+    {"bf16-true, blocks, SGD, 4 x 16, gradients, activations offloaded", "bf16-true", "blocks", TT_SGD, 16, 4,
+     .offload = "gradients,activations"},
+    {"bf16-true, blocks, all offloaded", "bf16-true", "blocks", TT_ADAM, 64, 1, .offload = ALL},
+    {"bf16-true, blocks, 4 x 16, all offloaded", "bf16-true", "blocks", TT_ADAM, 16, 4, .offload = ALL},
+    {"bf16-true, blocks, 16 x 4, all offloaded", "bf16-true", "blocks", TT_ADAM, 4, 16, .offload = ALL},
+    {"fp32, blocks, each of 4 ranks with ZeRO 3", "32-true", "blocks", TT_ADAM, 64, 1,
+     .article_gb = 6.59, .ranks = 4},
+    {"and optimizer offloaded", "32-true", "blocks", TT_ADAM, 64, 1, .offload = "optimizer", .ranks = 4},
+    {"and parameters offloaded", "32-true", "blocks", TT_ADAM, 64, 1,
+     .article_gb = 6.03, .offload = "optimizer,parameters", .ranks = 4},
+    {"and all offloaded", "32-true", "blocks", TT_ADAM, 64, 1, .offload = ALL, .ranks = 4},
+    {"and all offloaded, 8 x 8", "32-true", "blocks", TT_ADAM, 8, 8, .offload = ALL, .ranks = 4},
+    {"DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, .texts = true},
+    {"DistilBERT-base, 12 x 512, bf16-true, all offloaded", "bf16-true", "cheap", TT_ADAM, 12, 1,
+     .offload = ALL, .texts = true},
+    {"DistilBERT-base, 3 x 512 on each of 4 ranks, ZeRO 3, optimizer offloaded", "bf16-true", "cheap",
+     TT_ADAM, 3, 1, .article_gb = 1.15, .offload = "optimizer", .ranks = 4, .texts = true},
 };
 
-typedef struct result { double planned, measured, resident, extra, seconds; bool ok; } result;
+typedef struct result {
+    double planned, measured, resident, extra, seconds;
+    double host, copied; /* 0: nothing is offloaded */
+    bool ok;
+} result;
 
 static struct { const char *size, *device; int pixels, batch, ranks; } opt = {"L/16", "cuda", 224, 64, 0};
 
 static int batch_of(const rung *g) { return (int)tt__max(1, (int64_t)g->batch * opt.batch / 64); }
-
-/* What a step of DistilBERT-base on 12 x 512 tokens needs in bf16 with Adam: the article's other model. */
-static result plan_distilbert(void)
-{
-    result r;
-    tt_bert m;
-    tt_context *ctx = bench_reopen();
-    tt_bert_config c = tt_bert_config_default(true);
-    tt_train_options o = tt_train_options_default();
-    memset(&r, 0, sizeof r);
-    o.schedule.kind = TT_CONSTANT;
-    o.optimizer.kind = TT_ADAM;
-    o.precision = "bf16-true";
-    o.device = opt.device;
-    o.max_seqs = 12;
-    o.max_tokens = 12 * 512;
-    if (tt_bert_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = tt_bert_classifier(&m);
-    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
-    if (!t) bench_die("%s", tt_error(ctx));
-    r.planned = (double)tt_program_plan(tt_trainer_program(t)).bytes;
-    r.ok = true;
-    tt_trainer_free(t);
-    tt_bert_free(&m);
-    return r;
-}
 
 /* What parameters take until the first step. Of the arena, allocated in one piece, only they are touched:
    resident memory shows it. */
@@ -86,43 +99,43 @@ static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
     out->resident = bench_resident_peak() - before;
 }
 
-/* A step of one rung on random images. */
+/* A step of one rung on random images. m NULL: on random texts. */
 static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
 {
-    int n = batch_of(g), labels[64] = {0};
-    size_t bytes = (size_t)n * (size_t)(m->config.image_size * m->config.image_size * m->config.channels),
-           held = tt_allocated_bytes(ctx);
+    const int n = batch_of(g);
+    int32_t labels[64] = {0};
+    const tt_plan plan = tt_program_plan(t->train);
+    const tt_vit_config *c = m ? &m->config : NULL;
+    size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
+    size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
+    bench_batches texts;
     double before = bench_resident_peak(), begin = tt__seconds();
     tt_batch b;
     memset(&b, 0, sizeof b);
+    memset(&texts, 0, sizeof texts);
     if (!pixels) bench_die("no memory");
     for (size_t k = 0; k < bytes; k++) pixels[k] = (uint8_t)(k * 2654435761u >> 13);
-    for (int k = 0; k < n; k++) labels[k] = k % m->config.classes;
+    for (int k = 0; k < n && c; k++) labels[k] = k % c->classes;
     b.seqs = n;
     b.pixels = pixels;
     b.image_bytes = (int64_t)bytes / n;
     b.labels = labels;
+    if (!c) bench_random_batch(&texts, n, 512, 30522), b = texts.batch[0];
     for (int k = 0; k < g->accumulate; k++) {
         b.last_of_step = k + 1 == g->accumulate;
         if (tt_train_batch(t, &b, NULL, NULL) != TT_OK) bench_die("%s: %s", g->name, tt_error(ctx));
     }
     out->seconds = tt__seconds() - begin;
-    out->measured = (double)(tt_allocated_bytes(ctx) - held - tt_program_plan(t->train).host_bytes);
+    out->measured = (double)(tt_allocated_bytes(ctx) - held - plan.host_bytes);
     out->resident = bench_resident_peak() - before;
+    bench_free_batches(&texts);
     free(pixels);
 }
 
-static result climb(const rung *g, bool run)
+static tt_train_options options_of(const rung *g, char device[64])
 {
-    result r;
-    tt_vit m;
-    tt_context *ctx = bench_reopen();
-    tt_vit_config c = tt_vit_config_default(opt.size);
     tt_train_options o = tt_train_options_default();
-    memset(&r, 0, sizeof r);
-    c.image_size = opt.pixels;
-    c.classes = 10;
     o.schedule.kind = TT_COSINE;
     o.schedule.total_steps = 1000;
     o.optimizer.kind = g->optimizer;
@@ -130,21 +143,47 @@ static result climb(const rung *g, bool run)
     o.optimizer.weight_decay = 0;
     o.precision = g->precision;
     o.recompute = g->recompute;
-    o.device = opt.device;
+    o.offload = g->offload;
+    snprintf(device, 64, g->ranks > 1 ? "%s*%d" : "%s", opt.device, g->ranks);
+    o.device = device;
+    if (g->ranks > 1) o.parallel.zero = 3;
     o.accumulate = g->accumulate > 1;
     o.max_seqs = batch_of(g);
-    if (tt_vit_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = tt_vit_classifier(&m);
+    o.max_tokens = o.max_seqs * 512;
+    return o;
+}
+
+static result climb(const rung *g, bool run)
+{
+    result r;
+    tt_vit vit;
+    tt_bert bert;
+    char device[64];
+    tt_context *ctx = bench_reopen();
+    tt_vit_config v = tt_vit_config_default(opt.size);
+    const tt_bert_config b = tt_bert_config_default(true);
+    const tt_train_options o = options_of(g, device);
+    memset(&r, 0, sizeof r);
+    v.image_size = opt.pixels;
+    v.classes = 10;
+    tt_status status = g->texts ? tt_bert_new(ctx, &bert, &b) : tt_vit_new(ctx, &vit, &v);
+    if (status != TT_OK) bench_die("%s", tt_error(ctx));
+    tt_model model = g->texts ? tt_bert_classifier(&bert) : tt_vit_classifier(&vit);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) bench_die("%s: %s", g->name, tt_error(ctx));
     tt_plan plan = tt_program_plan(tt_trainer_program(t));
     r.planned = (double)(g->initialise ? plan.init_bytes : plan.bytes);
     r.extra = plan.extra_flops / (plan.flops - plan.extra_flops);
+    if (plan.transfer_bytes) {
+        r.host = (double)plan.host_bytes;
+        r.copied = (double)plan.transfer_bytes + (g->accumulate - 1) * (double)plan.transfer_micro_bytes;
+    }
     if (run && g->initialise) measure_init(ctx, t, &r);
-    else if (run) measure(ctx, t, &m, g, &r);
+    else if (run && g->ranks < 2) measure(ctx, t, g->texts ? NULL : &vit, g, &r);
     r.ok = true;
     tt_trainer_free(t);
-    tt_vit_free(&m);
+    if (g->texts) tt_bert_free(&bert);
+    else tt_vit_free(&vit);
     return r;
 }
 
@@ -173,74 +212,116 @@ static result climb_apart(const rung *g)
 
 /* ------------------------------------------------------------------------------------- what fits a card */
 
-typedef struct subject { const char *name; bool vit, distil; int width, layers; } subject;
+typedef struct subject {
+    const char *name;
+    int tokens;                 /* of a sequence; 0: images                                                 */
+    bench_decoder_shape decoder; /* layers 0: a ViT or DistilBERT                                           */
+} subject;
 
+/* The sizes are those of GPT-2 XL (Radford et al., 2019) and LLaMA 7B (Touvron et al., 2023). */
 static const subject subjects[] = {
-    {"ViT-L/16, 224 x 224 pixels", true, false, 0, 0},
-    {"DistilBERT-base, 512 tokens", false, true, 768, 6},
-    {"BERT-large, 512 tokens", false, false, 1024, 24},
+    {"ViT-L/16, 224 x 224 pixels", 0, {0}},
+    {"DistilBERT-base, 512 tokens", 512, {0}},
+    {"1.6B language model, 1,024 tokens", 1024, {48, 1600, 6400, 25, 50257, false, true}},
+    {"7B language model, 2,048 tokens", 2048, {32, 4096, 11008, 32, 32000, true, false}},
 };
 
-/* Bytes planned for a step of AdamW on so many images or texts. */
-static double plan_bytes(tt_context *ctx, const tt_model *m, int64_t tokens, const char *precision,
-                         const char *recompute, int64_t batch)
+/* From the least memory saved to the most. */
+static const struct policy { const char *recompute, *offload; } policies[] = {
+    {"cheap", "none"}, {"blocks", "none"}, {"blocks", ALL},
+};
+
+static tt_value record_decoder(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
+{
+    const subject *s = (const subject *)self;
+    (void)output;
+    return bench_record_decoder(bench.ctx, t, &s->decoder, o->max_seqs, s->tokens);
+}
+
+/* The plan of a step of AdamW on so many images or texts. */
+static tt_plan plan_of(const subject *s, const tt_model *m, const char *precision,
+                       const struct policy *policy, int64_t batch)
 {
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.precision = precision;
-    o.recompute = recompute;
+    o.recompute = policy->recompute;
+    o.offload = policy->offload;
     o.device = opt.device;
-    o.max_seqs = batch;
-    o.max_tokens = tokens * batch;
-    tt_trainer *t = tt_trainer_new(ctx, m, &o);
-    if (!t) bench_die("%s", tt_error(ctx));
-    double bytes = (double)tt_program_plan(tt_trainer_program(t)).bytes;
+    o.max_seqs = (int)batch;
+    o.max_tokens = (int)batch * s->tokens;
+    tt_trainer *t = tt_trainer_new(bench.ctx, m, &o);
+    if (!t) bench_die("%s", tt_error(bench.ctx));
+    tt_plan plan = tt_program_plan(tt_trainer_program(t));
     tt_trainer_free(t);
-    return bytes;
+    return plan;
+}
+
+/* The largest micro-batch within `room` bytes: *at, its plan, and *above, that of one more, if it is the
+   first. A plan grows nearly as a line, so the next guess is where a line through the nearest two, of which
+   one fits, meets the room. */
+static int64_t largest(const subject *s, const tt_model *m, const char *precision,
+                       const struct policy *policy, double room, tt_plan *at, tt_plan *above)
+{
+    int64_t fits = 0, fails = 0;
+    memset(at, 0, sizeof *at);
+    memset(above, 0, sizeof *above);
+    for (int64_t batch = 1; fails - fits != 1;) {
+        const tt_plan plan = plan_of(s, m, precision, policy, batch);
+        if ((double)plan.bytes > room) fails = batch, *above = plan;
+        else fits = batch, *at = plan;
+        if (!fails) { /* with twice the batch, less than twice the bytes */
+            batch = tt__max(2 * fits, (int64_t)((double)fits * room / (double)at->bytes));
+        } else if (fits) {
+            const double line = (double)(fails - fits) / ((double)above->bytes - (double)at->bytes);
+            const int64_t guess = fits + (int64_t)((room - (double)at->bytes) * line);
+            /* what is just below the line fits mostly, and then one more does not */
+            batch = tt__max(fits + 1, tt__min(fails - 1, guess > fits ? guess : fits + 1));
+        }
+    }
+    return fits;
 }
 
 static void fit_cards(const subject *s)
 {
     static const char *const precisions[] = {"bf16-mixed", "bf16-true"};
-    static const char *const policies[] = {"cheap", "blocks"};
     static const int cards[] = {8, 12, 24, 80};
     tt_context *ctx = bench_reopen();
     tt_vit vit;
     tt_bert bert;
-    tt_vit_config v = tt_vit_config_default("L/16");
-    tt_bert_config b = tt_bert_config_default(s->distil);
-    b.hidden_size = s->width;
-    b.layers = s->layers;
-    b.heads = s->width / 64;
-    b.intermediate_size = 4 * s->width;
-    tt_status status = s->vit ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &bert, &b);
+    const tt_vit_config v = tt_vit_config_default("L/16");
+    const tt_bert_config b = tt_bert_config_default(true);
+    const bool decoder = s->decoder.layers > 0, images = !s->tokens;
+    tt_model model;
+    memset(&model, 0, sizeof model);
+    tt_status status = decoder ? TT_OK : images ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &bert, &b);
     if (status != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = s->vit ? tt_vit_classifier(&vit) : tt_bert_classifier(&bert);
-    const int64_t tokens = s->vit ? 0 : 512;
+    if (decoder) model.self = s, model.record = record_decoder;
+    else model = images ? tt_vit_classifier(&vit) : tt_bert_classifier(&bert);
     for (int k = 0; k < TT__COUNT(precisions) * TT__COUNT(policies); k++) {
-        const char *precision = precisions[k / 2], *policy = policies[k % 2];
-        if (!bench.json) printf("%-28s %-10s %-7s", s->name, precision, policy);
+        const char *precision = precisions[k / TT__COUNT(policies)];
+        const struct policy *policy = &policies[k % TT__COUNT(policies)];
+        const bool offload = strcmp(policy->offload, "none") != 0;
+        double host[2] = {0, 0};
+        if (!bench.json)
+            printf("%-34s %-10s %-17s", s->name, precision, offload ? "blocks, offload" : policy->recompute);
         for (int c = 0; c < TT__COUNT(cards); c++) {
-            double room = (cards[c] - 0.7) * 1e9;
-            int64_t fits = 0, fails = 1;
-            double bytes = 0, above = 0, now;
-            while (fails - fits > 1 || above == 0) {
-                int64_t batch = above == 0 ? fails : fits + (fails - fits) / 2;
-                now = plan_bytes(ctx, &model, tokens, precision, policy, batch);
-                if (now > room) fails = batch, above = now;
-                else if (fits = batch, bytes = now, above == 0) fails = 2 * batch;
-            }
+            tt_plan at, above;
+            const int64_t fits = largest(s, &model, precision, policy, (cards[c] - 0.7) * 1e9, &at, &above);
+            if (!host[0]) host[0] = (double)at.host_bytes;
+            host[1] = (double)at.host_bytes;
             if (!bench.json) { printf(" %7lld", (long long)fits); continue; }
-            printf("{\"model\": \"%s\", \"precision\": \"%s\", \"recompute\": \"%s\", ", s->name, precision,
-                   policy);
-            printf("\"card_gb\": %d, \"batch\": %lld, \"planned_bytes\": %.0f, \"next_bytes\": %.0f}\n",
-                   cards[c], (long long)fits, bytes, above);
+            printf("{\"model\": \"%s\", \"precision\": \"%s\", \"recompute\": \"%s\", \"offload\": \"%s\", ",
+                   s->name, precision, policy->recompute, policy->offload);
+            printf("\"card_gb\": %d, \"batch\": %lld, \"planned_bytes\": %zu, \"next_bytes\": %zu, "
+                   "\"host_bytes\": %zu}\n", cards[c], (long long)fits, at.bytes, above.bytes, at.host_bytes);
         }
+        if (!bench.json && offload) printf(" %5.0f to %.0f GB on the host", host[0] / 1e9, host[1] / 1e9);
         if (!bench.json) printf("\n");
         fflush(stdout);
     }
-    if (s->vit) tt_vit_free(&vit);
-    else tt_bert_free(&bert);
+    if (!decoder && images) tt_vit_free(&vit);
+    if (!decoder && !images) tt_bert_free(&bert);
 }
 
 /* ------------------------------------------------------------------------------------------ several ranks */
@@ -332,6 +413,36 @@ static void share_ranks(void)
         }
 }
 
+/* ------------------------------------------------------------------------------------------------ output */
+
+static void print_rung(const rung *g, result r, double article)
+{
+    char text[4][32];
+    if (!r.ok) bench_die("%s: the step failed", g->name);
+    if (bench.json) {
+        for (int k = 0; k < 3; k++) {
+            const double bytes = k == 0 ? r.measured : k == 1 ? r.host : r.copied;
+            if (bytes > 0) snprintf(text[k], sizeof text[k], "%.0f", bytes);
+            else snprintf(text[k], sizeof text[k], "null");
+        }
+        printf("{\"rung\": \"%s\", \"planned_bytes\": %.0f, \"measured_bytes\": %s, \"extra_flops\": %.6g, "
+               "\"host_bytes\": %s, \"copied_bytes\": %s, \"article_gb\": %s}\n", g->name, r.planned, text[0],
+               r.extra, text[1], text[2], bench__number(text[3], article));
+        return;
+    }
+    const double gb[] = {r.measured, r.resident};
+    printf("%-72s %8.3f", g->name, r.planned / 1e9);
+    for (int k = 0; k < 2; k++)
+        if (gb[k] > 0) printf(" %9.3f", gb[k] / 1e9);
+        else printf(" %9s", "-");
+    printf(" %+8.1f%%", 100 * r.extra);
+    if (r.copied > 0) printf(" %8.3f %8.3f", r.host / 1e9, r.copied / 1e9);
+    else printf(" %8s %8s", "-", "-");
+    if (article > 0) printf(" %8.2f", article);
+    printf("\n");
+    fflush(stdout);
+}
+
 int main(int argc, char **argv)
 {
     bool run = false, fits = false;
@@ -351,41 +462,20 @@ int main(int argc, char **argv)
     if (fits) {
         if (!bench.json) {
             printf("largest micro-batch with AdamW, device kind %s, 0.7 GB left to the driver\n", opt.device);
-            printf("%-28s %-10s %-7s %7s %7s %7s %7s\n", "", "", "", "8 GB", "12 GB", "24 GB", "80 GB");
+            printf("%-34s %-10s %-17s %7s %7s %7s %7s\n", "", "", "", "8 GB", "12 GB", "24 GB", "80 GB");
         }
         for (int k = 0; k < TT__COUNT(subjects); k++) fit_cards(&subjects[k]);
         bench_close();
         return 0;
     }
     if (!bench.json)
-        printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-36s %8s %9s %9s %9s %8s\n", opt.size,
-               opt.pixels, opt.pixels, opt.batch, opt.device, "rung", "planned", "measured", "resident",
-               "FLOPs", "article");
-    for (int k = 0; k <= TT__COUNT(rungs); k++) {
-        static const rung distilbert = {
-            "DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, 0, false};
-        const rung *g = k < TT__COUNT(rungs) ? &rungs[k] : &distilbert;
-        bool article = g->article_gb > 0 && opt.batch == 64 && opt.pixels == 224 &&
-                       strcmp(opt.size, "L/16") == 0;
-        result r = g == &distilbert ? plan_distilbert() : run ? climb_apart(g) : climb(g, false);
-        char text[3][32];
-        if (!r.ok) bench_die("%s: the step failed", g->name);
-        if (bench.json) {
-            printf("{\"rung\": \"%s\", \"planned_bytes\": %.0f, \"measured_bytes\": %s, \"extra_flops\": "
-                   "%.6g, \"article_gb\": %s}\n",
-                   g->name, r.planned,
-                   r.measured > 0 ? (snprintf(text[0], 32, "%.0f", r.measured), text[0]) : "null", r.extra,
-                   article ? bench__number(text[1], g->article_gb) : "null");
-            continue;
-        }
-        printf("%-36s %8.3f", g->name, r.planned / 1e9);
-        if (r.measured > 0) printf(" %9.3f %9.3f", r.measured / 1e9, r.resident / 1e9);
-        else if (r.resident > 0) printf(" %9s %9.3f", "-", r.resident / 1e9);
-        else printf(" %9s %9s", "-", "-");
-        printf(" %+8.1f%%", 100 * r.extra);
-        if (article) printf(" %8.2f", g->article_gb);
-        printf("\n");
-        fflush(stdout);
+        printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-72s %8s %9s %9s %9s %8s %8s %8s\n",
+               opt.size, opt.pixels, opt.pixels, opt.batch, opt.device, "rung", "planned", "measured",
+               "resident", "FLOPs", "host", "copied", "article");
+    for (int k = 0; k < TT__COUNT(rungs); k++) {
+        const rung *g = &rungs[k];
+        const bool whole = opt.batch == 64 && opt.pixels == 224 && strcmp(opt.size, "L/16") == 0;
+        print_rung(g, run ? climb_apart(g) : climb(g, false), whole ? g->article_gb : 0);
     }
     bench_close();
     return 0;

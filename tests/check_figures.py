@@ -100,24 +100,47 @@ def differences(shown, want):
     return [f"shown {a}, planned {b}" for a, b in zip(shown, want) if a != b]
 
 
-def check_fits():
-    """README.md's largest micro-batches, "default / blocks" in each cell, and that each is the largest"""
-    found, rows = planned("--fits"), {}
+def fits_table(found):
+    """README.md's largest micro-batches: "default / blocks / blocks and all offloaded" for each card, and from
+    the least to the most of the host's memory that the last needs"""
+    rows, host = {}, {}
     for r in found:
-        cards = rows.setdefault(f"{r['model']}, {r['precision']}", {})
-        cards.setdefault(r["card_gb"], {})[r["recompute"]] = r["batch"]
-    want = [[name] + [f"{at['cheap']:,} / {at['blocks']:,}" for _, at in sorted(cards.items())]
-            for name, cards in rows.items()]
-    wrong = differences(rows_of("README.md", "| micro-batch"), want)
+        name = f"{r['model']}, {r['precision']}"
+        rows.setdefault(name, {}).setdefault(r["card_gb"], []).append(f"{r['batch']:,}")
+        if r["offload"] != "none":
+            host.setdefault(name, []).append(f"{r['host_bytes'] / 1e9:.0f}")
+    return [[name] + [" / ".join(batches) for _, batches in sorted(cards.items())] +
+            [f"{host[name][0]} to {host[name][-1]} GB"] for name, cards in rows.items()]
+
+
+def check_fits():
+    """that the largest micro-batches are shown, and that each is the largest"""
+    found = planned("--fits")
+    wrong = differences(rows_of("README.md", "| micro-batch"), fits_table(found))
     return wrong + [f"not the largest: {r}" for r in found
                     if not r["planned_bytes"] <= (r["card_gb"] - 0.7) * 1e9 < r["next_bytes"]]
 
 
+def ladder_table(found):
+    """bench/README.md's rungs, in order: PyTorch's GB, planned GB, more FLOPs, of the host, copied"""
+    def gb(x, unit=1e9):
+        return "" if x is None else f"{x / unit:.2f}"
+    return [[r["rung"], gb(r["article_gb"], 1), gb(r["planned_bytes"]), f"{100 * r['extra_flops']:.1f}%",
+             gb(r["host_bytes"]), gb(r["copied_bytes"])] for r in found]
+
+
 def check_ladder():
-    """bench/README.md's rungs, in order: PyTorch's GB, planned GB, more FLOPs"""
-    want = [[r["rung"], f"{r['article_gb']:.2f}" if r["article_gb"] else "",
-             f"{r['planned_bytes'] / 1e9:.2f}", f"{100 * r['extra_flops']:.1f}%"] for r in planned()]
-    return differences(rows_of("bench/README.md", "| rung"), want)
+    """the rungs, and README.md's sentences on them"""
+    found = planned()
+    wrong = differences(rows_of("bench/README.md", "| rung"), ladder_table(found))
+    rung = {r["rung"]: (f"{r['planned_bytes'] / 1e9:.2f} GB", f"{(r['copied_bytes'] or 0) / 1e9:.1f} GB")
+            for r in found}
+    (blocks, _), (once, a), (four, b) = (rung["bf16-true, " + name] for name in
+                                         ("blocks recomputed", "blocks, all offloaded",
+                                          "blocks, 4 x 16, all offloaded"))
+    said = (f"in bf16-true is planned at {rung['bf16-true'][0]}, and {blocks} with `\"blocks\"`",
+            f"64 images are planned at {once}, and at {four} as 4 x 16, for {a[:-3]} and {b} to and from")
+    return wrong + [f"README.md does not say: {words}" for words in said if words not in text_of("README.md")]
 
 
 def main():
