@@ -33,6 +33,7 @@ typedef struct rung {
     bool initialise;            /* only the parameters                                                      */
     const char *offload;        /* NULL: nothing                                                            */
     int ranks;                  /* 2 and more: with ZeRO 3                                                  */
+    bool early;                 /* update = "backward"                                                      */
     bool texts;                 /* DistilBERT-base on texts of 512 tokens, the article's other model        */
 } rung;
 
@@ -52,6 +53,11 @@ static const rung rungs[] = {
     {"bf16-true, blocks, SGD, 4 x 4", "bf16-true", "blocks", TT_SGD, 4, 4, .article_gb = 0},
     {"16-mixed, blocks", "16-mixed", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
     {"fp32, blocks", "32-true", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
+    {"bf16-true, blocks, 16 images, update in the backward", "bf16-true", "blocks", TT_ADAM, 16, 1,
+     .early = true},
+    {"and SGD", "bf16-true", "blocks", TT_SGD, 16, 1, .early = true},
+    {"and activations offloaded", "bf16-true", "blocks", TT_SGD, 16, 1, .offload = "activations",
+     .early = true},
     {"bf16-true, optimizer offloaded", "bf16-true", "cheap", TT_ADAM, 64, 1, .offload = "optimizer"},
     {"bf16-true, blocks, optimizer offloaded", "bf16-true", "blocks", TT_ADAM, 64, 1,
      .offload = "optimizer"},
@@ -64,6 +70,7 @@ static const rung rungs[] = {
     {"bf16-true, blocks, SGD, 4 x 16, gradients, activations offloaded", "bf16-true", "blocks", TT_SGD, 16, 4,
      .offload = "gradients,activations"},
     {"bf16-true, blocks, all offloaded", "bf16-true", "blocks", TT_ADAM, 64, 1, .offload = ALL},
+    {"and update in the backward", "bf16-true", "blocks", TT_ADAM, 64, 1, .offload = ALL, .early = true},
     {"bf16-true, blocks, 4 x 16, all offloaded", "bf16-true", "blocks", TT_ADAM, 16, 4, .offload = ALL},
     {"bf16-true, blocks, 16 x 4, all offloaded", "bf16-true", "blocks", TT_ADAM, 4, 16, .offload = ALL},
     {"fp32, blocks, each of 4 ranks with ZeRO 3", "32-true", "blocks", TT_ADAM, 64, 1,
@@ -144,6 +151,7 @@ static tt_train_options options_of(const rung *g, char device[64])
     o.precision = g->precision;
     o.recompute = g->recompute;
     o.offload = g->offload;
+    if (g->early) o.update = "backward";
     snprintf(device, 64, g->ranks > 1 ? "%s*%d" : "%s", opt.device, g->ranks);
     o.device = device;
     if (g->ranks > 1) o.parallel.zero = 3;
