@@ -177,8 +177,8 @@ def check_help(program):
         wrong.append("-h is not what --help is")
     entries = re.findall(rf"^  ({FLAG})(?: ([A-Z]+))?\b(.*(?:\n {{8,}}.*)*)", said, re.M)
     for flag, value, text in entries:
-        # as in "...: one, two or three (two)"
-        choices = re.search(r": (\S+), (?:\S+, )*\S+ or \S+ \(\S+\)$", " ".join(text.split()))
+        # as in "...: one, two or three (two)" or "...: one or two (one)"
+        choices = re.search(r": ([^\s,]+)(?:, [^\s,]+)* or \S+ \(\S+\)$", " ".join(text.split()))
         good = choices.group(1) if choices else "1"
         for given in ([flag, good], [f"{flag}={good}"]) if value else ([flag], [f"{flag}=false"]):
             status, said = call(program, *given, "--help")

@@ -482,7 +482,7 @@ static bool sweep_open(sweep *s, bool trains)
     if (!trains) return CHECK((s->ctx = tt_open(&o)) != NULL);
     bool ok = open_training(&s->r, &o);
     s->ctx = s->r.ctx;
-    return ok;
+    return ok && sweep_evaluation(s); /* whose program takes its memory on the host at its first run */
 }
 
 static void sweep_close(sweep *s, bool trains)
