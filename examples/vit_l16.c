@@ -8,6 +8,8 @@
        build/vit_l16 --data photos --vit S/16 --size 224 --augment
    On four GPUs, each with a quarter of the parameters, gradients and optimizer state:
        build/cuda/vit_l16 --data photos --vit L/16 --device cuda*4 --zero 3
+   With less memory of the GPU and more of the host's:
+       build/cuda/vit_l16 --data photos --vit L/16 --device cuda --recompute blocks --offload optimizer
    Classify with what was trained:
        build/vit_l16 --out run --predict cat.jpg
 

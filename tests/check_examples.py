@@ -69,9 +69,9 @@ def small_table(path, texts=60, words=5, splits=None):
     return path
 
 
-def planned(*options):
+def planned(*options, program=TEXT):
     """megabytes that a plan says, and all that was said"""
-    status, out, err = call(TEXT, *options, "--plan")
+    status, out, err = call(program, *options, "--plan")
     expect(status == 0, err)
     return float(re.search(r"memory plan for \w+: ([\d.]+) MB", out).group(1)), out
 
@@ -172,6 +172,16 @@ def offload_saves_memory_of_the_device(folder):
     expect(less < whole - 1 and float(host[2]) > float(host[1]) > 1, "of", whole, "MB", less, "stay:", said)
     with open(os.path.join(folder, "plan", "plan.svg")) as f:
         expect("copied a step" in f.read(), "the picture does not show what is copied")
+
+
+@check
+def update_in_the_backward_saves_memory(folder):
+    out = "--out=" + os.path.join(folder, "plan")
+    refused(IMAGES, "--plan", out, "--update=backward",
+            saying="update 'backward' does not go with clip_norm 1")
+    end, backward = (planned(out, "--batch=2", "--clip=0", "--update=" + update, program=IMAGES)[0]
+                     for update in ("end", "backward"))
+    expect(backward < end - 1, end, "MB with updates at the end,", backward, "in the backward")
 
 
 @check
