@@ -1299,7 +1299,7 @@ typedef struct tt__instr {
     bool always;        /* ranks without a micro-batch run it too                                           */
     bool later;         /* runs only where add_later adds: when earlier micro-batches have left something   */
     bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
-    int stream;         /* 0: of computation. Work on another is only started here, and ends at its WAIT */
+    int stream;         /* what is not of TT__COMPUTE_STREAM is only started here, and ends at its WAIT    */
     tt__move move;      /* of a collective                                                                  */
     /* Operands (1 << operand) that count once in a sum over the tensor ranks, as the bias of partial sums:
        tensor rank 0 alone is launched with them, the others are without. */
@@ -1510,11 +1510,16 @@ static inline tt__attention_operands tt__attention_of(bool backward)
 }
 
 /* ------------------------------------------------------------------------------------- a backend's functions
-   Pointers called memory are the device's: only the backend looks into them. Everything is done in the order
+   Pointers called memory are the device's: only the backend looks into them. Launches, and stage, are on the
+   stream of their instruction, all else is on that of computation. What is on one stream is done in the order
    of the calls, and may be done after they return, but for read and wait. Where a function fails it returns a
    status or NULL, and error() tells why in a sentence. One thread uses a device at a time. */
 
-enum { TT__HOST_STREAM = -1, TT__COMPUTE_STREAM };
+/* Streams run beside each other, but for what mark and after order: of computation, of copies to the host's
+   memory and from it, and of collectives. Another number is an event's waiter: the host. */
+enum {
+    TT__HOST_STREAM = -1, TT__COMPUTE_STREAM, TT__OUT_STREAM, TT__IN_STREAM, TT__RANKS_STREAM, TT__STREAMS
+};
 
 typedef struct tt__backend {
     /* Device number `index`, as one of so many ranks that run together. */
@@ -1538,11 +1543,12 @@ typedef struct tt__backend {
     tt_status (*mark)(tt__device *d, int stream, void **event);
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
-    /* One instruction, or several of one op of which none reads what another writes: these may be done at
-       once, or, where they have a workspace, one after another. */
+    /* One instruction, or several of one op and stream of which none reads what another writes: these may be
+       done at once, or, where they have a workspace, one after another. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* Launches after capture are recorded, not done; captured ends that (NULL: it failed, nothing is left);
-       replay does them, any number of times, until forget. NULL where there is no such thing. */
+       replay does them, any number of times, until forget. Between the two, computation is first, and waits
+       for all that other streams are given. NULL where there is no such thing. */
     tt_status (*capture)(tt__device *d);
     void *(*captured)(tt__device *d);
     tt_status (*replay)(tt__device *d, void *recording);
@@ -1667,6 +1673,7 @@ struct tt_context {
     char error[1024];
     size_t allocated;
     pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
+    bool late;             /* tests: on the CPU, work of other streams is done at its WAIT, not its start */
     bool ranks_run;        /* several ranks are at work: of their errors, the first counts */
     bool rank_failed;      /* ... and there was one */
     pthread_t failed;      /* ... on this thread */
@@ -13189,11 +13196,18 @@ typedef struct tt__built {
     size_t host_persistent, host_transient, host_of_first;
     size_t of_first;        /* bytes on the device of what only data rank 0 has */
     int together;           /* most instructions that run together */
+    int under_way;          /* most that have been started on other streams and are not waited for yet */
 } tt__built;
 
 /* What tt_set has left of an input: nothing since the last run, its data, or data that an update, or a run or
    tt_set of another program of the arena, has written over. */
 typedef enum tt__input_state { TT__UNSET, TT__SET, TT__OVERWRITTEN } tt__input_state;
+
+/* What has been started on another stream, and is not waited for yet. */
+typedef struct tt__started {
+    int at;                 /* one more than the number of the instruction; 0: this entry is free */
+    void *done;             /* an event, after it */
+} tt__started;
 
 /* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
@@ -13208,6 +13222,8 @@ typedef struct tt__rank {
     tt__launch *launches;   /* of instructions that run together */
     tt__mat *peers;         /* operands of these in other ranks */
     void *event;            /* with which other ranks' devices wait for this one's */
+    void *ready;            /* ... and other streams for that of computation */
+    tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
     bool never_records;     /* the device has failed to record what it can run ... */
@@ -13408,6 +13424,9 @@ static void tt__rank_free(tt_program *p, int rank)
     if (r->staging) b->release_host(d, r->staging);
     tt__host_release(ctx, p->settings.crew, rank, r->host);
     if (r->event) b->release_event(d, r->event);
+    if (r->ready) b->release_event(d, r->ready);
+    for (int k = 0; k < p->built.under_way && r->started; k++)
+        if (r->started[k].done) b->release_event(d, r->started[k].done);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         if (r->recordings[k].made) b->forget(d, r->recordings[k].made);
         tt__free(ctx, r->recordings[k].rows);
@@ -13417,6 +13436,7 @@ static void tt__rank_free(tt_program *p, int rank)
     tt__free(ctx, r->staged);
     tt__free(ctx, r->launches);
     tt__free(ctx, r->peers);
+    tt__free(ctx, r->started);
 }
 
 void tt_program_free(tt_program *p)
@@ -13683,10 +13703,13 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
         tt__value *x = &b->t->values[v];
         x->parted = b->t->values[x->base].slots > 1 || x->part.unit || tt__is_own_rows(b->t, v);
     }
-    for (int k = 0, n = 1; status == TT_OK && k < b->t->n_code; k++) {
-        b->t->code[k].workspace = s->kind->workspace(s->threads, b->t, &b->t->code[k]);
+    for (int k = 0, n = 1, started = 0; status == TT_OK && k < b->t->n_code; k++) {
+        tt__instr *i = &b->t->code[k];
+        i->workspace = s->kind->workspace(s->threads, b->t, i);
         b->together = (int)tt__max(b->together, n);
-        n = b->t->code[k].with_next ? n + 1 : 1;
+        n = i->with_next ? n + 1 : 1;
+        started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
+        b->under_way = (int)tt__max(b->under_way, started);
     }
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
@@ -13847,7 +13870,9 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r)
     r->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *r->staged);
     r->launches = (tt__launch *)tt__calloc(p->ctx, sizeof *r->launches * together);
     r->peers = (tt__mat *)tt__calloc(p->ctx, sizeof *r->peers * (peers > 2 * together ? peers : 1));
-    if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers) return TT_ERR_MEMORY;
+    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)(p->built.under_way + 1));
+    if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers || !r->started)
+        return TT_ERR_MEMORY;
     for (size_t k = 0; k < axes; k++) r->axis_rows[k] = -1;
     return TT_OK;
 }
@@ -14405,9 +14430,8 @@ static void tt__poison(tt_program *p, int rank, int instruction)
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->last != instruction) continue;
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
-        if (box->space == TT__HOST && a->kind->backend->wait(a->crew->device[rank]) == TT_OK)
-            memset(host, 0xff, box->bytes);
-        if (box->space == TT__HOST) continue;
+        if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
+        if (box->space == TT__HOST) continue; /* of another kind, where a wait would order streams */
         char *memory = a->memory[rank] + a->persistent + box->place;
         a->kind->backend->fill(a->crew->device[rank], memory, 0xff, box->bytes);
     }
@@ -14521,20 +14545,21 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Waits until all that the members have begun before is done, as far as this rank's device goes. */
-static tt_status tt__sync(tt_program *p, int rank, tt__members members)
+/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
+   device goes. */
+static tt_status tt__sync(tt_program *p, int rank, tt__members members, int stream)
 {
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
     tt_status status = TT_OK;
     if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
-    status = tt__device_status(p->ctx, c, rank, b->mark(d, TT__COMPUTE_STREAM, &p->rank[rank].event));
+    status = tt__device_status(p->ctx, c, rank, b->mark(d, stream, &p->rank[rank].event));
     if (status != TT_OK) return status;
     if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
     for (int k = 0; k < members.count && status == TT_OK; k++) {
         const int other = members.first + k * members.stride;
-        if (other != rank) status = b->after(d, TT__COMPUTE_STREAM, p->rank[other].event);
+        if (other != rank) status = b->after(d, stream, p->rank[other].event);
     }
     if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
     return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
@@ -14574,7 +14599,20 @@ static tt_status tt__launch_phase(tt_program *p, int rank, tt__launch *l, int n,
 {
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
-    return status == TT_OK ? tt__sync(p, rank, members) : status;
+    return status == TT_OK ? tt__sync(p, rank, members, l->instr->stream) : status;
+}
+
+/* A collective of computation uses the same memory of the host as those of the other stream. */
+static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
+{
+    const tt__rank *r = &p->rank[rank];
+    const tt__crew *c = p->settings.crew;
+    tt_status status = TT_OK;
+    for (int k = 0; k < p->built.under_way && status == TT_OK && !i->stream; k++) {
+        if (!r->started[k].at || !tt__is_collective(&p->built.t->code[r->started[k].at - 1])) continue;
+        status = c->kind->backend->after(c->device[rank], i->stream, r->started[k].done);
+    }
+    return tt__device_status(p->ctx, c, rank, status);
 }
 
 /* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
@@ -14584,7 +14622,7 @@ static tt_status tt__launch_staged(tt_program *p, int rank, tt__launch *l, tt__m
     const tt__crew *c = p->settings.crew;
     void *staged[TT__RANKS];
     bool more = true;
-    tt_status status = TT_OK;
+    tt_status status = tt__after_staged(p, rank, l->instr);
     const tt__members all = tt__members_of(p, rank, &l->instr->move, &l->me);
     for (int k = 0; k < l->members; k++) {
         const int other = all.first + k * all.stride;
@@ -14594,7 +14632,7 @@ static tt_status tt__launch_staged(tt_program *p, int rank, tt__launch *l, tt__m
     l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
     for (l->from = 0; more && status == TT_OK; l->from += l->most) {
         status = tt__device_status(p->ctx, c, rank, c->kind->backend->stage(l, &more));
-        if (status == TT_OK) status = tt__sync(p, rank, members);
+        if (status == TT_OK) status = tt__sync(p, rank, members, l->instr->stream);
         if (status == TT_OK) status = tt__launch_phase(p, rank, l, 1, members);
     }
     l->staged = NULL;
@@ -14624,7 +14662,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
         members.count = 2;
     }
     const bool apart = tt__is_apart(p->settings.crew, members);
-    tt_status status = met ? TT_OK : tt__sync(p, rank, members);
+    tt_status status = met ? TT_OK : tt__sync(p, rank, members, i->stream);
     for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
         if (!(tt__rules_of(i)->phases & phase)) continue;
         for (int k = 0; k < n; k++) l[k].phase = phase;
@@ -14674,41 +14712,109 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
-/* Launches the instructions of a segment on a rank, those that run together in one call. A rank without a
-   micro-batch runs what all ranks do together. */
-static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
+/* How far a rank has come in a segment. */
+typedef struct tt__progress {
+    tt__launch like;        /* what all launches have in common */
+    bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
+    /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
+       all of them, also on those without a micro-batch. */
+    tt__over met;
+    int met_stream;
+} tt__progress;
+
+static bool tt__is_left_out(const tt_program *p, const tt__progress *at, const tt__instr *i)
+{
+    return (at->absent && !i->always) || (i->later && !p->later);
+}
+
+/* Launches the instructions from number k on that run together, in one call. */
+static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
     tt_status status = TT_OK;
     const tt__rank *r = &p->rank[rank];
+    const tt__instr *i = &p->built.t->code[k];
+    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
+    const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
+    const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
+    int some = 0; /* that have something to do */
+    for (int n = 0; n == 0 || i[n - 1].with_next; n++) {
+        tt__launch *l = &r->launches[some];
+        if (tt__is_left_out(p, at, &i[n])) continue;
+        *l = at->like;
+        tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
+        const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
+        if (together || !empty) some++;
+        else if (status == TT_OK) status = tt__sum_nothing(p, rank, l);
+    }
+    if (status != TT_OK) return status;
+    if (some && !nothing && together)
+        status = tt__launch_collective(p, rank, r->launches, some, met);
+    else if (some && !nothing) {
+        status = p->settings.kind->backend->launch(r->launches, some);
+        status = tt__device_status(p->ctx, p->settings.crew, rank, status);
+    }
+    at->met = together && !pair && !nothing ? i->move.over : TT__ALONE;
+    at->met_stream = i->stream;
+    return status;
+}
+
+/* Work of other streams is done at its WAIT, as late as it may be. */
+static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
+
+/* Starts instruction k, of another stream, behind all that computation was given so far. */
+static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt__rank *r = &p->rank[rank];
+    const int stream = p->built.t->code[k].stream;
+    tt__started *x = r->started;
+    if (tt__is_left_out(p, at, &p->built.t->code[k])) return TT_OK;
+    while (x->at) x++;
+    tt_status status = b->mark(d, TT__COMPUTE_STREAM, &r->ready);
+    if (status == TT_OK) status = b->after(d, stream, r->ready);
+    status = tt__device_status(p->ctx, c, rank, status);
+    if (status == TT_OK && !tt__runs_late(p)) status = tt__launch_together(p, rank, at, k);
+    if (status != TT_OK) return status;
+    x->at = k + 1;
+    return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
+}
+
+/* Computation goes on when what WAIT number k waits for is done. */
+static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__instr *code = p->built.t->code;
+    tt__rank *r = &p->rank[rank];
+    tt__started *x = r->started, *const end = x + p->built.under_way;
+    while (x < end && !(x->at && code[x->at - 1].out[0] == code[k].in[0])) x++;
+    at->met = TT__ALONE;
+    if (x == end) return TT_OK; /* this rank has not started it */
+    const int started = x->at - 1;
+    x->at = 0;
+    if (tt__runs_late(p)) return tt__launch_together(p, rank, at, started);
+    return tt__device_status(p->ctx, c, rank,
+                             c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
+}
+
+/* Launches the instructions of a segment on a rank. A rank without a micro-batch runs what all ranks do
+   together. */
+static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
+{
+    tt_status status = TT_OK;
     const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
     const int end = tt__segment_first(p->built.t, segment + 1u);
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    /* Ranks along this axis have waited for each other, and done nothing since: known alike on all of them,
-       also on those without a micro-batch. */
-    tt__over met = TT__ALONE;
+    tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
-        const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
-        const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
-        int some = 0; /* that have something to do */
-        for (n = 0; n == 0 || i[n - 1].with_next; n++) {
-            tt__launch *l = &r->launches[some];
-            if ((absent && !i[n].always) || (i[n].later && !p->later)) continue;
-            *l = *like;
-            tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
-            const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
-            if (together || !empty) some++;
-            else if (status == TT_OK) status = tt__sum_nothing(p, rank, l);
-        }
-        if (status != TT_OK) return status;
-        if (!nothing && some && together)
-            status = tt__launch_collective(p, rank, r->launches, some, met == i->move.over && !pair);
-        else if (!nothing && some) {
-            status = p->settings.kind->backend->launch(r->launches, some);
-            status = tt__device_status(p->ctx, p->settings.crew, rank, status);
-        }
-        met = together && !pair && !nothing ? i->move.over : TT__ALONE;
-        for (int j = 0; j < n && p->poison; j++) tt__poison(p, rank, k + j);
+        for (n = 1; i[n - 1].with_next; n++) {}
+        if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
+        else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
+        else status = tt__launch_together(p, rank, &at, k);
+        for (int j = 0; j < n && p->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
     }
     return status;
 }
@@ -14834,8 +14940,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
     tt__tell_graphs(p);
     for (int r = 0; r < c->ranks && micro; r++) p->flops += p->rank[r].flops;
-    if (status != TT_OK && c->ranks > 1) /* no device goes on to read another's memory */
-        for (int r = 0; r < c->ranks; r++) c->kind->backend->wait(c->device[r]);
+    for (int r = 0; r < c->ranks && status != TT_OK; r++) /* no device goes on to read another's memory, no */
+        c->kind->backend->wait(c->device[r]);             /* stream to use what nobody waits for */
     if (status != TT_OK) return status;
     p->arena->torn = false;
     p->scale_set = true;

@@ -167,7 +167,8 @@ struct group_arguments;
 
 struct tt__device {
     int index;
-    cudaStream_t stream;    // all work, in order
+    cudaStream_t stream;    // of computation, and of all that is no launch
+    cudaStream_t beside[TT__STREAMS]; // the others, by their numbers, from the first use on
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
     product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
@@ -225,12 +226,34 @@ tt_status check(tt__device *d, cudaError_t e, const char *what)
 // Makes d the thread's device; false after fail, and if d can do nothing more.
 bool use(tt__device *d) { return !d->lost && check(d, cudaSetDevice(d->index), "cudaSetDevice") == TT_OK; }
 
+// Waits for all streams of the thread's device.
+cudaError_t drain(tt__device *d)
+{
+    cudaError_t first = cudaStreamSynchronize(d->stream);
+    for (cudaStream_t stream : d->beside) {
+        const cudaError_t e = stream ? cudaStreamSynchronize(stream) : cudaSuccess;
+        if (first == cudaSuccess) first = e;
+    }
+    return first;
+}
+
+// The stream of a number, which is made when it is first asked for; NULL after fail.
+cudaStream_t stream_of(tt__device *d, int number)
+{
+    if (number == TT__COMPUTE_STREAM) return d->stream;
+    cudaStream_t *stream = &d->beside[number];
+    if (*stream) return *stream;
+    const cudaError_t e = cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking);
+    return check(d, e, "cudaStreamCreate") == TT_OK ? *stream : NULL;
+}
+
 void cuda_close(tt__device *d)
 {
     if (!d) return;
     cudaSetDevice(d->index);
-    if (d->stream) cudaStreamSynchronize(d->stream);
+    if (d->stream) drain(d);
     if (d->lt) cublasLtDestroy(d->lt);
+    for (cudaStream_t stream : d->beside) if (stream) cudaStreamDestroy(stream);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d->choices);
     free(d->arguments);
@@ -441,7 +464,7 @@ void *cuda_allocate(tt__device *d, size_t bytes)
 void cuda_release(tt__device *d, void *memory)
 {
     cudaSetDevice(d->index);
-    cudaStreamSynchronize(d->stream);
+    drain(d);
     cudaFree(memory);
 }
 
@@ -457,7 +480,7 @@ void *cuda_allocate_host(tt__device *d, size_t bytes)
 void cuda_release_host(tt__device *d, void *host)
 {
     cudaSetDevice(d->index);
-    cudaStreamSynchronize(d->stream);
+    drain(d);
     cudaFreeHost(host);
 }
 
@@ -478,7 +501,7 @@ tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
 tt_status cuda_wait(tt__device *d)
 {
     const bool usable = use(d);
-    const cudaError_t e = cudaStreamSynchronize(d->stream);
+    const cudaError_t e = drain(d);
     return usable ? check(d, e, "wait") : TT_ERR_DEVICE;
 }
 
@@ -487,20 +510,18 @@ tt_status cuda_read(tt__device *d, void *to, const void *memory, size_t bytes)
     if (!use(d)) return TT_ERR_DEVICE;
     tt_status status = check(d, cudaMemcpyAsync(to, memory, bytes, cudaMemcpyDeviceToHost, d->stream),
                              "copy from the device");
-    return status == TT_OK ? cuda_wait(d) : status;
+    return status == TT_OK ? check(d, cudaStreamSynchronize(d->stream), "wait") : status;
 }
 
-// All streams are the one that there is.
 tt_status cuda_mark(tt__device *d, int stream, void **event)
 {
-    (void)stream;
     if (!use(d)) return TT_ERR_DEVICE;
-    tt_status status = TT_OK;
-    if (!*event)
+    tt_status status = stream_of(d, stream) ? TT_OK : TT_ERR_DEVICE;
+    if (status == TT_OK && !*event)
         status = check(d, cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming),
                        "cudaEventCreate");
-    return status == TT_OK ? check(d, cudaEventRecord((cudaEvent_t)*event, d->stream), "cudaEventRecord")
-        : status;
+    if (status != TT_OK) return status;
+    return check(d, cudaEventRecord((cudaEvent_t)*event, stream_of(d, stream)), "cudaEventRecord");
 }
 
 tt_status cuda_after(tt__device *d, int stream, void *event)
@@ -509,7 +530,9 @@ tt_status cuda_after(tt__device *d, int stream, void *event)
     if (!event) return TT_OK;
     if (stream == TT__HOST_STREAM)
         return check(d, cudaEventSynchronize((cudaEvent_t)event), "cudaEventSynchronize");
-    return check(d, cudaStreamWaitEvent(d->stream, (cudaEvent_t)event, 0), "cudaStreamWaitEvent");
+    cudaStream_t waits = stream_of(d, stream);
+    if (!waits) return TT_ERR_DEVICE;
+    return check(d, cudaStreamWaitEvent(waits, (cudaEvent_t)event, 0), "cudaStreamWaitEvent");
 }
 
 void cuda_release_event(tt__device *d, void *event)
@@ -518,7 +541,7 @@ void cuda_release_event(tt__device *d, void *event)
     cudaEventDestroy((cudaEvent_t)event);
 }
 
-// A graph of what the stream would have done.
+// A graph of what the streams would have done: the others join when they first wait for that of computation.
 tt_status cuda_capture(tt__device *d)
 {
     if (!use(d)) return TT_ERR_DEVICE;
@@ -547,7 +570,7 @@ tt_status cuda_replay(tt__device *d, void *recording)
 void cuda_forget(tt__device *d, void *recording)
 {
     cudaSetDevice(d->index);
-    cudaStreamSynchronize(d->stream);
+    drain(d);
     cudaGraphExecDestroy((cudaGraphExec_t)recording);
 }
 
@@ -2472,8 +2495,10 @@ cudaError_t run_loss_scale(const tt__launch *l)
                       a->interval);
 }
 
-// Between memories of the device and the host; in the order of all else, so that there is nothing to be
-// waited for.
+// The stream of a launch; nothing but copies and collectives are on another than that of computation.
+cudaStream_t stream_of(const tt__launch *l) { return stream_of(l->device, l->instr->stream); }
+
+// Between memories of the device and the host.
 cudaError_t run_copy(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *y = &l->out[0];
@@ -2481,9 +2506,9 @@ cudaError_t run_copy(const tt__launch *l)
     const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
     if (whole) // which may be longer than the longest row of the other
         return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
-                               l->device->stream);
+                               stream_of(l));
     return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
-                             (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, l->device->stream);
+                             (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, stream_of(l));
 }
 
 cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
@@ -2874,7 +2899,7 @@ __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ memb
 
 // Collectives of a call of launch on their way into kernels.
 struct move_batch {
-    tt__device *d;
+    cudaStream_t stream;
     member_sums *sums;
     member_copies *copies;
     unsigned sum_blocks, copy_blocks;
@@ -2885,8 +2910,8 @@ cudaError_t launch_sums(move_batch *b)
 {
     cudaError_t e = cudaSuccess;
     if (b->sum_blocks && b->many)
-        e = TT__LAUNCH((sum_members<7>), b->sum_blocks, 256, 0, b->d->stream, *b->sums);
-    else if (b->sum_blocks) e = TT__LAUNCH((sum_members<4>), b->sum_blocks, 256, 0, b->d->stream, *b->sums);
+        e = TT__LAUNCH((sum_members<7>), b->sum_blocks, 256, 0, b->stream, *b->sums);
+    else if (b->sum_blocks) e = TT__LAUNCH((sum_members<4>), b->sum_blocks, 256, 0, b->stream, *b->sums);
     b->sums->count = b->sums->used = 0;
     b->sum_blocks = 0;
     b->many = false;
@@ -2897,7 +2922,7 @@ cudaError_t launch_copies(move_batch *b)
 {
     cudaError_t e = cudaSuccess;
     if (b->copy_blocks)
-        e = TT__LAUNCH(copy_members, b->copy_blocks, 256, 0, b->d->stream, *b->copies);
+        e = TT__LAUNCH(copy_members, b->copy_blocks, 256, 0, b->stream, *b->copies);
     b->copies->count = 0;
     b->copy_blocks = 0;
     return e;
@@ -3034,7 +3059,7 @@ cudaError_t run_move(const tt__launch *l, int count)
 {
     if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
     group_arguments *a = l->device->arguments;
-    move_batch b = {l->device, &a->sums, &a->copies, 0, 0, false};
+    move_batch b = {stream_of(l), &a->sums, &a->copies, 0, 0, false};
     cudaError_t e = cudaSuccess;
     b.sums->count = b.sums->used = b.copies->count = 0;
     for (int k = 0; k < count && e == cudaSuccess; k++) e = add_move(&b, &l[k]);
@@ -3047,7 +3072,7 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
     tt__device *d = l->device;
     const move_plan p = plan_of(l);
     const tt__mat &m = p.of_results ? l->out[0] : l->in[0];
-    tt_status status = use(d) ? TT_OK : TT_ERR_DEVICE;
+    tt_status status = use(d) && stream_of(l) ? TT_OK : TT_ERR_DEVICE;
     *more = false;
     for (int k = 0; k < l->members && status == TT_OK; k++) {
         const piece_part part = part_of(l, p, k);
@@ -3058,7 +3083,7 @@ tt_status cuda_stage(const tt__launch *l, bool *more)
         const char *x = element_of(m.data, m.dtype, part.first - (p.packed ? part.begin : 0));
         char *to = element_of(l->staged[l->me], m.dtype, p.spread ? 0 : k * l->most);
         const size_t bytes = (size_t)part.n * tt_dtype_bytes(m.dtype);
-        status = check(d, cudaMemcpyAsync(to, x, bytes, cudaMemcpyDeviceToHost, d->stream),
+        status = check(d, cudaMemcpyAsync(to, x, bytes, cudaMemcpyDeviceToHost, stream_of(l)),
                        "copy for other devices");
     }
     return status;
@@ -3148,7 +3173,7 @@ tt_status time_copy(tt__device *d, void *to, const void *from, bool by_kernel, d
     for (int k = 0; k < 2 && status == TT_OK; k++)
         status = check(d, cudaEventCreateWithFlags(&event[k], cudaEventDefault), "cudaEventCreate");
     for (int k = 0; k < 2 && status == TT_OK; k++) {
-        move_batch b = {d, &d->arguments->sums, &d->arguments->copies, 0, 0, false};
+        move_batch b = {d->stream, &d->arguments->sums, &d->arguments->copies, 0, 0, false};
         b.copies->count = 0;
         if (k && by_kernel) {
             cudaError_t e = add_copy(&b, to, from, TT__PROBE_BYTES);
@@ -5030,11 +5055,11 @@ tt_status cuda_launch(const tt__launch *l, int n)
 {
     tt__device *d = l->device;
     char what[128];
-    if (!use(d)) return TT_ERR_DEVICE;
+    if (!use(d) || !stream_of(l)) return TT_ERR_DEVICE;
     d->error[0] = 0;
     cudaError_t e = run_all(l, n);
     const bool launched = e == cudaSuccess;
-    if (launched && d->waits) e = cudaStreamSynchronize(d->stream);
+    if (launched && d->waits) e = cudaStreamSynchronize(stream_of(l));
     if (e == cudaSuccess) return TT_OK;
     if (d->error[0]) return TT_ERR_DEVICE; // the op has said more
     snprintf(what, sizeof what, "%s of %s, whose result has %lld rows and %lld columns",

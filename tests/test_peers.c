@@ -21,6 +21,7 @@ int main(void) /* without the header, whose code takes a minute to compile */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
+#include "test_streams.h"
 #include <sys/wait.h>
 #ifdef TT_EMULATE
 #include "emu_control.h"
@@ -658,7 +659,106 @@ TEST(ranks_of_one_device_train_alike)
     }
 }
 
+/* ------------------------------------------------------------------------------------------------ streams */
+
+/* A program whose copies run beside its computation, launch by launch or as recordings. without: a wait that
+   is left out; -1: none. close_beside follows even where it fails. */
+typedef struct beside { test_allocator a; tt_context *ctx; streams s; } beside;
+
+static tt_status run_beside(beside *b, bool records, int without, float to[STREAM_RUNS][STREAM_NUMBERS])
+{
+    b->ctx = test_open(&b->a);
+    if (!streams_compile(&b->s, b->ctx, "cuda")) return tt_error_code(b->ctx);
+    b->s.p->rank[0].never_records = !records;
+    b->s.p->poison = true;
+    if (without >= 0 && !streams_drop(&b->s, without)) return TT_ERR_MEMORY;
+    return streams_run(&b->s, to);
+}
+
+static void close_beside(beside *b)
+{
+    streams_free(&b->s);
+    TEST_CLOSE(b->ctx, &b->a);
+}
+
+/* Streams beside that of computation: the same bits in every order, of launches and of recordings. */
+TEST(copies_beside_computation)
+{
+    static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
+    for (int k = 0; k < 2 * seeds(5); k++) {
+        beside b;
+        start(1, true, (uint64_t)(k / 2));
+        CHECK(run_beside(&b, k % 2, -1, k ? got : expected) == TT_OK);
+        CHECK(k == 0 || memcmp(got, expected, sizeof got) == 0);
+        const tt__rank *r = &b.s.p->rank[0];
+        CHECK(!r->why[0] && (r->recordings[0].made != NULL) == (k % 2 == 1));
+        close_beside(&b);
+        check_nothing_left("streams");
+    }
+}
+
 #ifdef TT_EMULATE
+
+/* In a child, as the emulator may end it: whether a wait between streams that is left out is noticed. */
+static bool is_noticed_beside(int wait, uint64_t seed, float expected[STREAM_RUNS][STREAM_NUMBERS])
+{
+    static float got[STREAM_RUNS][STREAM_NUMBERS];
+    int status = 0;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        beside b;
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        start(1, true, seed);
+        const bool ok = run_beside(&b, false, wait, got) == TT_OK;
+        _exit(ok && memcmp(got, expected, sizeof got) == 0 ? 0 : 3);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return false;
+    return WEXITSTATUS(status) == 86 || WEXITSTATUS(status) == 3;
+}
+
+TEST(each_wait_between_streams_is_needed)
+{
+    static float expected[STREAM_RUNS][STREAM_NUMBERS];
+    int tried = 0;
+    beside b;
+    start(1, true, EMU_EAGER);
+    CHECK(run_beside(&b, false, -1, expected) == TT_OK);
+    close_beside(&b);
+    for (int wait = 0; wait < 2 * STREAM_BLOCKS; wait++) {
+        char text[128];
+        int seed = 0;
+        while (seed < 24 && !is_noticed_beside(wait, (uint64_t)seed, expected)) seed++;
+        tried += seed + 1;
+        snprintf(text, sizeof text, "wait %d between streams can be left out", wait);
+        test__check(seed < 24, __FILE__, __LINE__, text);
+    }
+    if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("%d waits, %d runs\n", 2 * STREAM_BLOCKS, tried);
+}
+
+/* Call n of CUDA fails, or all from it on do: the run says so, and nothing is left. */
+TEST(any_call_beside_computation_may_fail)
+{
+    for (int lasting = 0; lasting < 2; lasting++) {
+        long n = 1, failed = 0, runs = 0;
+        for (bool reached = true; reached; n += 1 + n / (is_slow() ? 4 : 15), runs++) {
+            static float got[STREAM_RUNS][STREAM_NUMBERS];
+            beside b;
+            char text[1400];
+            start(1, true, (uint64_t)n);
+            emu_inject_fault(n, lasting ? 719 : 999, lasting ? 1L << 40 : 1);
+            const tt_status status = run_beside(&b, true, -1, got);
+            reached = emu_api_calls() >= n;
+            failed += status != TT_OK;
+            snprintf(text, sizeof text, "call %ld fails%s: %s: %s", n, lasting ? ", and all after it" : "",
+                     tt_status_name(status), tt_error(b.ctx));
+            test__check(status == TT_OK || strstr(text, "device 'cuda"), __FILE__, __LINE__, text);
+            close_beside(&b);
+            check_nothing_left(text);
+        }
+        CHECK(n > 100 && failed > runs / 3);
+    }
+}
 
 /* ---------------------------------------------------------------------------------------------- the probe */
 
@@ -1174,6 +1274,8 @@ TEST(programs_train_alike_on_any_ranks) { NEEDS_EMULATOR; }
 TEST(a_rank_that_sat_out_comes_back) { NEEDS_EMULATOR; }
 TEST(updates_in_the_backward) { NEEDS_EMULATOR; }
 TEST(waits_between_ranks_are_missed) { NEEDS_EMULATOR; }
+TEST(each_wait_between_streams_is_needed) { NEEDS_EMULATOR; }
+TEST(any_call_beside_computation_may_fail) { NEEDS_EMULATOR; }
 
 #endif
 
@@ -1186,6 +1288,8 @@ static const test_case tests[] = {
     TEST_CASE(programs_train_alike_on_any_ranks), TEST_CASE(a_rank_that_sat_out_comes_back),
     TEST_CASE(updates_in_the_backward),
     TEST_CASE(waits_between_ranks_are_missed),
+    TEST_CASE(copies_beside_computation), TEST_CASE(each_wait_between_streams_is_needed),
+    TEST_CASE(any_call_beside_computation_may_fail),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -11,6 +11,7 @@ static long pieces_from = 1, update_from = 65536, together = 4096;
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
+#include "test_streams.h"
 
 typedef struct precision_case { const char *name, *residual; } precision_case;
 static const precision_case precisions[] = {
@@ -878,6 +879,29 @@ TEST(values_in_the_hosts_memory)
     tt_program_free(p);
     tt_tape_free(o.d.t);
     TEST_CLOSE(o.d.ctx, &o.d.a);
+}
+
+/* Copies are done when they start or, if the context says so, when they are waited for: the same bits. In
+   the latter way each wait that is left out is noticed. */
+TEST(work_of_other_streams_ends_at_its_wait)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    static float expected[STREAM_RUNS][STREAM_NUMBERS], got[STREAM_RUNS][STREAM_NUMBERS];
+    ctx->options.verify = true;
+    for (int without = -2; without < 2 * STREAM_BLOCKS; without++) { /* a wait; -1: none; -2: at the start */
+        streams s;
+        ctx->late = without > -2;
+        REQUIRE(streams_compile(&s, ctx, "cpu"));
+        s.p->poison = true;
+        if (without >= 0) REQUIRE(streams_drop(&s, without));
+        CHECK(streams_run(&s, without == -2 ? expected : got) == TT_OK);
+        for (int k = 0; k < STREAM_NUMBERS; k++) CHECK(isfinite(expected[0][k]));
+        if (without > -2) CHECK((memcmp(got, expected, sizeof got) == 0) == (without == -1));
+        streams_free(&s);
+    }
+    CHECK(memcmp(expected[0], expected[1], sizeof expected[0]) != 0);
+    TEST_CLOSE(ctx, &a);
 }
 
 /* Sums of squares and updates each run together: what the last of them reads, and all that they write, is
@@ -1937,6 +1961,7 @@ static const test_case tests[] = {
     TEST_CASE(random_networks_replay_bit_for_bit), TEST_CASE(random_networks_have_true_gradients),
     TEST_CASE(verifier_finds_what_is_not_waited_for), TEST_CASE(verifier_finds_bad_groups),
     TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
+    TEST_CASE(work_of_other_streams_ends_at_its_wait),
     TEST_CASE(instructions_that_run_together), TEST_CASE(placement_against_brute_force),
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(gradients_updated_in_the_backward),
