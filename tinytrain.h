@@ -556,6 +556,10 @@ typedef struct tt_plan {
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
        they stream through. Nothing else of the arena is touched before the first step. */
     size_t init_bytes;
+    /* Seconds of a step with one micro-batch on each data rank, by the rates of no GPU in particular (300
+       TFLOP/s in 16 bits and 60 in fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between
+       ranks): of computation, and what that waits for links. */
+    double compute_seconds, exposed_seconds;
     size_t lower_bound_bytes;          /* live at one instruction, at most: no placement needs less */
     size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
     int peak_instruction;              /* its number ... */
@@ -5017,6 +5021,14 @@ static double tt__flops(const tt__instr *i, const tt__mat *in)
     return 2.0 * (double)p.m * (double)p.n * (double)p.k;
 }
 
+/* The matrix that operand `id` is at full capacity, without data; all 0 for no operand. */
+static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
+{
+    const tt__value *v = &t->values[id];
+    const tt__mat m = {NULL, v->shape.dtype, v->shape.rows, v->shape.cols, v->ld};
+    return m;
+}
+
 /* Scratch at full capacity, of the kinds of devices. */
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
@@ -7492,6 +7504,371 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
     }
     tt__free(t->ctx, needed);
     return tt__settle(t, t->n_code);
+}
+
+/* ------------------------------------------------------------------------------------------------ overlap
+   Copies between memories, and what data ranks gather and sum amid a micro-batch, run beside computation, on
+   streams of their own: each is parted into its start and a WAIT. Starts of what is needed are hoisted, as
+   late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
+   change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
+
+/* What a device and its links do a second, in FLOPs and bytes, and what it takes to start work. */
+typedef struct tt__costs {
+    double flops, flops_f32;    /* of matrix products of 16 bits and of f32 */
+    double memory;
+    double link[TT__STREAMS];   /* to the host's memory, from it, and between ranks, by their streams */
+    double launch, meeting;     /* seconds: of an instruction, and of ranks before they move anything */
+} tt__costs;
+
+/* Of no device in particular: an A100 or H100 behind PCIe 4, whose ranks have a faster link. */
+static const tt__costs tt__usual_costs = {300e12, 60e12, 2e12, {0, 25e9, 25e9, 50e9}, 3e-6, 25e-6};
+
+/* The stream beside computation that an instruction could run on; else computation's. */
+static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
+{
+    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    if (!i->in[0] || !i->out[0] || tt__is(i, TT__WAITS)) return TT__COMPUTE_STREAM;
+    if (tt__is(i, TT__ANY_SPACE) && x->space != y->space)
+        return y->space == TT__HOST ? TT__OUT_STREAM : TT__IN_STREAM;
+    return tt__rules_of(i)->phases ? (int)TT__RANKS_STREAM : (int)TT__COMPUTE_STREAM;
+}
+
+static double tt__operand_bytes(const tt_tape *t, int32_t v)
+{
+    const tt__shape *s = &t->values[v].shape;
+    return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
+}
+
+/* Bytes that an instruction reads and writes: of a table, the rows that it looks up. */
+static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
+{
+    double bytes = 0;
+    for (int j = 0; j < TT__MAX_IN; j++)
+        bytes += tt__operand_bytes(t, i->op == TT__OP_EMBEDDING && j == 1 ? i->out[0] : i->in[j]);
+    for (int j = 0; j < TT__MAX_OUT; j++)
+        bytes += (i->add >> j & 1 || tt__is(i, TT__RMW) ? 2 : 1) * tt__operand_bytes(t, i->out[j]);
+    return bytes;
+}
+
+/* Bytes that the member of a collective loads that loads most. */
+static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
+{
+    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
+    const int members = i->move.over == TT__OVER_DATA ? t->data : (int)tt__max(1, t->tensor);
+    int64_t most = 0;
+    for (int me = 0; me < members && tt__rules_of(i)->loads; me++)
+        most = tt__max(most, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
+    return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
+}
+
+/* Seconds of an instruction, at full capacity: those of its FLOPs, of the memory that it touches or of its
+   link. first: nothing of its op has been started together with it. */
+static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt__costs *c, bool first)
+{
+    const int stream = tt__stream_beside(t, i);
+    const double launch = first ? c->launch : 0, meeting = first ? c->meeting : 0;
+    tt__mat in[TT__MAX_IN];
+    if (tt__is(i, TT__WAITS)) return 0;
+    if (stream == TT__RANKS_STREAM) return tt__loaded_bytes(t, i) / c->link[stream] + meeting;
+    if (stream) return tt__operand_bytes(t, i->in[0]) / c->link[stream] + launch;
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+    const double rate = in[0].dtype == TT_F32 ? c->flops_f32 : c->flops;
+    return launch + fmax(i->in[0] ? tt__flops(i, in) / rate : 0, tt__touched_bytes(t, i) / c->memory);
+}
+
+/* What a step of one micro-batch on each data rank takes by its costs. */
+typedef struct tt__replay {
+    double compute, exposed;    /* seconds: of computation, and of what it waits for */
+    double busy[TT__STREAMS];   /* of each link */
+} tt__replay;
+
+static tt_status tt__replay_of(const tt_tape *t, const tt__costs *c, tt__replay *to)
+{
+    double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
+    double now = 0; /* idle: when a stream has done all that it was given; done: what writes a value */
+    memset(to, 0, sizeof *to);
+    if (!done) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const double seconds = tt__seconds_of(t, i, c, k == 0 || !i[-1].with_next);
+        const int link = tt__stream_beside(t, i);
+        to->busy[link] += seconds;
+        if (!link) to->compute += seconds;
+        if (tt__is(i, TT__WAITS)) now = fmax(now, done[i->in[0]]);
+        else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
+        else now += seconds;
+    }
+    to->exposed = now - to->compute;
+    tt__free(t->ctx, done);
+    return TT_OK;
+}
+
+/* Instructions on their way to new places. */
+typedef struct tt__order {
+    tt_tape *t;
+    int n;              /* instructions, with WAITs */
+    int *at, *place;    /* the instruction at each place; the place of each instruction */
+    double *begin;      /* of each instruction: seconds of computation before it */
+    double *seconds;    /* of computation that it takes */
+    double *moves;      /* ... and of a link */
+    int *block;         /* how many blocks end before it */
+    bool *ends;         /* it is the last of a block */
+    int *wait;          /* of a start, its WAIT; 0: it is none */
+} tt__order;
+
+static bool tt__uses_base(const tt_tape *t, const int32_t *ids, int n, int32_t base)
+{
+    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
+    return false;
+}
+
+/* Does a write what b uses? A WAIT writes what it waits for. */
+static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    const bool waits = tt__is(a, TT__WAITS);
+    for (int j = 0; j < (waits ? 1 : TT__MAX_OUT); j++) {
+        const int32_t v = waits ? a->in[0] : a->out[j], base = t->values[v].base;
+        if (v && (tt__uses_base(t, b->in, TT__MAX_IN, base) || tt__uses_base(t, b->out, TT__MAX_OUT, base)))
+            return true;
+    }
+    return false;
+}
+
+static bool tt__must_follow(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+}
+
+/* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
+static bool tt__may_rise(const tt__instr *i)
+{
+    return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
+}
+
+/* Moves instruction x to place `to`. */
+static void tt__move_to(tt__order *o, int x, int to)
+{
+    const int from = o->place[x], step = to < from ? -1 : 1;
+    for (int k = from; k != to; k += step) {
+        o->at[k] = o->at[k + step];
+        o->place[o->at[k]] = k;
+    }
+    o->at[to] = x;
+    o->place[x] = to;
+}
+
+/* Moves x up until computation before it has come no further than `until`, but not amid instructions that run
+   together, nor in front of what block number `first` begins with. with_others: also what is in its way. */
+static void tt__rise(tt__order *o, int x, double until, int first, bool with_others)
+{
+    const tt__instr *code = o->t->code;
+    int k = o->place[x], best = k;
+    double begin = o->begin[x];
+    while (k > 0 && begin > until) {
+        const int q = o->at[k - 1];
+        if (code[q].segment != code[x].segment || o->block[q] < first) break;
+        if (tt__must_follow(o->t, &code[q], &code[x])) {
+            if (!with_others || !tt__may_rise(&code[q])) break;
+            tt__rise(o, q, until, first, true);
+            if (o->at[k - 1] == q) break;
+            continue;
+        }
+        begin = o->begin[q];
+        k--;
+        if (k == 0 || !code[o->at[k - 1]].with_next) best = k;
+    }
+    if (best == o->place[x]) return;
+    o->begin[x] = o->begin[o->at[best]];
+    o->block[x] = o->block[o->at[best]];
+    tt__move_to(o, x, best);
+}
+
+/* Moves WAIT x down until computation has come to `until`, but not behind block number `last`. */
+static void tt__sink(tt__order *o, int x, double until, int last)
+{
+    const tt__instr *code = o->t->code;
+    int best = o->place[x];
+    double begin = o->begin[x];
+    for (int k = best + 1; k < o->n && begin < until; k++) {
+        const int q = o->at[k];
+        if (code[q].segment != code[x].segment || tt__must_follow(o->t, &code[x], &code[q])) break;
+        if (o->block[q] + o->ends[q] > last) break;
+        begin = o->begin[q] + o->seconds[q];
+        if (!code[q].with_next) best = k;
+    }
+    if (best == o->place[x]) return;
+    const int above = o->at[best];
+    o->begin[x] = o->begin[above] + o->seconds[above];
+    o->block[x] = o->block[above] + o->ends[above];
+    tt__move_to(o, x, best);
+}
+
+/* Is a start one of what computation needs soon? Or does it take away what computation has made. */
+static bool tt__brings(const tt__instr *i)
+{
+    return i->stream == TT__IN_STREAM ||
+           (i->stream == TT__RANKS_STREAM && tt__rules_of(i)->phases == TT__SPREAD_PHASE);
+}
+
+/* Hoists start x, which must be done by `due`: in front of what its stream would still be busy with then. */
+static void tt__hoist(tt__order *o, int x, double due, int ahead)
+{
+    double until = due - o->moves[x];
+    for (int k = o->place[x] - 1; k >= 0; k--) {
+        const int q = o->at[k];
+        const tt__instr *i = &o->t->code[q];
+        if (i->stream != o->t->code[x].stream || tt__brings(i)) continue;
+        if (o->begin[q] + o->moves[q] <= until || i->segment != o->t->code[x].segment) break;
+        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* above it */
+    }
+    tt__rise(o, x, until, o->block[o->wait[x]] - ahead, true);
+}
+
+/* The last instruction that reads a storage or what is copied of it, to the host's memory and back. */
+static int tt__last_reader(const tt_tape *t, int32_t v)
+{
+    int last = t->values[v].reader;
+    for (const tt__instr *i = &t->code[last]; tt__stream_beside(t, i) && !i->move.over; i = &t->code[last]) {
+        v = t->values[i->out[0]].base;
+        if (t->values[v].reader <= last) break;
+        last = t->values[v].reader;
+    }
+    return last;
+}
+
+/* Marks where blocks end: in the forward where tt_block_end says so, in the backward behind what last reads a
+   value that is marked; without marks, at each product. At the end of a step, all that runs together is a
+   block. */
+static void tt__mark_blocks(tt__order *o, int n)
+{
+    tt_tape *t = o->t;
+    bool marked = false;
+    tt__index(t);
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        for (int j = 0; j < TT__MAX_OUT; j++) o->ends[k] |= i->out[j] && t->values[i->out[j]].block_end;
+        marked = marked || o->ends[k];
+    }
+    for (int32_t v = 1; v < t->n_values && marked; v++)
+        if (t->values[v].block_end && t->values[v].base == v) o->ends[tt__last_reader(t, v)] = true;
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool alone = i->segment != TT__EACH_MICRO && !i->with_next && !tt__stream_beside(t, i);
+        if (alone || (!marked && tt__is(i, TT__PRODUCT))) o->ends[k] = true;
+    }
+}
+
+/* Parts instruction k into a start, if it may be one, and a WAIT. False: no memory. */
+static bool tt__part_start(tt__order *o, int k, int stream)
+{
+    tt_tape *t = o->t;
+    const tt__instr *i = &t->code[k];
+    const bool of_ranks = stream == TT__RANKS_STREAM, pair = i->move.from != i->move.to;
+    const bool amid = i->move.over == TT__OVER_DATA && i->segment == TT__EACH_MICRO && !pair;
+    const bool together = i->with_next || (k && i[-1].with_next);
+    if (!stream || i->stream || together || (of_ranks && !amid)) return true;
+    if (t->values[i->in[0]].base == t->values[i->out[0]].base) return true;
+    t->code[k].stream = stream;
+    tt__instr wait = t->code[k];
+    wait.op = TT__OP_WAIT;
+    wait.in[1] = wait.in[0];
+    wait.in[0] = wait.out[0];
+    wait.out[0] = 0;
+    wait.add = wait.add_later = 0;
+    wait.stream = TT__COMPUTE_STREAM;
+    memset(&wait.move, 0, sizeof wait.move);
+    memset(&wait.attr, 0, sizeof wait.attr);
+    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
+    o->wait[k] = t->n_code;
+    t->code[t->n_code++] = wait;
+    return true;
+}
+
+static bool tt__order_open(tt__order *o, tt_tape *t, const tt__costs *c, int n)
+{
+    const size_t most = 2 * (size_t)n + 1; /* each has a WAIT */
+    memset(o, 0, sizeof *o);
+    o->t = t;
+    o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * most);
+    o->at = (int *)tt__calloc(t->ctx, 4 * sizeof *o->at * most);
+    o->ends = (bool *)tt__calloc(t->ctx, sizeof *o->ends * most);
+    if (!o->begin || !o->at || !o->ends) return false;
+    o->seconds = o->begin + most;
+    o->moves = o->seconds + most;
+    o->place = o->at + most;
+    o->block = o->place + most;
+    o->wait = o->block + most;
+    tt__mark_blocks(o, n);
+    double now = 0;
+    for (int k = 0, blocks = 0; k < n; k++) {
+        const int stream = tt__stream_beside(t, &t->code[k]);
+        const double seconds = tt__seconds_of(t, &t->code[k], c, k == 0 || !t->code[k - 1].with_next);
+        if (!tt__part_start(o, k, stream)) return false;
+        const int wait = o->wait[k];
+        o->at[o->n++] = k;
+        o->begin[k] = now;
+        o->block[k] = blocks;
+        if (wait) {
+            o->moves[k] = seconds;
+            o->at[o->n++] = wait;
+            o->begin[wait] = now;
+            o->block[wait] = blocks;
+        } else if (!t->code[k].stream) {
+            o->seconds[k] = seconds; /* also of a copy that stays on the stream of computation */
+        }
+        now += o->seconds[k];
+        blocks += o->ends[k];
+    }
+    for (int k = 0; k < o->n; k++) o->place[o->at[k]] = k;
+    return true;
+}
+
+/* The tape's instructions in their new order. */
+static tt_status tt__reorder(tt__order *o)
+{
+    tt_tape *t = o->t;
+    tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)(o->n + 1));
+    if (!code) return TT_ERR_MEMORY;
+    for (int k = 0; k < o->n; k++) code[k] = t->code[o->at[k]];
+    tt__free(t->ctx, t->code);
+    t->code = code;
+    t->cap_code = o->n + 1;
+    return TT_OK;
+}
+
+/* ahead: of how many blocks the results may be there before these begin, and what they have left behind still
+   be there after their ends; 0: nothing runs beside computation. */
+static tt_status tt__pass_overlap(tt_tape *t, const tt__costs *c, int ahead)
+{
+    const int n = t->n_code;
+    tt__order o;
+    double due[TT__STREAMS], idle[TT__STREAMS] = {0};
+    if (ahead <= 0) return TT_OK;
+    bool ok = tt__order_open(&o, t, c, n);
+    for (int k = 0; k < n && ok; k++) { /* as early as their operands, as late as what uses them */
+        if (!o.wait[k]) continue;
+        if (tt__brings(&t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
+        else tt__rise(&o, k, -1, 0, false);
+    }
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* when the next of a stream must start */
+    for (int k = n - 1; k >= 0 && ok; k--) {
+        double *next = &due[t->code[k].stream];
+        if (!o.wait[k] || !tt__brings(&t->code[k])) continue;
+        tt__hoist(&o, k, fmin(*next, o.begin[o.wait[k]]), ahead);
+        *next = fmin(*next, o.begin[k]);
+    }
+    for (int k = 0; k < n && ok; k++) {
+        if (!o.wait[k] || tt__brings(&t->code[k])) continue;
+        double *end = &idle[t->code[k].stream];
+        *end = fmax(*end, o.begin[k]) + o.moves[k];
+        tt__sink(&o, o.wait[k], *end, o.block[o.wait[k]] + ahead);
+    }
+    tt_status status = ok ? tt__reorder(&o) : TT_ERR_MEMORY;
+    tt__free(t->ctx, o.begin);
+    tt__free(t->ctx, o.at);
+    tt__free(t->ctx, o.ends);
+    return status;
 }
 
 /* ===========================================================================================================
@@ -13174,12 +13551,15 @@ typedef struct tt__settings {
     bool scales;            /* the loss scale changes */
 } tt__settings;
 
+enum { TT__AHEAD = 2 }; /* tt__choice's, of devices that have streams */
+
 /* What may differ between programs of the same settings, to fit a budget. */
 typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
     int activations;        /* with TT__OUT_ACTIVATIONS: of so many blocks, but not of the last */
     bool update_in_backward;
+    int ahead;              /* blocks that copies and collectives may run ahead; 0: none runs beside */
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -13197,6 +13577,7 @@ typedef struct tt__built {
     size_t of_first;        /* bytes on the device of what only data rank 0 has */
     int together;           /* most instructions that run together */
     int under_way;          /* most that have been started on other streams and are not waited for yet */
+    tt__replay replay;      /* of a step */
 } tt__built;
 
 /* What tt_set has left of an input: nothing since the last run, its data, or data that an update, or a run or
@@ -13512,17 +13893,10 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations));
     TT__PASS(t, "settings", tt__pass_settings(t));
+    TT__PASS(t, "overlap", tt__pass_overlap(t, &tt__usual_costs, choice->ahead));
     return TT_OK;
 }
 #undef TT__PASS
-
-/* The matrix that operand `id` is at full capacity, without data; all 0 for no operand. */
-static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
-{
-    const tt__value *v = &t->values[id];
-    const tt__mat m = {NULL, v->shape.dtype, v->shape.rows, v->shape.cols, v->ld};
-    return m;
-}
 
 /* Fails if the device has no kernel for an instruction. */
 static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
@@ -13711,6 +14085,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
         started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
         b->under_way = (int)tt__max(b->under_way, started);
     }
+    if (status == TT_OK) status = tt__replay_of(b->t, &tt__usual_costs, &b->replay);
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
     if (status == TT_OK) status = tt__refused(b->t, s->crew);
@@ -13901,6 +14276,18 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
+/* Does a program with copies or collectives beside computation need more than a budget? */
+static bool tt__exceeds(const tt_program *p, tt__arena *shared)
+{
+    tt_context *ctx = p->ctx;
+    size_t persistent, transient;
+    if (!p->built.under_way || tt__check_extent(p, shared, &persistent, &transient) != TT_ERR_BUDGET)
+        return false;
+    ctx->status = TT_OK;
+    ctx->error[0] = 0;
+    return true;
+}
+
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o)
 {
     tt__choice choice;
@@ -13914,9 +14301,15 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     choice.offload = p->settings.offload;
     choice.activations = INT_MAX;
     choice.update_in_backward = p->settings.early;
+    choice.ahead = p->settings.kind && p->settings.kind->host && !p->ctx->late ? 0 : TT__AHEAD;
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
+    while (status == TT_OK && choice.ahead && tt__exceeds(p, o->share ? o->share->arena : NULL)) {
+        choice.ahead--; /* less runs beside computation, in less memory */
+        tt__built_free(p->ctx, &p->built);
+        status = tt__build(t, root, &p->settings, &choice, &p->built);
+    }
     if (status == TT_OK) status = tt__make_ranks(p);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
@@ -15578,6 +15971,8 @@ tt_plan tt_program_plan(const tt_program *p)
     tt__count_transfers(p, &plan);
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
+    plan.compute_seconds = p->built.replay.compute;
+    plan.exposed_seconds = p->built.replay.exposed;
     for (int k = 0; k < tt__storages(p); k++)
         if (tt__storage_at_peak(p, k, &v)) plan.at_peak[v.category] += v.bytes;
     plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->settings.kind->resident;
@@ -15748,6 +16143,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, ", with one micro-batch%s; %.1f MB for each more", plan.ranks > 1 ? " on each" : "",
                   mb * (double)plan.transfer_micro_bytes);
     if (plan.transfer_bytes) tt__print(&text, "\n");
+    if ((plan.transfer_bytes || plan.ranks > 1) && !p->settings.kind->host)
+        tt__print(&text, "  by the rates of no GPU in particular: %.1f ms of computation, which waits "
+                  "%.1f ms for links\n", 1e3 * plan.compute_seconds, 1e3 * plan.exposed_seconds);
     tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity",
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);

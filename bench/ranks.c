@@ -1,4 +1,4 @@
-/* Several ranks, in four parts (--only names one):
+/* Several ranks, in five parts (--only names one):
 
    moved   Bytes that a rank loads from other ranks' memory in a training step, beside the least that its
            strategy needs (tt_plan.moved_bytes and .moved_least_bytes), by plans for --ranks CUDA devices. And
@@ -10,11 +10,13 @@
            Time is that between two points where all ranks meet: what they wait for each other is in it.
    step    Training steps of DistilBERT-base, --seqs x --length tokens, AdamW, on --cpu-ranks ranks with one
            thread each, beside as many threads of one rank: a step of each in turn.
-   replay  What a step on GPUs takes by its plan, without a GPU, and how much of that is communication. One
-           instruction runs after the other, as long as its FLOPs or its bytes take, whichever is more; a
-           group of collectives takes --latency, and as long as the link needs for the bytes that the rank
-           which loads most loads. Nothing overlaps. Rates of three machines are presets; --flops, --memory
-           and --link replace those of all of them.
+   replay  What a step on GPUs takes by its plan, without a GPU, and how long computation waits in it for
+           links. An instruction takes as long as its FLOPs or its bytes take, whichever is more; a group of
+           collectives takes --latency, and as long as the link needs for the bytes that the rank which loads
+           most loads. One runs after the other, but for what the plan lets run on other streams until a
+           WAIT. Rates of three machines are presets; --flops, --memory and --link replace those of all.
+   offload The same on one GPU of two of these machines, with a link of 50 and of 25 GB/s to the host's memory
+           in each direction, where some of the step lies in that.
 
    Rates of the presets: an H200 multiplies bf16 at 989 TFLOP/s, dense, and moves 4800 GB/s, an A10 multiplies
    at 125 TFLOP/s and moves 600 GB/s (NVIDIA's data sheets); kernels should reach 60% and 85% of these
@@ -31,10 +33,10 @@ static struct {
 
 /* ------------------------------------------------------------------------------------------------- plans */
 
-typedef struct strategy { const char *name; int zero, tensor; bool server; } strategy;
-static const strategy strategies[] = {{"zero 0", 0, 1, false}, {"zero 1", 1, 1, false},
-                                      {"zero 2", 2, 1, false}, {"zero 3", 3, 1, false},
-                                      {"server", 0, 1, true},  {"tensor 2", 1, 2, false}};
+typedef struct strategy { const char *name; int zero, tensor; bool server; const char *offload; } strategy;
+static const strategy strategies[] = {{"zero 0", 0, 1, false, NULL}, {"zero 1", 1, 1, false, NULL},
+                                      {"zero 2", 2, 1, false, NULL}, {"zero 3", 3, 1, false, NULL},
+                                      {"server", 0, 1, true, NULL},  {"tensor 2", 1, 2, false, NULL}};
 
 enum { DISTILBERT, VIT, DECODER, MODELS };
 static const char *const model_names[] = {"DistilBERT, 16 x 512", "ViT-L/16, 64 images", "6B, 2 x 2048"};
@@ -81,6 +83,7 @@ static void plan(tt_context *ctx, planned *to, int kind, const char *device, con
     o.recompute = c.recompute = recompute;
     o.device = c.device = device;
     o.parallel = c.parallel = parallel_of(s);
+    o.offload = c.offload = s->offload;
     o.max_seqs = kind == VIT ? 64 : 16;
     o.max_tokens = 16 * 512;
     if (kind == DECODER) { plan_decoder(ctx, to, &c); return; }
@@ -320,53 +323,43 @@ static const machine machines[] = {
     {"4 A10, staged", "cuda*4", 0.60 * 125e12, 0.85 * 600e9, 9e9},
 };
 
-static double operand_bytes(const tt_program *p, int32_t v)
-{
-    const tt__shape *s = &p->built.t->values[v].shape;
-    return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
-}
-
-/* Bytes that an instruction reads and writes, as bench__bytes counts those of a launch. */
-static double instruction_bytes(const tt_program *p, const tt__instr *i)
-{
-    double bytes = 0;
-    for (int j = 0; j < TT__MAX_IN; j++)
-        bytes += operand_bytes(p, i->op == TT__OP_EMBEDDING && j == 1 ? i->out[0] : i->in[j]);
-    for (int j = 0; j < TT__MAX_OUT; j++)
-        bytes += (i->add >> j & 1 || tt__is(i, TT__RMW) ? 2 : 1) * operand_bytes(p, i->out[j]);
-    return bytes;
-}
-
-/* Seconds of an instruction of no collective. */
-static double compute_seconds(const tt_program *p, const tt__instr *i, const machine *m)
-{
-    tt__mat in[TT__MAX_IN];
-    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(p->built.t, i->in[j]);
-    return fmax(i->in[0] ? tt__flops(i, in) / m->flops : 0, instruction_bytes(p, i) / m->memory);
-}
-
-/* Bytes that the member of a collective loads that loads most. */
-static double loaded_bytes(const tt_program *p, const tt__instr *i)
-{
-    const tt__value *x = &p->built.t->values[i->in[0]], *y = &p->built.t->values[i->out[0]];
-    const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
-    const int members = i->move.over == TT__OVER_DATA ? p->arena->data : p->arena->tensor;
-    int64_t most = 0;
-    for (int me = 0; me < members && tt__rules_of(i)->loads; me++)
-        most = tt__max(most, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
-    return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
-}
-
 /* A step of one micro-batch on each data rank. */
-static void replay(const tt_program *p, const machine *m, double *compute, double *communicate)
+static tt__replay replay(const tt_program *p, const machine *m, double link)
 {
-    const tt_tape *t = p->built.t;
-    *compute = *communicate = 0;
-    for (int k = 0; k < t->n_code; k++) {
-        const tt__instr *i = &t->code[k];
-        if (!tt__is_collective(i)) { *compute += compute_seconds(p, i, m); continue; }
-        const bool first = k == 0 || !t->code[k - 1].with_next;
-        *communicate += loaded_bytes(p, i) / m->link + (first ? 1e-6 * opt.latency : 0);
+    const tt__costs c = {m->flops, m->flops / 2, m->memory, {0, link, link, m->link}, 0, 1e-6 * opt.latency};
+    tt__replay r;
+    if (tt__replay_of(p->built.t, &c, &r) != TT_OK) bench_die("no memory");
+    return r;
+}
+
+static machine machine_of(int k)
+{
+    machine m = machines[k];
+    if (opt.flops) m.flops = 1e12 * opt.flops;
+    if (opt.memory) m.memory = 1e9 * opt.memory;
+    if (opt.link) m.link = 1e9 * opt.link;
+    return m;
+}
+
+static void offloads(void)
+{
+    static const strategy how[] = {{"optimizer", 0, 1, false, "optimizer"},
+                                   {"parameters", 0, 1, false, "parameters"},
+                                   {"all three", 0, 1, false, "optimizer,gradients,parameters"}};
+    char name[128];
+    for (int k = 0; k < 2 * MODELS * TT__COUNT(how); k++) {
+        const machine m = machine_of(k / MODELS / TT__COUNT(how));
+        const int model = k / TT__COUNT(how) % MODELS;
+        planned x;
+        plan(bench_reopen(), &x, model, "cuda", "bf16-mixed", model == DECODER ? "blocks" : "cheap",
+             &how[k % TT__COUNT(how)]);
+        for (int link = 50; link >= 25; link /= 2) {
+            const tt__replay r = replay(x.p, &m, 1e9 * link);
+            snprintf(name, sizeof name, "%s, %d GB/s: %s, %s", m.name, link, model_names[model],
+                     how[k % TT__COUNT(how)].name);
+            bench_row(name, 1e3 * r.exposed, "ms", 1e3 * (r.compute + r.exposed));
+        }
+        forget(&x);
     }
 }
 
@@ -375,17 +368,13 @@ static void replays(void)
     char name[128];
     for (int k = 0; k < TT__COUNT(machines) * MODELS; k++)
         for (int s = 0; s < TT__COUNT(strategies); s++) {
-            machine m = machines[k / MODELS];
+            const machine m = machine_of(k / MODELS);
             planned x;
-            double compute, communicate;
-            if (opt.flops) m.flops = 1e12 * opt.flops;
-            if (opt.memory) m.memory = 1e9 * opt.memory;
-            if (opt.link) m.link = 1e9 * opt.link;
             const char *recompute = k % MODELS == DECODER ? "blocks" : "cheap";
             plan(bench_reopen(), &x, k % MODELS, m.device, "bf16-mixed", recompute, &strategies[s]);
-            replay(x.p, &m, &compute, &communicate);
+            const tt__replay r = replay(x.p, &m, m.link);
             snprintf(name, sizeof name, "%s: %s, %s", m.name, model_names[k % MODELS], strategies[s].name);
-            bench_row(name, 1e3 * communicate, "ms", 1e3 * (compute + communicate));
+            bench_row(name, 1e3 * r.exposed, "ms", 1e3 * (r.compute + r.exposed));
             forget(&x);
         }
 }
@@ -393,7 +382,7 @@ static void replays(void)
 int main(int argc, char **argv)
 {
     const bench_flag flags[] = {
-        {"--only", NULL, &opt.only, NULL, "PART: moved, reduce, step or replay (all)"},
+        {"--only", NULL, &opt.only, NULL, "PART: moved, reduce, step, replay or offload (all)"},
         {"--ranks", &opt.ranks, NULL, NULL, "devices of the plans whose bytes are counted"},
         {"--cpu-ranks", &opt.cpu_ranks, NULL, NULL, "ranks on the CPU, with one thread each"},
         {"--elements", &opt.elements, NULL, NULL, "of the largest all-reduce; others have 1/16 and 1/256"},
@@ -407,11 +396,12 @@ int main(int argc, char **argv)
         {"--link", &opt.link, NULL, NULL, "GB/s of the replay's links"},
     };
     static const struct { const char *name; void (*run)(void); } parts[] = {
-        {"moved", moved}, {"reduce", reduce}, {"step", steps}, {"replay", replays}};
+        {"moved", moved}, {"reduce", reduce}, {"step", steps}, {"replay", replays},
+        {"offload", offloads}};
     bool any = false;
     bench_open(argc, argv, flags, TT__COUNT(flags));
     for (int k = 0; k < TT__COUNT(parts); k++) any = any || !opt.only || strcmp(opt.only, parts[k].name) == 0;
-    if (!any) bench_die("--only '%s': expected moved, reduce, step or replay", opt.only);
+    if (!any) bench_die("--only '%s': expected moved, reduce, step, replay or offload", opt.only);
     for (int k = 0; k < TT__COUNT(parts); k++)
         if (!opt.only || strcmp(opt.only, parts[k].name) == 0) parts[k].run();
     bench_close();

@@ -35,12 +35,13 @@ typedef struct setup {
     bool poison;             /* storages are overwritten as soon as they are dead */
     bool at_once;            /* a step is one round, by tt_step */
     bool unclipped;
+    bool late;               /* copies and collectives run beside computation, as late as they may */
 } setup;
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
-    const setup s = {on, precision, "cheap", NULL, groups, per_leaf, 1, ROWS, VOCAB, false, false, false,
-                     false};
+    const setup s = {on,   precision, "cheap", NULL,  groups, per_leaf, 1,
+                     ROWS, VOCAB,     false,   false, false,  false,    false};
     return s;
 }
 
@@ -168,6 +169,7 @@ static bool open_net(net *n, const setup *s, bool evaluates)
     co.verify = true;
     n->ctx = tt_open(&co);
     if (!n->ctx || !CHECK(record(n, s->capacity, s->vocab))) return false;
+    n->ctx->late = s->late;
     tt_compile_options o = options_of(s);
     n->p = tt_compile(n->t, n->loss, &o);
     if (!FINE(n, n->p ? TT_OK : tt_error_code(n->ctx))) return false;
@@ -532,6 +534,32 @@ TEST(ranks_recompute)
     }
 }
 
+/* Gathers and sums that end as late as they may change no bit. */
+TEST(ranks_overlap)
+{
+    static const layout on[] = {{"cpu*2", 3, 0}, {"cpu*4", 3, 0}, {"cpu*4", 2, 0}, {"cpu*2", 0, MICROS}};
+    static char text[1 << 18];
+    for (int p = 0; p < PRECISIONS; p++) {
+        setup s = setup_of(on[0], precisions[p], 4, 2);
+        net n;
+        s.late = s.poison = true;
+        s.recompute = p % 2 ? "blocks" : "cheap";
+        if (open_net(&n, &s, false)) {
+            int hoisted = 0, waits = 0;
+            const tt_tape *t = n.p->built.t;
+            for (int k = 0; k + 1 < t->n_code; k++) {
+                waits += t->code[k].op == TT__OP_WAIT;
+                hoisted += t->code[k].op == TT__OP_ALL_GATHER && t->code[k].stream == TT__RANKS_STREAM &&
+                           t->code[k + 1].op != TT__OP_WAIT;
+            }
+            tt_program_text(n.p, text, sizeof text);
+            CHECK(strstr(text, "wait") != NULL && hoisted > 8 && waits > 16 && n.p->built.under_way > 1);
+        }
+        close_net(&n);
+        same_bits(s, on, TEST_COUNT(on));
+    }
+}
+
 /* What lies in the host's memory changes no bit, nor the state. */
 static void offloads_with(const layout *on, int count, const char *precision, int groups, int per_leaf,
                           bool at_once)
@@ -545,12 +573,14 @@ static void offloads_with(const layout *on, int count, const char *precision, in
     for (int k = 0; k < count; k++) {
         s.on = at_once ? on[k] : ones[sums_micros(on[k])];
         s.offload = NULL;
+        s.late = false;
         outcome *expected = &one[at_once ? 0 : sums_micros(on[k])];
         if (at_once) free_outcome(expected);
         if (!expected->params.bytes && !train(&s, expected)) return;
         s.on = on[k];
         for (int m = 0; m < TEST_COUNT(offloads); m++) {
             s.offload = offloads[m];
+            s.late = (k + m) % 2;
             if (!everything() && m != all && m != k % all) continue;
             if (train(&s, &many)) same_outcome(&s, expected, &many, true, __LINE__);
             free_outcome(&many);
@@ -845,6 +875,7 @@ TEST(updates_in_the_backward)
         for (int k = 0; k < TEST_COUNT(on); k++) {
             s.on = on[k];
             s.offload = (k + p) % 3 == 1 ? "optimizer,parameters" : NULL;
+            s.late = (k + p) % 2;
             update_from = from[(k + p) % 3];
             pieces_from = k == 2 ? 5000 : 1; /* smaller ones are summed at the end */
             if (train(&s, &many)) same_outcome(&s, &one[sums_micros(s.on)], &many, true, __LINE__);
@@ -1382,7 +1413,8 @@ static const test_case tests[] = {
     TEST_CASE(ranks_split_large_tensors_only),
     TEST_CASE(ranks_with_a_loss_in_chunks),
     TEST_CASE(ranks_step_at_once),
-    TEST_CASE(updates_in_the_backward), TEST_CASE(ranks_recompute), TEST_CASE(ranks_offload),
+    TEST_CASE(updates_in_the_backward), TEST_CASE(ranks_recompute), TEST_CASE(ranks_overlap),
+    TEST_CASE(ranks_offload),
     TEST_CASE(ranks_of_any_number_of_threads),
     TEST_CASE(gradients_between_micro_steps_of_ranks),
     TEST_CASE(ranks_evaluate),

@@ -1463,7 +1463,7 @@ TEST(builds_are_pure)
         memcpy(was, m.t->values, values);
         for (int k = 0; k < 30; k++) {
             const int number = k * 7 % CHOICES;
-            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false};
+            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false, number % 3};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
             if (k < CHOICES) { kept[number] = b; continue; }
@@ -1480,7 +1480,8 @@ TEST(builds_are_pure)
         free(was);
 
         long calls = a.calls, failed = 0; /* each allocation fails in turn */
-        tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1, !precision};
+        tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1, !precision,
+                             precision ? 2 : 0};
         tt__built b;
         REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
         tt__built_free(ctx, &b);
