@@ -316,6 +316,12 @@ void tt_block_end(tt_tape *t, tt_value v); /* v ends a block: tt_compile_options
 /* Whatever tt_compile_options.offload says, v lies in the host's memory while nothing uses it: a parameter,
    or what the backward reads of the forward, which recompute then keeps. */
 void tt_offload(tt_tape *t, tt_value v);
+/* What the backward reads of v is kept for it, or computed again from what is there, whatever
+   tt_compile_options.recompute says: the same bits. Of two marks the later one counts. Where the backward
+   does not read v (as what goes into a sum), or v cannot be computed again (inputs, parameters, losses,
+   outputs, ends of blocks, what is marked by tt_offload), a mark changes nothing. */
+void tt_keep(tt_tape *t, tt_value v);
+void tt_recompute(tt_tape *t, tt_value v);
 
 /* y = x W^T + b.  x (rows, in), w (out, in), b (out) or NULL -> (rows, out) */
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
@@ -483,7 +489,10 @@ typedef struct tt_compile_options {
        "cheap" (default): results of layer norm, GELU and SiLU, and 16-bit copies of weights, at no matrix
        products, and what ranks gathered for parallel.sequence; "attention": its results too; "blocks":
        whatever the backward reads of the blocks that tt_block_end marks, except the last, with which the
-       backward begins (Chen et al., "Training deep nets with sublinear memory cost", 2016). */
+       backward begins (Chen et al., "Training deep nets with sublinear memory cost", 2016). "budget": of what
+       the backward reads, what costs the fewest FLOPs so that the plan fits memory_budget, which must be set;
+       ends of blocks are kept. The plan says what was chosen. If nothing fits, the error has what each of the
+       other choices needs and the smallest plan that was found. */
     const char *recompute;
     /* What lies in the host's memory and is copied to the device only while it is used there, for the same
        bits: a list with commas of "optimizer" (its state), "gradients" (from the end of the backward, or of
@@ -2548,6 +2557,8 @@ struct tt_param {
 typedef enum tt__storage {
     TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP
 } tt__storage;
+/* What tt_keep and tt_recompute have asked for. */
+typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__mark;
 /* In whose memory a value lies. Where the device's is the host's, instructions may use both. */
 typedef enum tt__space { TT__DEVICE, TT__HOST, TT__SPACES } tt__space;
 /* The layout of a tensor over the tensor ranks. WHOLE: the same on each. ROWS, COLS: each has its own rows or
@@ -2589,6 +2600,7 @@ typedef struct tt__value {
     bool keep;          /* readable after the run */
     bool block_end;     /* recompute: the backward finds it rather than computes it again */
     bool offload;       /* tt_offload's mark, of a storage */
+    tt__mark mark;      /* recompute: what the user has asked for */
     bool persistent;    /* lives from run to run */
     bool pinned_f32;    /* statistics and losses: no precision pass changes it */
     bool residual;      /* precision: of the residual stream */
@@ -2905,6 +2917,15 @@ void tt_offload(tt_tape *t, tt_value v)
     if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].offload = true;
     else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_offload: value %d is not on this tape", (int)v.id);
 }
+
+static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark mark)
+{
+    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].mark = mark;
+    else tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: value %d is not on this tape", what, (int)v.id);
+}
+
+void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
+void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v, TT__MARKED_AGAIN); }
 
 /* v is on the tape, as operand `number` of what an error calls `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
@@ -5315,6 +5336,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         i->attr.scale = 1;
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[t->values[i->in[0]].base].offload |= y->offload;
+        if (y->mark != TT__UNMARKED) t->values[t->values[i->in[0]].base].mark = y->mark;
         t->values[i->out[0]].instead = i->in[0];
         tt__drop(t, k);
     }
@@ -6313,15 +6335,16 @@ static void tt__pass_fold_casts(tt_tape *t)
 /* ---------------------------------------------------------------------------------------------- recompute */
 
 typedef enum tt__recompute {
-    TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS
+    TT__RECOMPUTE_NONE, TT__RECOMPUTE_CHEAP, TT__RECOMPUTE_ATTENTION, TT__RECOMPUTE_BLOCKS,
+    TT__RECOMPUTE_BUDGET    /* of options, not of choices */
 } tt__recompute;
+static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
 
 static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
 {
-    static const char *const names[] = {"none", "cheap", "attention", "blocks"};
     int k;
-    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", names, 4,
-                                 "none, cheap, attention or blocks", &k);
+    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", tt__recompute_names, 5,
+                                 "none, cheap, attention, blocks or budget", &k);
     *out = (tt__recompute)k;
     return status;
 }
@@ -6329,6 +6352,7 @@ static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__reco
 typedef struct tt__recomputer {
     tt_tape *t;
     tt__recompute policy;
+    const bool *drop; int n_drop; /* of each value: computed again whatever the policy                      */
     int forward;     /* the first instruction of the backward */
     int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
     int at;          /* before which instructions are put in: the one that needs them */
@@ -6340,8 +6364,16 @@ static bool tt__is_saved(const tt__recomputer *r, int32_t v)
     return r->t->values[r->t->values[v].base].reader >= r->forward;
 }
 
-/* What computes v again, from values that are there; op -1 where v is kept. */
-static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
+static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
+{
+    const tt__value *x = &r->t->values[v];
+    if (x->mark != TT__UNMARKED) return x->mark == TT__MARKED_AGAIN && x->writes == 1;
+    return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
+}
+
+/* What computes v again; op -1 where v is kept. *deep: what it reads is computed again too where the backward
+   does not read it anyway; else all of that is there. As an argument: v is read by something deep. */
+static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
     const int at = tt__producer(r->t, v);
@@ -6349,15 +6381,22 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
     if (at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload)
         return none;
     const tt__instr *f = &r->t->code[at];
-    if (at < r->whole) return tt__is(f, TT__LOSS) ? none : *f;
+    const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
+    const bool with_operand = activated && tt__is_dropped(r, f->out[1]); /* of the activation */
+    const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
+    const bool of_operand = activated && !with_operand && tt__is_saved(r, f->out[1]);
+    if (x->mark == TT__MARKED_KEEP && saved) return none;
+    *deep = !of_operand && (dropped || with_operand || (*deep && !saved && x->writes == 1));
+    if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
     if (f->out[0] != v) return none; /* statistics are small */
-    if (tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && tt__is_saved(r, f->out[1])) {
+    if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
         i.op = TT__OP_ACTIVATION;
         i.attr = f->attr;
         i.in[0] = f->out[1];
         i.out[0] = v;
         return i;
     }
+    if (r->policy == TT__RECOMPUTE_NONE) return none;
     if (tt__is(f, TT__AGAIN_KEPT)) {
         tt__storage storage = r->t->values[f->in[0]].storage;
         return storage == TT__INPUT || storage == TT__PARAMETER ? *f : none;
@@ -6368,16 +6407,16 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v)
     return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
 }
 
-/* What the backward reads instead of operand v; 0 when out of memory. */
-static int32_t tt__read_again(tt__recomputer *r, int32_t v)
+/* What the backward, or something deep, reads instead of operand v; 0 when out of memory. */
+static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
     if (!t->values[base].instead) {
-        tt__instr i = tt__recomputation(r, base);
+        tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
         for (int j = 0; j < TT__MAX_IN; j++)
-            if (i.in[j] && !(i.in[j] = tt__read_again(r, i.in[j]))) return 0;
+            if (i.in[j] && !(i.in[j] = tt__read_again(r, i.in[j], deep))) return 0;
         for (int o = 0; o < TT__MAX_OUT; o++) {
             int32_t old = i.out[o], id;
             if (!old) continue;
@@ -6399,36 +6438,42 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v)
     return v;
 }
 
-/* The instructions before the last block. Without marks, 0. */
-static int tt__blocks_to_recompute(const tt_tape *t, int forward)
+/* The instructions of the first `blocks` blocks, or of all but the last, if these are fewer. Without marks,
+   0. */
+static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 {
     int end[2] = {0, 0}; /* of the last two marks: where what they mark is computed, and one more */
+    int most = 0, marks = 0; /* the end of the last block wanted */
     double bytes[2] = {0, 0}; /* of what is computed between them, and after the last */
     for (int k = 0; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end) {
                 end[0] = end[1];
                 end[1] = k + 1;
+                if (++marks <= blocks) most = k + 1;
             }
     for (int k = end[0]; k < forward; k++)
         for (int o = 0; o < TT__MAX_OUT; o++)
             if (t->code[k].out[o])
                 bytes[k >= end[1]] += (double)tt__storage_bytes(&t->values[t->code[k].out[o]]);
-    return bytes[1] < bytes[0] / 2 ? end[0] : end[1]; /* a head follows the last mark, or one more block */
+    const int last = bytes[1] < bytes[0] / 2 ? 0 : 1; /* a head follows the last mark, or one more block */
+    return most < end[last] ? most : end[last];
 }
 
 /* The backward reads what copies of forward instructions compute again, so that the forward's results need
-   not be kept. A copy stands before the first instruction that reads it, and runs only what that needs. */
-static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy)
+   not be kept. A copy stands before the first instruction that reads it, and runs only what that needs.
+   blocks: of policy "blocks", how many of the first blocks. drop: of each of the tape's first n_drop values,
+   is it computed again whatever the policy? */
+static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
+                                    int n_drop)
 {
-    tt__recomputer r = {t, policy, 0, 0, 0};
-    if (policy == TT__RECOMPUTE_NONE) return TT_OK;
+    tt__recomputer r = {t, policy, drop, n_drop, 0, 0, 0};
     const int n = tt__index(t);
     while (r.forward < n && !t->code[r.forward].backward) r.forward++;
-    if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward);
+    if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward, blocks);
     for (r.at = r.forward; r.at < n; r.at++)
         for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward; j++) {
-            int32_t v = t->code[r.at].in[j], with = v ? tt__read_again(&r, v) : 0;
+            int32_t v = t->code[r.at].in[j], with = v ? tt__read_again(&r, v, false) : 0;
             if (v && !with) return TT_ERR_MEMORY;
             t->code[r.at].in[j] = with;
         }
@@ -7388,11 +7433,7 @@ static int tt__first_blocks(const tt_tape *t, int blocks)
 {
     int forward = 0;
     while (forward < t->n_code && !t->code[forward].backward) forward++;
-    const int most = tt__blocks_to_recompute(t, forward);
-    for (int k = 0; k < most; k++)
-        for (int o = 0; o < TT__MAX_OUT; o++)
-            if (t->code[k].out[o] && t->values[t->code[k].out[o]].block_end && --blocks == 0) return k + 1;
-    return blocks > 0 ? most : 0;
+    return tt__blocks_to_recompute(t, forward, blocks);
 }
 
 /* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
@@ -13560,6 +13601,8 @@ typedef struct tt__choice {
     int activations;        /* with TT__OUT_ACTIVATIONS: of so many blocks, but not of the last */
     bool update_in_backward;
     int ahead;              /* blocks that copies and collectives may run ahead; 0: none runs beside */
+    int blocks;             /* "blocks": the first so many are computed again; INT_MAX: all but the last */
+    const bool *drop; int n_drop; /* of each of the first values: computed again whatever `recompute` is */
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -13578,6 +13621,7 @@ typedef struct tt__built {
     int together;           /* most instructions that run together */
     int under_way;          /* most that have been started on other streams and are not waited for yet */
     tt__replay replay;      /* of a step */
+    int forward_values;     /* values with smaller numbers are the forward's, the same for any choice */
 } tt__built;
 
 /* What tt_set has left of an input: nothing since the last run, its data, or data that an update, or a run or
@@ -13631,6 +13675,7 @@ struct tt_program {
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     double flops;
+    int builds;             /* tried to fit the budget */
 };
 
 tt_parallel tt_parallel_default(void)
@@ -13882,7 +13927,9 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
                         "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
-    if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute));
+    b->forward_values = t->n_values;
+    if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute, choice->blocks,
+                                                                choice->drop, choice->n_drop));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
     if (tensor > 1) TT__PASS(t, "tensor losses", tt__pass_tensor_losses(t));
     TT__PASS(t, "counts", tt__pass_counts(t));
@@ -13974,6 +14021,9 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
     tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload));
+    if (o->train && s->recompute == TT__RECOMPUTE_BUDGET && !o->memory_budget)
+        tt__note_error(ctx, &all, &status, tt__fail(ctx, TT_ERR_ARGUMENT, "recompute 'budget' chooses what "
+                                                    "fits memory_budget, which is not set"));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
     tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->early));
     s->crew = tt__find_devices(ctx, o->device);
@@ -14146,36 +14196,500 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
     return TT_OK;
 }
 
-/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there. Fails
-   if they are more than the budget of one of the arena's programs, or than is allocated. */
-static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, size_t *persistent,
-                                  size_t *transient)
+/* The bytes of an arena with a program in it. */
+typedef struct tt__extent {
+    size_t persistent, transient, bytes; /* bytes: of both, and of what only data rank 0 has                */
+    size_t budget;          /* the least of the arena's programs'; 0: none has one */
+    bool by_them;           /* it is that of another program than the one that joins */
+    bool grows;             /* they are more than the arena had */
+} tt__extent;
+
+/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there. */
+static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt__arena none;
     const tt__arena *a = shared ? shared : &none;
     memset(&none, 0, sizeof none);
     const size_t own = p->settings.options.memory_budget, held = a->persistent + a->transient + a->of_first;
-    const bool by_them = a->budget && (!own || a->budget < own);
-    const size_t budget = by_them ? a->budget : own;
     size_t added[TT__SPACES];
     tt_status status = tt__added_bytes(p, shared, added);
     if (status == TT_OK) status = tt__check_total(p->built.t, held);
     if (status != TT_OK) return status;
-    *persistent = (shared ? a->persistent : p->settings.kind->resident) + added[TT__DEVICE];
-    *transient = a->transient > p->built.transient ? a->transient : p->built.transient;
-    const size_t bytes = *persistent + *transient + a->of_first + p->built.of_first;
-    const bool grows = added[TT__DEVICE] || added[TT__HOST] || p->built.of_first;
-    if (a->allocated && (grows || *transient > a->transient))
+    e->persistent = (shared ? a->persistent : p->settings.kind->resident) + added[TT__DEVICE];
+    e->transient = a->transient > p->built.transient ? a->transient : p->built.transient;
+    e->bytes = e->persistent + e->transient + a->of_first + p->built.of_first;
+    e->by_them = a->budget && (!own || a->budget < own);
+    e->budget = e->by_them ? a->budget : own;
+    e->grows = added[TT__DEVICE] || added[TT__HOST] || p->built.of_first || e->transient > a->transient;
+    return TT_OK;
+}
+
+/* Fails if the arena that the program joins needs more than the budget of one of its programs, or than is
+   allocated. */
+static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
+{
+    tt_status status = tt__extent_of(p, shared, e);
+    if (status != TT_OK) return status;
+    if (shared && shared->allocated && e->grows)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, "
                         "with %zu bytes, and this program needs %zu: compile it before tt_allocate or the "
-                        "first tt_set of those that it shares with, or without `share`", held, bytes);
-    if (!budget || bytes <= budget) return TT_OK;
+                        "first tt_set of those that it shares with, or without `share`",
+                        shared->persistent + shared->transient + shared->of_first, e->bytes);
+    if (!e->budget || e->bytes <= e->budget) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s: %zu are "
                     "persistent (parameters, optimizer, gradients), the rest is proportional to the capacity "
-                    "of the axes; the smallest budget with these options is %zu", bytes, budget,
-                    by_them ? " for a program that this one shares an arena with" : "",
-                    bytes - p->built.transient, bytes);
+                    "of the axes; the smallest budget with these options is %zu", e->bytes, e->budget,
+                    e->by_them ? " for a program that this one shares an arena with" : "",
+                    e->bytes - p->built.transient, e->bytes);
 }
+
+/* ---------------------------------------------------------------------------------------------- the choice
+   What to compute again under memory_budget. Candidates are sets of forward values; the passes and the
+   planner's lifetimes say, of a program that keeps everything, how many bytes are live at its peak without
+   them. So candidates need no build. They do not depend on the budget: the one with the fewest FLOPs that
+   fits is built, and the next if its placement does not. So less memory never costs fewer FLOPs. */
+
+/* Instructions that all estimates of a choice may go through together, about 0.3 us each. */
+#ifndef TT__ESTIMATES /* tests make it smaller */
+#define TT__ESTIMATES 400000
+#endif
+enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 7 }; /* the most that a choice takes, the last for the smallest */
+
+typedef struct tt__candidate {
+    double flops;           /* that are computed again */
+    size_t bound;           /* transient bytes, at least */
+    bool *set;              /* of each item: it is computed again */
+    uint64_t hash;          /* of the set */
+} tt__candidate;
+
+typedef struct tt__chooser {
+    tt_context *ctx;
+    tt__built *all;         /* the program that keeps everything */
+    tt__choice base;        /* what is not chosen */
+    /* Values that the backward reads and could compute again at some cost, in order; FLOPs that a byte of
+       each costs, the instruction that computes it, and whether "attention" does it again. */
+    int32_t *item; int n;
+    double *price;
+    int *made;
+    bool *attention;
+    /* Of the last estimate: its peak, the last instruction of the forward that reads an item, and the first
+       behind it. */
+    int peak, *before, *after;
+    bool *banned;           /* items whose dropping was of no use */
+    bool *drop;             /* of each value, as tt__choice has it */
+    tt__candidate *list; int n_list, cap_list;
+} tt__chooser;
+
+/* A copy of a tape after all passes. */
+static tt_tape *tt__copy_rewritten(const tt_tape *t)
+{
+    tt_tape *copy = tt__copy_tape(t);
+    if (!copy) return NULL;
+    const tt_tape arrays = *copy;
+    *copy = *t;
+    copy->values = arrays.values;
+    copy->code = arrays.code;
+    copy->axes = arrays.axes;
+    copy->cap_values = arrays.cap_values;
+    copy->cap_code = arrays.cap_code;
+    copy->cap_axes = arrays.cap_axes;
+    copy->params = NULL;
+    copy->n_params = copy->cap_params = 0;
+    return copy;
+}
+
+static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
+{
+    tt__mat in[TT__MAX_IN];
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+    return i->in[0] ? tt__flops(i, in) : 0;
+}
+
+/* FLOPs of what a program computes again. */
+static double tt__flops_of_copies(const tt_tape *t)
+{
+    double flops = 0;
+    for (int k = 0; k < t->n_code; k++)
+        if (t->code[k].again) flops += tt__flops_at_capacity(t, &t->code[k]);
+    return flops;
+}
+
+/* Where the items are read. */
+static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
+{
+    int forward = 0;
+    memset(number, 0, sizeof *number * (size_t)t->n_values);
+    for (int n = 0; n < c->n; n++) {
+        number[c->item[n]] = n + 1;
+        c->before[n] = -1;
+        c->after[n] = t->n_code;
+    }
+    while (forward < t->n_code && !t->code[forward].backward) forward++;
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            const tt__instr *i = &t->code[k];
+            int n = number[t->values[j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN]].base] - 1;
+            if (n < 0) continue;
+            if (k < forward) c->before[n] = k;
+            else if (c->after[n] == t->n_code) c->after[n] = k;
+        }
+}
+
+static const bool *tt__drops(tt__chooser *c, const bool *set)
+{
+    for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
+    return c->drop;
+}
+
+/* Adds a candidate, with what it would need. `set` is copied. */
+static tt_status tt__estimate(tt__chooser *c, const bool *set)
+{
+    tt__candidate *to;
+    tt__box *box = NULL;
+    int n = 0;
+    if (!TT__GROW(c->ctx, c->list, c->n_list, c->cap_list)) return TT_ERR_MEMORY;
+    to = &c->list[c->n_list];
+    memset(to, 0, sizeof *to);
+    bool *own = (bool *)tt__alloc(c->ctx, (size_t)c->n + 1);
+    tt_tape *t = own ? tt__copy_rewritten(c->all->t) : NULL;
+    if (!t) return tt__free(c->ctx, own), TT_ERR_MEMORY;
+    memcpy(own, set, sizeof *own * (size_t)c->n);
+    to->set = own;
+    to->hash = tt__hash_on(TT__HASH_BEGIN, own, (size_t)c->n);
+    c->n_list++;
+    tt_status status = tt__pass_recompute(t, TT__RECOMPUTE_CHEAP, 0, tt__drops(c, set), c->all->t->n_values);
+    if (status == TT_OK) status = tt__pass_prune(t, c->all->root, true);
+    if (status == TT_OK) status = tt__lifetimes(t, c->all->root, &box, &n);
+    if (status == TT_OK)
+        to->bound = tt__max_live(box, n, (int)tt__max(1, t->n_code), TT__DEVICE, 0, c->ctx, &c->peak);
+    to->flops = tt__flops_of_copies(t);
+    int32_t *number = (int32_t *)tt__alloc(c->ctx, sizeof *number * (size_t)t->n_values);
+    if (number) tt__find_uses(c, t, number);
+    if (!number || to->bound == SIZE_MAX) status = TT_ERR_MEMORY;
+    tt__free(c->ctx, number);
+    tt__free(c->ctx, box);
+    tt_tape_free(t);
+    return status;
+}
+
+/* FLOPs of an instruction and of those whose results are not there when it is run again. */
+static double tt__flops_again(const tt__recomputer *r, int at, int depth)
+{
+    const tt__instr *i = &r->t->code[at];
+    double flops = tt__flops_at_capacity(r->t, i);
+    for (int j = 0; j < TT__MAX_IN && depth; j++) {
+        const int32_t v = i->in[j] ? r->t->values[i->in[j]].base : 0;
+        const int from = tt__producer(r->t, v);
+        const bool there = !v || tt__is_saved(r, v) || r->t->values[v].storage != TT__TRANSIENT;
+        if (!there && from >= 0) flops += tt__flops_again(r, from, depth - 1);
+    }
+    return flops;
+}
+
+/* Lists the items of c->all. */
+static tt_status tt__list_items(tt__chooser *c)
+{
+    tt_tape *t = c->all->t;
+    const size_t most = (size_t)t->n_values;
+    tt__recomputer r = {t, TT__RECOMPUTE_CHEAP, NULL, 0, 0, 0, 0};
+    c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * most);
+    c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * most);
+    c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * most);
+    c->attention = (bool *)tt__calloc(c->ctx, 3 * sizeof *c->attention * most);
+    if (!c->item || !c->price || !c->made || !c->attention) return TT_ERR_MEMORY;
+    c->before = c->made + most;
+    c->after = c->before + most;
+    c->banned = c->attention + most;
+    c->drop = c->banned + most;
+    tt__index(t);
+    while (r.forward < t->n_code && !t->code[r.forward].backward) r.forward++;
+    for (int k = 0; k < r.forward; k++)
+        for (int o = 0; o < 2; o++) {
+            const tt__instr *i = &t->code[k];
+            const int32_t v = i->out[o];
+            const tt__value *x = &t->values[v];
+            bool deep = false;
+            if (!v || v >= c->all->forward_values || x->storage != TT__TRANSIENT || x->writes != 1) continue;
+            const bool asked = x->mark != TT__UNMARKED || x->keep || x->block_end || x->offload;
+            const bool own = x->base == v && !asked;
+            const bool main = o == 0 || (tt__is(i, TT__ACTIVATES) && i->attr.act);
+            if (!own || !main || tt__is(i, TT__LOSS) || !tt__is_saved(&r, v)) continue;
+            if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* is done anyway */
+            c->price[c->n] = tt__flops_again(&r, k, 8) / (double)tt__storage_bytes(x);
+            c->made[c->n] = k;
+            c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
+            c->item[c->n++] = v;
+        }
+    return TT_OK;
+}
+
+/* All sets of a few items. */
+static tt_status tt__try_all(tt__chooser *c, bool *set)
+{
+    tt_status status = TT_OK;
+    for (uint32_t sets = 0; sets >> c->n == 0 && status == TT_OK; sets++) {
+        for (int n = 0; n < c->n; n++) set[n] = sets >> n & 1;
+        status = tt__estimate(c, set);
+    }
+    return status;
+}
+
+/* Of the items that live over the peak and nobody uses there, the one that costs the fewest FLOPs a byte;
+   among equals the earliest, whose blocks have most room when they are computed again. -1: none. */
+static int tt__next_item(const tt__chooser *c, const bool *set)
+{
+    int best = -1;
+    for (int n = 0; n < c->n; n++) {
+        if (set[n] || c->banned[n] || c->before[n] >= c->peak || c->after[n] <= c->peak) continue;
+        if (best < 0 || c->price[n] < 0.98 * c->price[best]) best = n;
+    }
+    return best;
+}
+
+/* From nothing on, `at_once` items at a time, those that are best to drop. */
+static tt_status tt__try_path(tt__chooser *c, bool *set, int at_once)
+{
+    int *dropped = (int *)tt__alloc(c->ctx, sizeof *dropped * (size_t)at_once);
+    tt_status status = dropped ? tt__estimate(c, set) : TT_ERR_MEMORY;
+    size_t before = status == TT_OK ? c->list[c->n_list - 1].bound : 0;
+    for (int many = 1; many && status == TT_OK;) {
+        int n;
+        for (many = 0; many < at_once && (n = tt__next_item(c, set)) >= 0; many++) {
+            dropped[many] = n;
+            set[n] = true;
+        }
+        if (many) status = tt__estimate(c, set);
+        const size_t now = c->list[c->n_list - 1].bound;
+        const bool worse = now > before; /* computing them again takes more than they did */
+        for (int k = 0; k < many && worse; k++) {
+            set[dropped[k]] = false;
+            c->banned[dropped[k]] = true;
+        }
+        if (worse && status == TT_OK) status = tt__estimate(c, set); /* where its peak is */
+        else before = now;
+    }
+    tt__free(c->ctx, dropped);
+    return status;
+}
+
+/* Whole blocks, the first so many, without and with what attention computes in the others. */
+static tt_status tt__try_blocks(tt__chooser *c, bool *set)
+{
+    const tt_tape *t = c->all->t;
+    tt_status status = TT_OK;
+    int blocks = 0, block = 0;
+    for (int k = 0; k < t->n_code && !t->code[k].backward; k++)
+        blocks += t->values[t->code[k].out[0]].block_end;
+    for (int k = 0; k < t->n_code && !t->code[k].backward; k++) {
+        if (!t->values[t->code[k].out[0]].block_end || block++ % (1 + blocks / 32)) continue;
+        for (int attention = 0; attention < 2 && status == TT_OK; attention++) {
+            for (int n = 0; n < c->n; n++) set[n] = c->made[n] <= k || (attention && c->attention[n]);
+            status = tt__estimate(c, set);
+        }
+    }
+    return status;
+}
+
+/* Another candidate is better in one way and as good in the other. */
+static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
+{
+    for (const tt__candidate *y = c->list; y < c->list + c->n_list; y++) {
+        const bool alike = y->flops == x->flops && y->bound == x->bound;
+        if (y->flops <= x->flops && y->bound <= x->bound && (!alike || y < x)) return true;
+    }
+    return false;
+}
+
+static bool tt__is_candidate(const tt__chooser *c, const bool *set)
+{
+    const uint64_t hash = tt__hash_on(TT__HASH_BEGIN, set, (size_t)c->n);
+    for (int k = 0; k < c->n_list; k++) if (c->list[k].hash == hash) return true;
+    return false;
+}
+
+/* One item more or less than the best candidates have, and so on, while there are fewer than `most` (Paquete,
+   Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling salesman problem", 2004). */
+static tt_status tt__try_neighbours(tt__chooser *c, bool *set, int64_t most)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n_list && c->n_list < most; k++) {
+        if (tt__is_dominated(c, &c->list[k])) continue;
+        for (int n = 0; n < c->n && c->n_list < most && status == TT_OK; n++) {
+            memcpy(set, c->list[k].set, sizeof *set * (size_t)c->n);
+            set[n] = !set[n];
+            if (!tt__is_candidate(c, set)) status = tt__estimate(c, set);
+        }
+    }
+    return status;
+}
+
+/* By FLOPs; of those with as many, what needs most is least changed. */
+static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__candidate *x = (const tt__candidate *)arg + a, *y = (const tt__candidate *)arg + b;
+    if (x->flops != y->flops) return x->flops < y->flops;
+    return x->bound != y->bound ? x->bound > y->bound : a < b;
+}
+
+static void tt__chooser_close(tt__chooser *c)
+{
+    for (int k = 0; k < c->n_list; k++) tt__free(c->ctx, c->list[k].set);
+    tt__free(c->ctx, c->list);
+    tt__free(c->ctx, c->item);
+    tt__free(c->ctx, c->price);
+    tt__free(c->ctx, c->made);
+    tt__free(c->ctx, c->attention);
+}
+
+/* Makes the list of candidates; *order: as tt__cheaper has it, to be freed. */
+static tt_status tt__list_candidates(tt__chooser *c, uint32_t **order)
+{
+    tt_status status = tt__list_items(c);
+    bool *set = (bool *)tt__calloc(c->ctx, (size_t)c->all->t->n_values);
+    const int64_t estimates = tt__max(64, TT__ESTIMATES / (c->all->t->n_code + 1));
+    if (status == TT_OK && !set) status = TT_ERR_MEMORY;
+    if (status == TT_OK && c->n < 20 && (int64_t)1 << c->n <= estimates) status = tt__try_all(c, set);
+    else if (status == TT_OK) {
+        status = tt__try_path(c, set, (int)(1 + 2 * c->n / estimates));
+        if (status == TT_OK) status = tt__try_blocks(c, set);
+        if (status == TT_OK) status = tt__try_neighbours(c, set, estimates);
+    }
+    tt__free(c->ctx, set);
+    *order = (uint32_t *)tt__alloc(c->ctx, sizeof **order * (size_t)(c->n_list + 1));
+    if (status != TT_OK || !*order) return TT_ERR_MEMORY;
+    for (int k = 0; k < c->n_list; k++) (*order)[k] = (uint32_t)k;
+    tt__sort_indices(*order, (size_t)c->n_list, tt__cheaper, c->list);
+    return TT_OK;
+}
+
+/* Builds p as a choice says; *e: the arena with it. */
+static tt_status tt__try_build(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
+                               const tt__choice *choice, tt__extent *e)
+{
+    tt__built_free(p->ctx, &p->built);
+    tt_status status = tt__build(t, root, &p->settings, choice, &p->built);
+    p->builds++;
+    return status == TT_OK ? tt__extent_of(p, shared, e) : status;
+}
+
+/* The same; where that does not fit a budget, less runs beside computation, in less memory. */
+static tt_status tt__build_within(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
+                                  tt__choice choice, tt__extent *e)
+{
+    tt_status status = tt__try_build(p, t, root, shared, &choice, e);
+    while (status == TT_OK && e->budget && e->bytes > e->budget && p->built.under_way && choice.ahead) {
+        choice.ahead--;
+        status = tt__try_build(p, t, root, shared, &choice, e);
+    }
+    return status;
+}
+
+/* Builds p of a candidate; *e: the arena with it. */
+static tt_status tt__build_candidate(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
+                                     tt__chooser *c, const tt__candidate *x, tt__extent *e)
+{
+    tt__choice choice = c->base;
+    choice.drop = tt__drops(c, x->set);
+    choice.n_drop = c->all->forward_values;
+    return tt__try_build(p, t, root, shared, &choice, e);
+}
+
+/* Builds p of the first candidate in an order that fits `room`; else *e is of what does not. */
+static tt_status tt__build_first(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
+                                 tt__chooser *c, const uint32_t *order, size_t room, tt__extent *e)
+{
+    const tt__candidate *last = NULL;
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n_list && status == TT_OK && p->builds < TT__BUILDS - TT__LEAST_BUILDS; k++) {
+        const tt__candidate *x = &c->list[order[k]];
+        if (x->bound > room || (last && last->hash == x->hash)) continue; /* that may be listed twice */
+        status = tt__build_candidate(p, t, root, shared, c, x, e);
+        if (status == TT_OK && e->bytes <= e->budget) return TT_OK;
+        last = x;
+        if (p->builds > TT__BUILDS / 2 && e->bytes - e->budget < room) room -= e->bytes - e->budget;
+    }
+    return status;
+}
+
+/* Tries the smallest candidates. If nothing fits, one message says what each policy needs, and the least that
+   is possible. `most`, `flops`: of the program that keeps everything. */
+static tt_status tt__build_least(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
+                                 tt__chooser *c, size_t most, double flops, tt__extent *e)
+{
+    char steps[256];
+    tt__text text = {steps, sizeof steps, 0};
+    size_t least = SIZE_MAX, above = 0;
+    double least_flops = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < TT__LEAST_BUILDS && status == TT_OK; k++) {
+        const int policy = TT__RECOMPUTE_CHEAP + k; /* first what is called by name */
+        tt__choice choice = c->base;
+        choice.recompute = (tt__recompute)policy;
+        const tt__candidate *x = NULL;
+        if (policy < TT__RECOMPUTE_BUDGET) {
+            status = tt__try_build(p, t, root, shared, &choice, e);
+        } else {
+            for (int j = 0; j < c->n_list; j++)
+                if (c->list[j].bound > above && (!x || c->list[j].bound < x->bound)) x = &c->list[j];
+            if (!x) break;
+            above = x->bound;
+            status = tt__build_candidate(p, t, root, shared, c, x, e);
+        }
+        if (status != TT_OK || e->bytes <= e->budget) return status;
+        const double copies = tt__flops_of_copies(p->built.t);
+        if (policy < TT__RECOMPUTE_BUDGET)
+            tt__print(&text, ", \"%s\" %zu (%+.1f%% FLOPs)", tt__recompute_names[policy], e->bytes,
+                      100 * copies / flops);
+        if (e->bytes >= least) continue;
+        least = e->bytes;
+        least_flops = copies;
+    }
+    if (status != TT_OK) return status;
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s; with recompute "
+                    "%s; the smallest possible is %zu (%+.1f%% FLOPs). A micro-batch of fewer rows needs "
+                    "less", most, e->budget,
+                    e->by_them ? " for a program that this one shares an arena with" : "", steps + 2,
+                    least, 100 * least_flops / flops);
+}
+
+/* Builds p with the fewest FLOPs that fit the budget. */
+static tt_status tt__choose(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
+                            tt__choice choice)
+{
+    tt__chooser c;
+    tt__extent e;
+    uint32_t *order = NULL;
+    double flops = 0;
+    choice.recompute = TT__RECOMPUTE_NONE;
+    tt_status status = tt__build_within(p, t, root, shared, choice, &e);
+    if (status != TT_OK || !e.budget || e.bytes <= e.budget) return status;
+    tt__built all = p->built;
+    const size_t most = e.bytes, fixed = e.bytes - e.transient; /* that is the same for all candidates */
+    memset(&p->built, 0, sizeof p->built);
+    choice.recompute = TT__RECOMPUTE_CHEAP; /* is often enough, and needs no candidates */
+    status = tt__build_within(p, t, root, shared, choice, &e);
+    if (status != TT_OK || e.bytes <= e.budget) {
+        tt__built_free(p->ctx, &all);
+        return status;
+    }
+    memset(&c, 0, sizeof c);
+    c.ctx = p->ctx;
+    c.all = &all;
+    c.base = choice;
+    c.base.ahead = 0; /* as in `all`, which did not fit with more */
+    for (int k = 0; k < all.t->n_code; k++) flops += tt__flops_at_capacity(all.t, &all.t->code[k]);
+    status = tt__list_candidates(&c, &order);
+    if (status == TT_OK)
+        status = tt__build_first(p, t, root, shared, &c, order, e.budget > fixed ? e.budget - fixed : 0, &e);
+    if (status == TT_OK && e.bytes > e.budget)
+        status = tt__build_least(p, t, root, shared, &c, most, flops, &e);
+    tt__free(p->ctx, order);
+    tt__chooser_close(&c);
+    tt__built_free(p->ctx, &all);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives each persistent storage that has none a place in the program's arena. */
 static void tt__place_persistent(tt_program *p)
@@ -14207,8 +14721,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     tt_context *ctx = p->ctx;
     const tt__settings *s = &p->settings;
     const size_t budget = s->options.memory_budget;
-    size_t persistent, transient;
-    tt_status status = tt__check_extent(p, shared, &persistent, &transient);
+    tt__extent extent;
+    tt_status status = tt__check_extent(p, shared, &extent);
     if (status != TT_OK) return status;
     tt__arena *a = shared ? shared : (tt__arena *)tt__calloc(ctx, sizeof *a);
     if (!a) return TT_ERR_MEMORY;
@@ -14226,7 +14740,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     }
     p->next = a->programs;
     a->programs = p;
-    a->transient = transient;
+    a->transient = extent.transient;
     if (budget && (!a->budget || budget < a->budget)) a->budget = budget;
     p->arena = a;
     tt__place_persistent(p);
@@ -14276,21 +14790,10 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-/* Does a program with copies or collectives beside computation need more than a budget? */
-static bool tt__exceeds(const tt_program *p, tt__arena *shared)
-{
-    tt_context *ctx = p->ctx;
-    size_t persistent, transient;
-    if (!p->built.under_way || tt__check_extent(p, shared, &persistent, &transient) != TT_ERR_BUDGET)
-        return false;
-    ctx->status = TT_OK;
-    ctx->error[0] = 0;
-    return true;
-}
-
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o)
 {
-    tt__choice choice;
+    tt__choice choice = {TT__RECOMPUTE_NONE, 0, INT_MAX, false, 0, INT_MAX, NULL, 0};
+    tt__extent extent;
     if (t->status != TT_OK) return tt__fail(p->ctx, t->status, "%s", t->error);
     if (root <= 0 || root >= t->n_values)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape",
@@ -14299,24 +14802,21 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
     choice.offload = p->settings.offload;
-    choice.activations = INT_MAX;
     choice.update_in_backward = p->settings.early;
     choice.ahead = p->settings.kind && p->settings.kind->host && !p->ctx->late ? 0 : TT__AHEAD;
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
-    if (status == TT_OK) status = tt__build(t, root, &p->settings, &choice, &p->built);
-    while (status == TT_OK && choice.ahead && tt__exceeds(p, o->share ? o->share->arena : NULL)) {
-        choice.ahead--; /* less runs beside computation, in less memory */
-        tt__built_free(p->ctx, &p->built);
-        status = tt__build(t, root, &p->settings, &choice, &p->built);
-    }
+    tt__arena *shared = o->share ? o->share->arena : NULL;
+    const bool chooses = p->settings.recompute == TT__RECOMPUTE_BUDGET && o->train;
+    if (status == TT_OK && chooses) status = tt__choose(p, t, root, shared, choice);
+    else if (status == TT_OK) status = tt__build_within(p, t, root, shared, choice, &extent);
     if (status == TT_OK) status = tt__make_ranks(p);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
     kept->update = NULL;
     kept->share = NULL;
     kept->optimizer.no_decay = NULL;
-    return status == TT_OK ? tt__commit(p, o->share ? o->share->arena : NULL) : status;
+    return status == TT_OK ? tt__commit(p, shared) : status;
 }
 
 /* Counts the numbers in a program's parameters, and those in parameters that tensor ranks have in parts. */
@@ -15981,15 +16481,11 @@ tt_plan tt_program_plan(const tt_program *p)
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         const char *name = t->values[i->out[0]].name;
-        tt__mat in[TT__MAX_IN];
         if (k == p->built.peak_at)
             snprintf(plan.peak_name, sizeof plan.peak_name, "%s %.60s", tt__instr_name(i), name);
-        if (!i->in[0]) continue;
-        for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
-        double flops = tt__flops(i, in);
-        plan.flops += flops;
-        if (i->again) plan.extra_flops += flops;
+        plan.flops += tt__flops_at_capacity(t, i);
     }
+    plan.extra_flops = tt__flops_of_copies(t);
     return plan;
 }
 
@@ -16114,6 +16610,23 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
+/* What memory_budget has chosen to compute again. */
+static void tt__print_choice(const tt_program *p, tt__text *text)
+{
+    const tt_tape *t = p->built.t;
+    const char *before = "";
+    tt__print(text, "  recompute for memory_budget %.1f MB: ",
+              1e-6 * (double)p->settings.options.memory_budget);
+    for (int op = 0; op < TT__OP_COUNT; op++) {
+        int again = 0;
+        for (int k = 0; k < t->n_code; k++) again += t->code[k].again && t->code[k].op == op;
+        if (!again) continue;
+        tt__print(text, "%s%d %s", before, again, tt__ops[op].name);
+        before = ", ";
+    }
+    tt__print(text, "%s\n", *before ? "" : "nothing");
+}
+
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -16150,6 +16663,7 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
     tt__print(&text, "\n");
+    if (p->settings.recompute == TT__RECOMPUTE_BUDGET) tt__print_choice(p, &text);
     for (int c = 0; c < TT_MEM_CATEGORIES; c++) {
         const char *name = tt_category_name((tt_category)c);
         if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", name, mb * (double)plan.at_peak[c]);

@@ -459,7 +459,7 @@ typedef struct cli_training {
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, .help = "how matrices are multiplied; on a GPU, tf32 " \
      "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
     {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
-     "memory", .choices = "none cheap attention blocks"}, \
+     "memory", .choices = "none cheap attention blocks budget"}, \
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
      "not used: optimizer, gradients, parameters, activations, with commas between", .most = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end or, " \

@@ -8,6 +8,8 @@ static long pieces_from = 1, update_from = 65536, together = 4096;
 #define TT__PIECES_FROM pieces_from
 #define TT__UPDATE_FROM update_from
 #define TT__OFFLOAD_TOGETHER ((size_t)together)
+static int test_estimates = 400000;
+#define TT__ESTIMATES test_estimates
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -460,8 +462,8 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
 }
 
 typedef enum variant {
-    PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, OFFLOADING, EARLY,
-    EARLY_OFFLOADING, VARIANTS
+    PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, BUDGETED,
+    OFFLOADING, EARLY, EARLY_OFFLOADING, VARIANTS
 } variant;
 
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
@@ -471,6 +473,24 @@ static const char *const offloads[] = {"optimizer", "gradients", "parameters", "
 static bool may_be_early(uint64_t seed, const precision_case *precision, bool accumulate)
 {
     return seed % 2 && !accumulate && strncmp(precision->name, "16-", 3) != 0;
+}
+
+/* With the smallest of some budgets that the network fits. */
+static tt_program *compile_within(const net *n, uint64_t seed, tt_compile_options c)
+{
+    tt_program *p = NULL;
+    c.recompute = "none";
+    tt_program *all = tt_compile(n->t, n->loss, &c);
+    if (!all) return NULL;
+    const tt_plan plan = tt_program_plan(all);
+    tt_program_free(all);
+    c.recompute = "budget";
+    for (size_t part = 5 + seed % 2; part <= 8 && !p; part++) {
+        c.memory_budget = plan.persistent_bytes + (plan.bytes - plan.persistent_bytes) / 8 * part;
+        p = tt_compile(n->t, n->loss, &c);
+        CHECK(p ? tt_program_plan(p).bytes <= c.memory_budget : tt_error_code(n->t->ctx) == TT_ERR_BUDGET);
+    }
+    return p;
 }
 
 static outcome run_net(uint64_t seed, const precision_case *precision, bool accumulate, variant how)
@@ -513,11 +533,17 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         if ((v * 5 + (int32_t)seed) % 9 == 0) tt_offload(n.t, tt__handle(v));
         if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
     }
+    for (int32_t v = 1; built && how >= KEEPING && seed % 2 && v < n.t->n_values; v++) {
+        const uint64_t marked = (uint64_t)v * 7919 % 101 + seed + (uint64_t)how;
+        if (marked % 3 == 0) tt_recompute(n.t, tt__handle(v));
+        else if (marked % 3 == 1) tt_keep(n.t, tt__handle(v));
+    }
     tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after */
     c.device = "cuda";
     if (built && how == PLANNED) planned[0] = tt_compile(n.t, n.loss, &c);
     c.device = "cpu";
-    tt_program *p = built ? tt_compile(n.t, n.loss, &c) : NULL, *eval = NULL;
+    tt_program *p = built && how == BUDGETED ? compile_within(&n, seed, c) : NULL, *eval = NULL;
+    if (built && how != BUDGETED) p = tt_compile(n.t, n.loss, &c);
     if (p && how == EVALUATED) { /* shares the arena; runs between the steps */
         c.train = false;
         c.share = p;
@@ -570,8 +596,8 @@ TEST(random_networks_replay_bit_for_bit)
                                                 "keeping all",
                                                 "recomputing attention",
                                                 "recomputing blocks",
+                                                "within a budget",
                                                 "offloading",
-
                                                 "updating in the backward",
                                                 "updating in the backward, offloading"};
     char what[512];
@@ -1958,8 +1984,306 @@ TEST(arena_is_the_plan)
     }
 }
 
+/* ------------------------------------------------------------------------------------------------- budget */
+
+/* What all choices of a small network need: of the sets of values to compute again, and, last, with nothing
+   computed again. */
+typedef struct menu { int items, n; size_t *bytes; double *extra, flops; } menu;
+
+static void free_menu(menu *m) { free(m->bytes), free(m->extra); }
+
+/* Nothing is in *m, n 0, if the network has fewer items than 2 or more than `most`. */
+static void build_menu(const net *n, const tt_compile_options *o, int most, menu *m)
+{
+    const tt__choice nothing = {TT__RECOMPUTE_NONE, 0, 0, false, 0, 0, NULL, 0};
+    tt__settings s;
+    tt__built all;
+    tt__chooser c;
+    memset(m, 0, sizeof *m);
+    memset(&c, 0, sizeof c);
+    c.ctx = n->t->ctx;
+    c.all = &all;
+    if (tt__parse_settings(c.ctx, o, &s) != TT_OK) return;
+    if (tt__build(n->t, n->loss.id, &s, &nothing, &all) != TT_OK) return;
+    CHECK(tt__list_items(&c) == TT_OK);
+    m->items = c.n;
+    if (c.n >= 2 && c.n <= most) m->n = (1 << c.n) + 1;
+    m->bytes = (size_t *)calloc((size_t)m->n + 1, sizeof *m->bytes);
+    m->extra = (double *)calloc((size_t)m->n + 1, sizeof *m->extra);
+    for (int k = 0; k < all.t->n_code; k++) m->flops += tt__flops_at_capacity(all.t, &all.t->code[k]);
+    for (int k = 0; k < m->n; k++) {
+        tt__built b;
+        for (int i = 0; i < c.n; i++) c.drop[c.item[i]] = k >> i & 1;
+        const tt__choice choice = {TT__RECOMPUTE_CHEAP, 0, 0, false, 0, 0, c.drop, all.forward_values};
+        CHECK(tt__build(n->t, n->loss.id, &s, k + 1 < m->n ? &choice : &nothing, &b) == TT_OK);
+        m->bytes[k] = b.transient;
+        m->extra[k] = tt__flops_of_copies(b.t);
+        tt__built_free(c.ctx, &b);
+    }
+    tt__chooser_close(&c);
+    tt__built_free(c.ctx, &all);
+}
+
+/* The fewest FLOPs, as a share of the network's, that fit `room`. */
+static double optimum(const menu *m, size_t room)
+{
+    double best = INFINITY;
+    for (int k = 0; k < m->n; k++)
+        if (m->bytes[k] <= room && m->extra[k] < best) best = m->extra[k];
+    return best / m->flops;
+}
+
+/* A few blocks of two linear layers, and some with attention, whose activations are most of the memory. */
+static bool random_stack(tt_context *ctx, uint64_t seed, int most, net *n)
+{
+    uint64_t s = seed * 31 + 7;
+    const int blocks = 1 + pick(&s, most);
+    const int64_t d = 8 * (1 + pick(&s, 3));
+    const tt_attention_options o = tt_attention_options_default(2);
+    memset(n, 0, sizeof *n);
+    tt_tape *t = n->t = tt_tape_new(ctx);
+    const int64_t rows = tt_axis(t, "tokens", 64 * (2 + pick(&s, 4)));
+    n->starts = tt_seq_start(t, "starts", tt_axis(t, "seqs", 2));
+    tt_value x = tt_input(t, "x", TT_F32, rows, d);
+    for (int k = 0; k < blocks; k++) {
+        const int64_t wide = d * (1 + pick(&s, 4));
+        const bool attends = blocks < 3 && pick(&s, 2), norm = pick(&s, 2);
+        tt_value h = norm ? encoder_norm(t, k, "norm", x, d) : x;
+        if (attends) h = tt_attention(t, h, h, encoder_linear(t, k, "v", h, d), n->starts, &o);
+        h = encoder_linear(t, k, "up", h, wide);
+        h = encoder_linear(t, k, "down", pick(&s, 3) ? tt_gelu(t, h) : tt_tanh(t, h), d);
+        x = pick(&s, 4) ? tt_add(t, x, h) : h;
+        if (pick(&s, 3)) tt_block_end(t, x);
+    }
+    n->target = tt_input(t, "target", TT_F32, rows, d);
+    n->loss = tt_mean_squared_error(t, encoder_linear(t, blocks, "head", x, d), n->target, n->weights);
+    return tt_tape_status(t) == TT_OK;
+}
+
+TEST(budgets_against_brute_force)
+{
+    static const net_options with_all = {true, true};
+    const tt_plan no_plan = {0};
+    int programs = 0, dropped = 0;
+    char what[512];
+    for (uint64_t seed = 1; programs < 60; seed++) {
+        test_allocator a;
+        net n;
+        menu m;
+        size_t least = SIZE_MAX, most = 0;
+        double before = INFINITY;
+        tt_context_options co = test_options(&a);
+        co.verify = false;
+        tt_context *ctx = tt_open(&co);
+        tt_compile_options c = options_of(&precisions[seed % PRECISIONS]);
+        c.device = seed % 2 ? "cpu" : "cuda";
+        c.accumulate = seed % 5 == 0;
+        const bool made = seed % 4 ? random_stack(ctx, seed, 3, &n) : random_net(ctx, seed, with_all, &n);
+        if (made) build_menu(&n, &c, 5, &m);
+        else memset(&m, 0, sizeof m);
+        for (int k = 0; k < m.n; k++) {
+            if (m.bytes[k] < least) least = m.bytes[k];
+            if (m.bytes[k] > most) most = m.bytes[k];
+        }
+        programs += m.n > 0;
+        for (int q = -1; q <= 4 && m.n; q++) {
+            const size_t room = q < 0 ? least - 1 : least + (most - least) / 4 * (size_t)q;
+            c.recompute = "none";
+            c.memory_budget = 0;
+            tt_program *p = tt_compile(n.t, n.loss, &c);
+            const size_t persistent = p ? tt_program_plan(p).persistent_bytes : 0;
+            tt_program_free(p);
+            c.recompute = "budget";
+            c.memory_budget = persistent + room;
+            p = tt_compile(n.t, n.loss, &c);
+            if (q < 0) {
+                CHECK(!p);
+                CHECK_ERROR(ctx, TT_ERR_BUDGET, "; the smallest possible is ");
+                continue;
+            }
+            const double best = optimum(&m, room);
+            const tt_plan plan = p ? tt_program_plan(p) : no_plan;
+            const double extra = p ? plan.extra_flops / m.flops : INFINITY;
+            snprintf(what, sizeof what, "network %d, %d items, budget %zu: %.2f%% more FLOPs in %zu bytes, "
+                     "the optimum is %.2f%% (%s)", (int)seed, m.items, c.memory_budget, 100 * extra,
+                     plan.bytes, 100 * best, p ? "fits" : tt_status_name(tt_error_code(ctx)));
+            test__check(extra <= best + 0.006 && plan.bytes <= c.memory_budget && extra <= before, __FILE__,
+                        __LINE__, what);
+            CHECK(p && p->builds <= 30);
+            before = extra;
+            dropped += extra > 0;
+            tt_program_free(p);
+        }
+        free_menu(&m);
+        tt_tape_free(n.t);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(dropped > 50);
+}
+
+/* Candidates that are a quarter of all sets cost little more than the best of all. */
+TEST(candidates_against_all_sets)
+{
+    int programs = 0, compared = 0;
+    char what[256];
+    for (uint64_t seed = 1; programs < 8; seed++) {
+        const tt__choice nothing = {TT__RECOMPUTE_NONE, 0, 0, false, 0, 0, NULL, 0};
+        tt_compile_options o = tt_compile_options_default();
+        test_allocator a;
+        net n;
+        tt__settings s;
+        tt__built built;
+        tt__chooser c[2]; /* with all sets, with some */
+        uint32_t *order[2] = {NULL, NULL};
+        double flops = 0;
+        tt_context_options co = test_options(&a);
+        co.verify = false;
+        tt_context *ctx = tt_open(&co);
+        memset(c, 0, sizeof c);
+        REQUIRE(random_stack(ctx, seed, 6, &n) && tt__parse_settings(ctx, &o, &s) == TT_OK);
+        REQUIRE(tt__build(n.t, n.loss.id, &s, &nothing, &built) == TT_OK);
+        for (int k = 0; k < built.t->n_code; k++) flops += tt__flops_at_capacity(built.t, &built.t->code[k]);
+        c[0].ctx = c[1].ctx = ctx;
+        c[0].all = c[1].all = &built;
+        CHECK(tt__list_items(&c[1]) == TT_OK);
+        const int items = c[1].n, sets = 1 << (items < 12 ? items : 0);
+        tt__chooser_close(&c[1]);
+        memset(&c[1], 0, sizeof c[1]);
+        c[1].ctx = ctx;
+        c[1].all = &built;
+        const bool some = items >= 8 && items <= 10;
+        for (int k = 0; k < 2 && some; k++) {
+            test_estimates = (k ? sets / 4 : sets) * (built.t->n_code + 1);
+            CHECK(tt__list_candidates(&c[k], &order[k]) == TT_OK);
+            CHECK(c[k].n_list <= (k ? sets / 4 : sets) + 40); /* whole blocks are always tried */
+        }
+        size_t least = SIZE_MAX;
+        for (int k = 0; k < c[0].n_list; k++)
+            if (c[0].list[k].bound < least) least = c[0].list[k].bound;
+        for (int k = 0; k < c[0].n_list; k++) { /* a budget for which set k is best, not among the tightest */
+            const tt__candidate *x = &c[0].list[k];
+            double best = INFINITY;
+            if (tt__is_dominated(&c[0], x) || x->bound < least + least / 16) continue;
+            for (int j = 0; j < c[1].n_list; j++)
+                if (c[1].list[j].bound <= x->bound && c[1].list[j].flops < best) best = c[1].list[j].flops;
+            snprintf(what, sizeof what, "network %d, %d items: %.2f%% more FLOPs in %zu bytes, not %.2f%%",
+                     (int)seed, items, 100 * best / flops, x->bound, 100 * x->flops / flops);
+            test__check(best / flops <= x->flops / flops + 0.006, __FILE__, __LINE__, what);
+            compared++;
+        }
+        programs += some;
+        for (int k = 0; k < 2; k++) {
+            tt__free(ctx, order[k]);
+            tt__chooser_close(&c[k]);
+        }
+        tt__built_free(ctx, &built);
+        tt_tape_free(n.t);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(compared > 40);
+    test_estimates = 400000;
+}
+
+/* 8 layers: more sets than can be tried. */
+TEST(budgets_of_a_deep_network)
+{
+    static const shape deep = {"deep", 8, 64, 4, 256, 8, 50, 10, true};
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+    co.verify = false;
+    tt_context *ctx = tt_open(&co);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value logits, loss = encoder(t, &deep, &logits);
+    tt_compile_options c = tt_compile_options_default();
+    tt_plan plan[4];
+    char text[512], choice[128];
+    const char *const policies[] = {"none", "cheap", "attention", "blocks"};
+    test_estimates = 50000;
+    for (int k = 0; k < 4; k++) {
+        for (int32_t v = 1, sums = 0; v < t->n_values && k == 0; v++)
+            if (strncmp(t->values[v].name, "add.", 4) == 0 && sums++ % 2 == 0) tt_block_end(t, tt__handle(v));
+        c.recompute = policies[k];
+        tt_program *p = tt_compile(t, loss, &c);
+        REQUIRE(p != NULL);
+        CHECK(p->builds == 1);
+        plan[k] = tt_program_plan(p);
+        tt_program_free(p);
+    }
+    c.recompute = "budget";
+    double before = 0;
+    for (int q = 0; q <= 6; q++) { /* from all to what whole blocks leave */
+        c.memory_budget = plan[0].bytes - (plan[0].bytes - plan[3].bytes) / 6 * (size_t)q;
+        tt_program *p = tt_compile(t, loss, &c);
+        REQUIRE(p != NULL);
+        const tt_plan now = tt_program_plan(p);
+        CHECK(now.bytes <= c.memory_budget && p->builds <= 30 && p->builds >= 1);
+        CHECK(now.extra_flops >= before && now.extra_flops <= plan[3].extra_flops);
+        CHECK(now.extra_flops > 0 ? c.memory_budget < plan[1].bytes : c.memory_budget >= plan[1].bytes);
+        before = now.extra_flops;
+        tt_plan_text(p, text, sizeof text);
+        snprintf(choice, sizeof choice, "  recompute for memory_budget %.1f MB: %s",
+                 (double)c.memory_budget / 1e6, q ? "" : "nothing\n");
+        CHECK(strstr(text, choice) && (q == 0 || strstr(text, " linear, ") || now.extra_flops == 0));
+        tt_program_free(p);
+    }
+    CHECK(before > 0);
+    c.memory_budget = plan[0].persistent_bytes;
+    CHECK(!tt_compile(t, loss, &c));
+    snprintf(text, sizeof text, "the plan needs %zu bytes, memory_budget is %zu; with recompute \"cheap\" "
+             "%zu (+0.0%% FLOPs), \"attention\" ", plan[0].bytes, c.memory_budget, plan[1].bytes);
+    CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
+    test_estimates = 400000;
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* How many instructions of a program compute something again; of one op, if >= 0. */
+static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
+{
+    tt_compile_options c = tt_compile_options_default();
+    int n = 0;
+    c.recompute = recompute;
+    tt_program *p = tt_compile(t, loss, &c);
+    CHECK(p != NULL);
+    for (int k = 0; p && k < p->built.t->n_code; k++)
+        n += p->built.t->code[k].again && (op < 0 || p->built.t->code[k].op == op);
+    tt_program_free(p);
+    return n;
+}
+
+TEST(marks_of_values) /* are obeyed whatever the options say */
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    const tt_value none = {0};
+    tt_value x = tt_input(t, "x", TT_F32, 8, 16), y = tt_input(t, "y", TT_F32, 8, 16);
+    tt_value h = tt_linear(t, x, matrix(ctx, "up", 32, 16), NULL), g = tt_gelu(t, h);
+    tt_value down = tt_linear(t, g, matrix(ctx, "down", 16, 32), NULL), z = tt_tanh(t, down);
+    tt_value loss = tt_mean_squared_error(t, tt_linear(t, z, matrix(ctx, "out", 16, 16), NULL), y, none);
+    CHECK(copies_of(t, loss, "none", -1) == 0);
+    CHECK(copies_of(t, loss, "cheap", TT__OP_ACTIVATION) == 1); /* tanh's backward reads what it computes */
+    tt_keep(t, g);
+    CHECK(copies_of(t, loss, "cheap", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
+    tt_recompute(t, g); /* the later mark counts */
+    CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "none", TT__OP_ACTIVATION) == 1);
+    tt_recompute(t, h); /* both at once */
+    CHECK(copies_of(t, loss, "none", -1) == 1 && copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1);
+    tt_keep(t, h);
+    tt_keep(t, g);
+    tt_recompute(t, z); /* from what down is computed of, which the backward does not read */
+    CHECK(copies_of(t, loss, "cheap", TT__OP_LINEAR) == 1 && copies_of(t, loss, "cheap", -1) <= 2);
+    tt_block_end(t, z); /* has a mark on z change nothing */
+    tt_recompute(t, x); /* and inputs are there anyway */
+    CHECK(copies_of(t, loss, "none", -1) == 0 && copies_of(t, loss, "blocks", -1) == 0);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places),
+    TEST_CASE(budgets_against_brute_force),
+    TEST_CASE(candidates_against_all_sets), TEST_CASE(budgets_of_a_deep_network), TEST_CASE(marks_of_values),
     TEST_CASE(random_networks_replay_bit_for_bit), TEST_CASE(random_networks_have_true_gradients),
     TEST_CASE(verifier_finds_what_is_not_waited_for), TEST_CASE(verifier_finds_bad_groups),
     TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),

@@ -1463,7 +1463,8 @@ TEST(builds_are_pure)
         memcpy(was, m.t->values, values);
         for (int k = 0; k < 30; k++) {
             const int number = k * 7 % CHOICES;
-            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false, number % 3};
+            tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false, number % 3,
+                                 INT_MAX, NULL, 0};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
             if (k < CHOICES) { kept[number] = b; continue; }
@@ -1481,7 +1482,7 @@ TEST(builds_are_pure)
 
         long calls = a.calls, failed = 0; /* each allocation fails in turn */
         tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1, !precision,
-                             precision ? 2 : 0};
+                             precision ? 2 : 0, INT_MAX, NULL, 0};
         tt__built b;
         REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
         tt__built_free(ctx, &b);
@@ -1692,12 +1693,22 @@ TEST(misuse_of_compile)
     c.precision = "32-true";
     c.recompute = "most";
     CHECK(!tt_compile(m.t, m.loss, &c));
-    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "recompute 'most' is unknown: use none, cheap, attention or blocks");
-    tt_tape *marked = tt_tape_new(ctx);
-    tt_block_end(marked, tt__handle(7));
-    CHECK(!tt_compile(marked, tt__handle(1), NULL));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_block_end: value 7 is not on this tape");
-    tt_tape_free(marked);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "recompute 'most' is unknown: use none, cheap, attention, blocks or "
+                                         "budget");
+    c.recompute = "budget";
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "recompute 'budget' chooses what fits memory_budget, which is not set");
+    static const struct { void (*mark)(tt_tape *, tt_value); const char *name; } marks[] = {
+        {tt_block_end, "tt_block_end"}, {tt_keep, "tt_keep"}, {tt_recompute, "tt_recompute"}};
+    for (int k = 0; k < TEST_COUNT(marks); k++) {
+        char text[64];
+        tt_tape *marked = tt_tape_new(ctx);
+        marks[k].mark(marked, tt__handle(k ? -k : 7));
+        CHECK(!tt_compile(marked, tt__handle(1), NULL));
+        snprintf(text, sizeof text, "%s: value %d is not on this tape", marks[k].name, k ? -k : 7);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, text);
+        tt_tape_free(marked);
+    }
 
     model n; /* share and parameters across contexts */
     REQUIRE(model_record(second, &n));
