@@ -501,6 +501,15 @@ typedef struct tt_compile_options {
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
        have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. */
     const char *offload;
+    /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
+       and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
+       bytes than the GPU has free, with TT_ERR_MEMORY. "managed-oversubscribed": it may be larger. The
+       resident workspace, and parameters, gradients and optimizer state in the order of their use in half of
+       what is then free, are to stay on the GPU. All else comes to it before the instructions that need it,
+       at most two windows of instructions ahead (a window needs at most a quarter of the rest), and leaves it
+       as CUDA decides. Such a step takes as long as these copies do, and no graph is made of it; prefer
+       `offload`, which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
+    const char *memory;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
        its gradient is final, whose memory is then free, for the same bits (as Lv et al., "Full parameter
@@ -1075,7 +1084,7 @@ struct tt_train_options {
     /* These are tt_compile_options', with the same defaults. */
     const char *precision, *residual, *matmul;
     tt_loss_scale loss_scale;
-    const char *recompute, *offload, *update, *device;
+    const char *recompute, *offload, *update, *memory, *device;
     tt_parallel parallel;
     size_t memory_budget;
     float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
@@ -1541,6 +1550,12 @@ typedef struct tt__backend {
     const char *(*error)(tt__device *d);
     void *(*allocate)(tt__device *d, size_t bytes);           /* with any contents                          */
     void (*release)(tt__device *d, void *memory);
+    /* As allocate, of memory that moves between the device and the host as it is used. *available: the bytes
+       that the device had free; more are allocated only with `beyond`. NULL, as the two below, where there is
+       no such memory. */
+    tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
+    tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* these stay on the device if they can   */
+    tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* ... come to it         */
     void *(*allocate_host)(tt__device *d, size_t bytes);      /* for write                                  */
     void (*release_host)(tt__device *d, void *host);
     /* `from`, of allocate_host, stays until a later mark or wait. */
@@ -12517,6 +12532,32 @@ typedef struct tt__crew {
 #define TT__STAGE ((size_t)4 << 20)
 #endif
 
+/* What tt_compile_options.memory names. */
+typedef enum tt__memory_kind {
+    TT__OWN_MEMORY, TT__MANAGED, TT__OVERSUBSCRIBED, TT__MEMORY_KINDS
+} tt__memory_kind;
+static const char *const tt__memory_names[TT__MEMORY_KINDS] = {"device", "managed", "managed-oversubscribed"};
+
+/* Managed memory comes to the device in blocks of so many bytes, as CUDA's driver has them. */
+#ifndef TT__BLOCK /* tests make it smaller */
+#define TT__BLOCK ((size_t)2 << 20)
+#endif
+enum { TT__WINDOWS = 3 }; /* the one that runs, and those that are on their way */
+
+/* Of an arena in managed memory that is larger than what its device has free: what is where, by the plan. */
+typedef struct tt__paging {
+    size_t room;        /* bytes on the device for blocks that are not kept there */
+    size_t blocks;      /* from the arena's first byte on */
+    uint64_t *used;     /* of each block: `clock` when the last window that uses it began; 0: none has */
+    uint64_t *stamp;    /* ... the number, of all so far, of the instruction that brought it to a window */
+    bool *kept;
+    uint64_t clock;     /* one more than the bytes that windows have used, but for those of kept blocks */
+    uint64_t stamps;    /* instructions so far */
+    uint64_t prefetched; /* bytes so far */
+    void *began, *there[TT__WINDOWS]; /* events: a window begins; its blocks are there */
+    bool brought[TT__WINDOWS]; /* ... of those for which there were blocks to bring */
+} tt__paging;
+
 /* Memory of a program and those that share it, the same on each rank: persistent bytes, then the transient
    bytes of the largest; behind these, on the ranks of data rank 0 alone, `of_first` bytes. Of parameters that
    are not to be on the device, on_host bytes in the host's memory. */
@@ -12527,6 +12568,8 @@ typedef struct tt__arena {
     tt__crew *crew;
     int data, tensor;   /* ranks along these axes */
     bool allocated;
+    tt__memory_kind memory_kind;
+    tt__paging *paging; /* NULL: all of the memory is on the device */
     char *memory[TT__RANKS]; /* NULL until allocated */
     char *bounce[TT__RANKS]; /* TT__BOUNCE bytes of the host's, on the way to a device's memory; else NULL */
     size_t persistent, transient, of_first; /* persistent: first the kind's resident workspace */
@@ -12552,9 +12595,24 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
+static void tt__paging_free(tt_context *ctx, tt__arena *a)
+{
+    tt__paging *g = a->paging;
+    const tt__backend *b = a->kind->backend;
+    if (!g) return;
+    for (int k = 0; k < TT__WINDOWS; k++) if (g->there[k]) b->release_event(a->crew->device[0], g->there[k]);
+    if (g->began) b->release_event(a->crew->device[0], g->began);
+    tt__free(ctx, g->used);
+    tt__free(ctx, g->stamp);
+    tt__free(ctx, g->kept);
+    tt__free(ctx, g);
+    a->paging = NULL;
+}
+
 /* Gives the memory of all ranks back. */
 static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
+    tt__paging_free(ctx, a);
     for (int r = 0; r < a->crew->ranks; r++) {
         if (a->memory[r]) a->kind->backend->release(a->crew->device[r], a->memory[r]);
         if (a->bounce[r]) a->kind->backend->release_host(a->crew->device[r], a->bounce[r]);
@@ -12737,10 +12795,10 @@ static void tt__line_of(const char *path, const char *key, char to[128])
 static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capacity);
 
 static const tt__backend tt__cpu_backend = {
-    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, tt__cpu_allocate,
-    tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init, tt__cpu_copy, tt__cpu_wait, tt__cpu_mark,
-    tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL, tt__cpu_refuses,
-    tt__cpu_describe, NULL, NULL,
+    tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, NULL, NULL, NULL,
+    tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init, tt__cpu_copy, tt__cpu_wait,
+    tt__cpu_mark, tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL,
+    tt__cpu_refuses, tt__cpu_describe, NULL, NULL,
 };
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
@@ -13589,6 +13647,7 @@ typedef struct tt__settings {
     tt__recompute recompute;
     unsigned offload;       /* what lies in the host's memory: TT__OUT_ flags */
     bool early;             /* update: "backward" */
+    tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
 } tt__settings;
 
@@ -14000,6 +14059,27 @@ static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, 
     return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
 }
 
+static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_kind *out)
+{
+    int k;
+    tt_status status = tt__parse(ctx, "memory", name ? name : "device", tt__memory_names, TT__MEMORY_KINDS,
+                                 "device, managed or managed-oversubscribed", &k);
+    *out = (tt__memory_kind)k;
+    return status;
+}
+
+static tt_status tt__check_memory(tt_context *ctx, const tt__settings *s)
+{
+    const char *name = tt__memory_names[s->memory];
+    if (!s->crew || s->memory == TT__OWN_MEMORY) return TT_OK;
+    if (s->kind->host)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for device 'cuda', and the device is '%s'",
+                        name, s->kind->name);
+    if (s->crew->ranks == 1) return TT_OK;
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for one rank, and '%s' has %d: leave `memory` "
+                    "out", name, s->crew->name, s->crew->ranks);
+}
+
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
@@ -14024,6 +14104,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     if (o->train && s->recompute == TT__RECOMPUTE_BUDGET && !o->memory_budget)
         tt__note_error(ctx, &all, &status, tt__fail(ctx, TT_ERR_ARGUMENT, "recompute 'budget' chooses what "
                                                     "fits memory_budget, which is not set"));
+    tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
     tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->early));
     s->crew = tt__find_devices(ctx, o->device);
@@ -14033,6 +14114,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status,
                    s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
     tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
+    tt__note_error(ctx, &all, &status, tt__check_memory(ctx, s));
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
 }
 
@@ -14732,6 +14814,7 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
         a->data = s->options.parallel.data;
         a->tensor = s->options.parallel.tensor;
         a->persistent = s->kind->resident;
+        a->memory_kind = s->memory;
     }
     a->references++;
     if ((status = tt__homes_grow(ctx, a)) != TT_OK) {
@@ -14784,6 +14867,10 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
     if (share && share->settings.crew != s->crew)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this "
                         "one is for '%s'", share->settings.crew->name, s->crew->name);
+    if (share && share->settings.memory != s->memory)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', and this "
+                        "one is with '%s'", tt__memory_names[share->settings.memory],
+                        tt__memory_names[s->memory]);
     if (!share || tt__same_ranks(share->arena, s)) return TT_OK;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of data %d x tensor %d "
                     "ranks, and this one is of data %d x tensor %d", share->arena->data, share->arena->tensor,
@@ -14815,6 +14902,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
     kept->update = NULL;
     kept->share = NULL;
+    kept->memory = NULL;
     kept->optimizer.no_decay = NULL;
     return status == TT_OK ? tt__commit(p, shared) : status;
 }
@@ -14967,15 +15055,246 @@ static tt_status tt__zero_states(tt_program *p)
     return status;
 }
 
+/* ------------------------------------------------------------------------------------------ managed memory
+   An arena that is larger than what its device has free comes and goes in blocks. As a step uses most of it
+   in turn, blocks that are used least recently are the next that it uses, so some are kept, and the rest
+   takes turns in the `room` left. Instructions are cut into windows that need a quarter of that, so that the
+   window that runs and the two that are brought ahead of it fit. */
+
+/* The number of bytes that a storage has in its program's arena, from byte *first on; 0: it is elsewhere. */
+static size_t tt__arena_extent(const tt_program *p, const tt__value *x, size_t *first)
+{
+    if (x->space != TT__DEVICE) return 0;
+    if (x->storage == TT__PARAMETER && p->ctx->params[x->param]->holder != p->arena) return 0;
+    if (x->storage != TT__PARAMETER && x->place == TT__NO_PLACE) return 0;
+    *first = (size_t)(tt__storage_memory(p, 0, x) - p->arena->memory[0]);
+    return tt__storage_bytes(x);
+}
+
+/* Operand j of an instruction, inputs first; 0: it has none. */
+static int32_t tt__operand(const tt__instr *i, int j)
+{
+    return j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
+}
+
+/* Brings the bytes of an arena to the window that began after instruction `before`. Returns the bytes of the
+   blocks that are new there and that are not kept on the device. */
+static size_t tt__stamp_bytes(tt__paging *g, size_t first, size_t bytes, uint64_t before)
+{
+    size_t added = 0;
+    for (size_t b = first / TT__BLOCK; bytes && b <= (first + bytes - 1) / TT__BLOCK; b++) {
+        if (g->kept[b] || g->stamp[b] > before) continue;
+        g->stamp[b] = g->stamps;
+        added += TT__BLOCK;
+    }
+    return added;
+}
+
+/* The same for all that the next instruction works on. */
+static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t before)
+{
+    tt__paging *g = p->arena->paging;
+    const tt_tape *t = p->built.t;
+    size_t first = p->arena->persistent + i->workspace_place;
+    g->stamps++;
+    size_t added = tt__stamp_bytes(g, first, i->workspace, before);
+    for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+        const int32_t id = tt__operand(i, j);
+        const size_t bytes = id ? tt__arena_extent(p, &t->values[t->values[id].base], &first) : 0;
+        if (bytes) added += tt__stamp_bytes(g, first, bytes, before);
+    }
+    return added;
+}
+
+/* The windows of a segment. */
+typedef struct tt__windows {
+    int next, end;      /* instructions that are in no window yet */
+    int until[TT__WINDOWS]; /* where the last windows end */
+    int made, entered;  /* windows so far */
+} tt__windows;
+
+/* Brings blocks with stamps in (before, last] to the device, unless they are there: all that windows
+   have used since they were used last fits. */
+static tt_status tt__bring_blocks(tt_program *p, uint64_t before, uint64_t last, uint64_t clock, bool *any)
+{
+    tt__arena *a = p->arena;
+    tt__paging *g = a->paging;
+    tt_status status = TT_OK;
+    size_t run = 0; /* blocks right before b that are to be brought */
+    for (size_t b = 0; b <= g->blocks && status == TT_OK; b++) {
+        const bool needed = b < g->blocks && g->stamp[b] > before && g->stamp[b] <= last;
+        const bool absent = needed && (!g->used[b] || g->clock - g->used[b] > g->room);
+        if (needed) g->used[b] = clock;
+        if (absent) { run++; continue; }
+        if (!run) continue;
+        const size_t first = (b - run) * TT__BLOCK, end = tt__arena_size(a, 0);
+        const size_t bytes = b * TT__BLOCK < end ? run * TT__BLOCK : end - first;
+        status = a->kind->backend->prefetch(a->crew->device[0], TT__IN_STREAM, a->memory[0] + first, bytes);
+        g->prefetched += bytes;
+        *any = true;
+        run = 0;
+    }
+    return status;
+}
+
+/* Ends the next window of a segment where it would need too much; instructions that run together are in one,
+   or, where they need too much for that, no longer run together. Returns the last stamp of the window. */
+static uint64_t tt__end_window(tt_program *p, tt__windows *w)
+{
+    tt__paging *g = p->arena->paging;
+    tt__instr *code = p->built.t->code;
+    const uint64_t before = g->stamps;
+    const size_t most = g->room / (TT__WINDOWS + 1);
+    const int first = w->next;
+    int group = first; /* the first of those that run together with the one at hand ... */
+    size_t bytes = 0, of_group = 0; /* ... and what they need more than the window before them */
+    for (int k = first; k < w->end; k++) {
+        if (k > first && !code[k - 1].with_next) {
+            group = k;
+            of_group = 0;
+        }
+        const size_t added = tt__stamp_instr(p, &code[k], before);
+        const bool may_end = group > first || code[k].stream == TT__COMPUTE_STREAM; /* a start stays whole */
+        if (bytes && bytes + added > most && may_end) {
+            w->next = group > first ? group : k;
+            if (group == first && k > first) code[k - 1].with_next = false;
+            g->clock += bytes - (group > first ? of_group : 0);
+            return before + (uint64_t)(w->next - first);
+        }
+        bytes += added;
+        of_group += added;
+    }
+    w->next = w->end;
+    g->clock += bytes;
+    return g->stamps;
+}
+
+/* Makes the next window of a segment, if there is one, and brings its blocks. */
+static tt_status tt__bring_window(tt_program *p, tt__windows *w)
+{
+    tt__arena *a = p->arena;
+    tt__paging *g = a->paging;
+    const uint64_t before = g->stamps, began = g->clock;
+    const int slot = w->made % TT__WINDOWS;
+    if (w->next >= w->end) return TT_OK;
+    const uint64_t last = tt__end_window(p, w);
+    g->brought[slot] = false;
+    tt_status status = tt__bring_blocks(p, before, last, began, &g->brought[slot]);
+    if (status == TT_OK && g->brought[slot])
+        status = a->kind->backend->mark(a->crew->device[0], TT__IN_STREAM, &g->there[slot]);
+    w->until[slot] = w->next;
+    w->made++;
+    return status;
+}
+
+/* Before instruction k of a segment is launched: if it is the first of a window, brings the window two ahead,
+   once all before this one is done, and waits for this one's blocks. */
+static tt_status tt__enter_window(tt_program *p, tt__windows *w, int k)
+{
+    tt__arena *a = p->arena;
+    tt__paging *g = a->paging;
+    const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[0];
+    tt_status status = TT_OK;
+    if (!g || (w->entered && k < w->until[(w->entered - 1) % TT__WINDOWS])) return TT_OK;
+    while (!w->entered && w->made < TT__WINDOWS - 1 && w->next < w->end && status == TT_OK)
+        status = tt__bring_window(p, w); /* the segment before this one is in its last window */
+    if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &g->began);
+    if (status == TT_OK) status = b->after(d, TT__IN_STREAM, g->began);
+    if (status == TT_OK) status = tt__bring_window(p, w);
+    const int slot = w->entered++ % TT__WINDOWS;
+    if (status == TT_OK && g->brought[slot]) status = b->after(d, TT__COMPUTE_STREAM, g->there[slot]);
+    return tt__device_status(p->ctx, a->crew, 0, status);
+}
+
+/* Keeps the bytes from `first` on where at most `most` bytes of blocks are then kept. */
+static void tt__keep_bytes(tt__paging *g, size_t first, size_t bytes, size_t most, size_t *kept)
+{
+    const size_t from = first / TT__BLOCK, end = bytes ? (first + bytes - 1) / TT__BLOCK + 1 : from;
+    size_t added = 0;
+    for (size_t b = from; b < end; b++) added += g->kept[b] ? 0 : TT__BLOCK;
+    if (*kept + added > most) return;
+    for (size_t b = from; b < end; b++) g->kept[b] = true;
+    *kept += added;
+}
+
+/* Chooses what is kept: the resident workspace, and persistent storages in the order of their use by the
+   programs of the arena, the oldest first. Returns the bytes of their blocks. */
+static size_t tt__choose_kept(const tt__arena *a, size_t available)
+{
+    int programs = 0;
+    size_t kept = 0, first;
+    for (const tt_program *p = a->programs; p; p = p->next) programs++;
+    tt__keep_bytes(a->paging, 0, a->kind->resident, available, &kept);
+    const size_t most = kept + (available - kept) / 2;
+    for (int n = programs; n-- > 0;) {
+        const tt_program *p = a->programs;
+        for (int k = 0; k < n; k++) p = p->next;
+        const tt_tape *t = p->built.t;
+        for (int k = 0; k < t->n_code; k++)
+            for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+                const int32_t id = tt__operand(&t->code[k], j);
+                const tt__value *x = &t->values[t->values[id].base];
+                const size_t bytes = id && x->persistent ? tt__arena_extent(p, x, &first) : 0;
+                if (bytes) tt__keep_bytes(a->paging, first, bytes, most, &kept);
+            }
+    }
+    return kept;
+}
+
+/* Advises the device of what to keep of an arena in managed memory, of which it had so many bytes free. */
+static tt_status tt__plan_paging(tt_context *ctx, tt__arena *a, size_t available)
+{
+    const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[0];
+    const size_t size = tt__arena_size(a, 0), blocks = (size + TT__BLOCK - 1) / TT__BLOCK;
+    if (size <= available) return tt__device_status(ctx, a->crew, 0, b->keep(d, a->memory[0], size));
+    tt__paging *g = a->paging = (tt__paging *)tt__calloc(ctx, sizeof *g);
+    if (!g) return TT_ERR_MEMORY;
+    g->used = (uint64_t *)tt__calloc(ctx, blocks * sizeof *g->used);
+    g->stamp = (uint64_t *)tt__calloc(ctx, blocks * sizeof *g->stamp);
+    g->kept = (bool *)tt__calloc(ctx, blocks * sizeof *g->kept);
+    if (!g->used || !g->stamp || !g->kept) return TT_ERR_MEMORY;
+    g->blocks = blocks;
+    g->clock = 1;
+    g->room = available - tt__choose_kept(a, available);
+    tt_status status = TT_OK;
+    for (size_t from = 0, end; from < blocks && status == TT_OK; from = end + 1) {
+        for (end = from; end < blocks && g->kept[end]; end++) {}
+        const size_t first = from * TT__BLOCK, last = end * TT__BLOCK < size ? end * TT__BLOCK : size;
+        if (end > from) status = b->keep(d, a->memory[0] + first, last - first);
+    }
+    return tt__device_status(ctx, a->crew, 0, status);
+}
+
+/* Allocates a rank's memory on the device. */
+static tt_status tt__allocate_device(tt_context *ctx, tt__arena *a, int rank)
+{
+    const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[rank];
+    const size_t size = tt__arena_size(a, rank), bytes = size ? size : 1;
+    size_t available = 0;
+    void *memory = NULL;
+    if (a->memory_kind == TT__OWN_MEMORY) {
+        a->memory[rank] = (char *)b->allocate(d, bytes);
+        return a->memory[rank] ? TT_OK : tt__device_status(ctx, a->crew, rank, TT_ERR_MEMORY);
+    }
+    const bool beyond = a->memory_kind == TT__OVERSUBSCRIBED;
+    tt_status status = b->allocate_managed(d, bytes, beyond, &memory, &available);
+    a->memory[rank] = (char *)memory;
+    if (status != TT_OK) return tt__device_status(ctx, a->crew, rank, status);
+    return tt__plan_paging(ctx, a, available);
+}
+
 /* Allocates a rank's memory, and fills its parts of parameters. `piece`: TT__BOUNCE bytes. */
 static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, float *piece)
 {
     const tt__backend *b = a->kind->backend;
     tt__device *d = a->crew->device[rank];
-    const size_t bytes = tt__arena_size(a, rank);
-    a->memory[rank] = (char *)b->allocate(d, bytes ? bytes : 1);
-    if (a->memory[rank] && !a->kind->host) a->bounce[rank] = (char *)b->allocate_host(d, TT__BOUNCE);
-    tt_status status = a->memory[rank] && (a->bounce[rank] || a->kind->host) ? TT_OK : TT_ERR_MEMORY;
+    tt_status status = tt__allocate_device(ctx, a, rank);
+    if (status != TT_OK) return status;
+    if (!a->kind->host) a->bounce[rank] = (char *)b->allocate_host(d, TT__BOUNCE);
+    status = a->bounce[rank] || a->kind->host ? TT_OK : TT_ERR_MEMORY;
     if (status == TT_OK && a->on_host) a->host[rank] = tt__host_allocate(ctx, a->crew, rank, a->on_host);
     if (a->on_host && !a->host[rank]) status = TT_ERR_MEMORY;
     if (status == TT_OK && a->kind->resident) status = b->fill(d, a->memory[rank], 0, a->kind->resident);
@@ -15700,9 +16019,11 @@ static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *l
     const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
     const int end = tt__segment_first(p->built.t, segment + 1u);
     tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
     for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
+        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
         for (n = 1; i[n - 1].with_next; n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
         else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
@@ -15788,7 +16109,9 @@ static tt_status tt__run_rank(void *arg, int rank)
     tt_status status = tt__write_settings(p, rank);
     if (status == TT_OK) {
         const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
-        const bool records = b->capture && !r->never_records && !absent && !tt__has_collectives(p, segment);
+        /* No graph prefetches managed memory. */
+        const bool can_record = b->capture && !r->never_records && !p->arena->paging;
+        const bool records = can_record && !absent && !tt__has_collectives(p, segment);
         tt__recording *x = records ? tt__recording_of(p, rank, segment) : NULL;
         if (x && !x->made) tt__record_segment(p, rank, &l, x, why);
         if (x && x->made) status = tt__device_status(p->ctx, c, rank, b->replay(l.device, x->made));
@@ -21424,6 +21747,7 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     c.recompute = o->recompute;
     c.offload = o->offload;
     c.update = o->update;
+    c.memory = o->memory;
     c.device = o->device;
     c.parallel = o->parallel;
     c.accumulate = o->accumulate;

@@ -468,6 +468,52 @@ void cuda_release(tt__device *d, void *memory)
     cudaFree(memory);
 }
 
+// Where managed memory is to be: CUDA 13 takes a structure where 12 takes the number of a device.
+#if CUDART_VERSION >= 13000
+cudaMemLocation place_of(const tt__device *d) { return {cudaMemLocationTypeDevice, d->index}; }
+#define TT__PREFETCH_FLAGS 0,
+#else
+int place_of(const tt__device *d) { return d->index; }
+#define TT__PREFETCH_FLAGS
+#endif
+
+tt_status cuda_allocate_managed(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available)
+{
+    int concurrent = 0;
+    size_t total = 0;
+    if (!use(d)) return TT_ERR_DEVICE;
+    tt_status status = check(d, cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess,
+                                                       d->index), "cudaDeviceGetAttribute");
+    if (status == TT_OK && !concurrent)
+        return fail(d, TT_ERR_UNSUPPORTED,
+                    "%s and the host cannot use managed memory at the same time (concurrentManagedAccess is "
+                    "0, as under Windows and WSL): leave `memory` out", d->properties.name);
+    if (status == TT_OK) status = check(d, cudaMemGetInfo(available, &total), "cudaMemGetInfo");
+    if (status == TT_OK && !beyond && bytes > *available)
+        return fail(d, TT_ERR_MEMORY,
+                    "the arena has %zu bytes of managed memory, and %zu of the device's %zu are free: "
+                    "offload, recompute or train with smaller micro-batches, or choose memory "
+                    "'managed-oversubscribed', which is slower", bytes, *available, total);
+    if (status == TT_OK)
+        status = check(d, cudaMallocManaged(memory, bytes, cudaMemAttachGlobal), "cudaMallocManaged");
+    return status;
+}
+
+tt_status cuda_keep(tt__device *d, void *memory, size_t bytes)
+{
+    if (!use(d)) return TT_ERR_DEVICE;
+    return check(d, cudaMemAdvise(memory, bytes, cudaMemAdviseSetPreferredLocation, place_of(d)),
+                 "cudaMemAdvise");
+}
+
+tt_status cuda_prefetch(tt__device *d, int stream, void *memory, size_t bytes)
+{
+    cudaStream_t on = use(d) ? stream_of(d, stream) : NULL;
+    if (!on) return TT_ERR_DEVICE;
+    return check(d, cudaMemPrefetchAsync(memory, bytes, place_of(d), TT__PREFETCH_FLAGS on),
+                 "cudaMemPrefetchAsync");
+}
+
 void *cuda_allocate_host(tt__device *d, size_t bytes)
 {
     void *host = NULL;
@@ -5071,9 +5117,9 @@ tt_status cuda_launch(const tt__launch *l, int n)
 } // namespace
 
 extern "C" const tt__backend tt__cuda_backend = {
-    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_host, cuda_release_host,
-        cuda_write, cuda_fill, cuda_init, cuda_read, cuda_wait, cuda_mark, cuda_after, cuda_release_event,
-        cuda_launch, cuda_capture, cuda_captured, cuda_replay, cuda_forget, cuda_refuses, cuda_describe,
-        cuda_peer, cuda_stage, };
+    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
+        cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init, cuda_read,
+        cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
+        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, };
 
 #endif // TT__PORTABILITY_ONLY

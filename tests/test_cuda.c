@@ -12,6 +12,9 @@ int main(void) /* without the header, whose code takes a minute to compile */
 #else
 #define TT__PIECES_FROM 8 /* what is small goes to the host's memory, too */
 #define TINYTRAIN_IMPLEMENTATION
+#ifdef TT_EMULATE
+#define TT__BLOCK ((size_t)4096) /* of managed memory */
+#endif
 #include "tinytrain.h"
 #include "test.h"
 #ifdef TT_EMULATE
@@ -653,6 +656,333 @@ static void check_nothing_left(long n, long count)
     if (emu_live_objects(left, sizeof left)) fault_failed(n, count, "left on the device", left);
 }
 
+/* ----------------------------------------------------------------------------------------- managed memory */
+
+enum {
+    DEEP_LAYERS = 6,
+    DEEP_WIDTH = 64,
+    DEEP_ROWS = 32,
+    DEEP_STEPS = 4,
+    LITTLE = 800 << 10,
+    AMPLE = 16 << 20
+};
+
+typedef struct deep_net {
+    test_allocator a;
+    tt_context *ctx;
+    tt_tape *t;
+    tt_value x, target;
+    tt_program *p;
+} deep_net;
+
+/* Layers whose parameters, gradients and state, with the resident workspace, are more than LITTLE bytes. */
+static tt_status deep_open(deep_net *n, const char *memory, bool accumulate)
+{
+    static const int64_t dims[2] = {DEEP_WIDTH, DEEP_WIDTH}, width = DEEP_WIDTH;
+    const tt_init normal = {TT_INIT_NORMAL, 0.1f}, zeros = {TT_INIT_ZEROS, 0};
+    tt_compile_options o = tt_compile_options_default();
+    memset(n, 0, sizeof *n);
+    n->ctx = test_open(&n->a);
+    n->t = tt_tape_new(n->ctx);
+    n->x = tt_input(n->t, "x", TT_F32, DEEP_ROWS, DEEP_WIDTH);
+    n->target = tt_input(n->t, "target", TT_F32, DEEP_ROWS, DEEP_WIDTH);
+    tt_value h = n->x, none = {0};
+    for (int k = 0; k < DEEP_LAYERS; k++) {
+        char name[2][16];
+        snprintf(name[0], sizeof name[0], "w.%d", k);
+        snprintf(name[1], sizeof name[1], "b.%d", k);
+        tt_param *w = tt_param_new(n->ctx, name[0], 2, dims, normal);
+        h = tt_gelu(n->t, tt_linear(n->t, h, w, tt_param_new(n->ctx, name[1], 1, &width, zeros)));
+    }
+    o.device = "cuda";
+    o.memory = memory;
+    o.accumulate = accumulate;
+    o.optimizer.clip_norm = 1;
+    n->p = tt_compile(n->t, tt_mean_squared_error(n->t, h, n->target, none), &o);
+    return n->p ? TT_OK : tt_error_code(n->ctx);
+}
+
+static void deep_close(deep_net *n)
+{
+    tt_program_free(n->p);
+    tt_tape_free(n->t);
+    TEST_CLOSE(n->ctx, &n->a);
+}
+
+static tt_status deep_step(deep_net *n, int step, bool accumulate, tt_stats *stats)
+{
+    float data[DEEP_ROWS * DEEP_WIDTH];
+    tt_status status = TT_OK;
+    for (int micro = 0; micro <= accumulate && status == TT_OK; micro++) {
+        for (int k = 0; k < TEST_COUNT(data); k++) data[k] = (float)sin(k + 7 * step + 3 * micro);
+        status = tt_set(n->p, n->x, data, DEEP_ROWS);
+        if (status == TT_OK) status = tt_set(n->p, n->target, data, DEEP_ROWS);
+        if (status == TT_OK && accumulate) status = tt_micro_step(n->p, NULL);
+    }
+    if (status != TT_OK) return status;
+    return accumulate ? tt_update(n->p, 0.01f, stats) : tt_step(n->p, 0.01f, stats);
+}
+
+/* Stands between a program and CUDA, and models a device of `room` bytes that lets go of the blocks that were
+   used longest ago. */
+typedef struct spy_device {
+    tt__device_kind kind;
+    const tt__arena *a;
+    bool kept[1024], there[1024]; /* of each block */
+    bool waits[1024];             /* came, and nothing has used it yet */
+    long used[1024], now;
+    size_t kept_bytes, waiting;
+    long launches, faults, brought, most_waiting;
+    long batch[1024], batches, arrived, turns; /* of prefetches: a block's, all, those waited for, waits */
+    void *of_batch[TT__WINDOWS];               /* events, of the last ones */
+} spy_device;
+static spy_device spy;
+static tt__backend spied;
+
+static size_t spy_blocks(const void *memory, size_t bytes, size_t *end)
+{
+    const size_t first = (size_t)((const char *)memory - spy.a->memory[0]), size = tt__arena_size(spy.a, 0);
+    *end = first < size && bytes ? (first + bytes - 1) / TT__BLOCK + 1 : 0;
+    return first / TT__BLOCK;
+}
+
+/* A block comes, if it is not there, and is the one used last. */
+static void spy_use(size_t b)
+{
+    size_t bytes = 0, oldest = 0;
+    spy.used[b] = ++spy.now;
+    spy.there[b] = true;
+    for (size_t k = 0; k < spy.a->paging->blocks; k++) {
+        if (!spy.there[k] || spy.kept[k]) continue;
+        if (!bytes || spy.used[k] < spy.used[oldest]) oldest = k;
+        bytes += TT__BLOCK;
+    }
+    if (bytes <= spy.a->paging->room) return;
+    spy.there[oldest] = false;
+    spy.waiting -= spy.waits[oldest] ? TT__BLOCK : 0;
+    spy.waits[oldest] = false;
+}
+
+static tt_status spy_keep(tt__device *d, void *memory, size_t bytes)
+{
+    size_t end;
+    for (size_t b = spy_blocks(memory, bytes, &end); b < end && spy.a->paging; b++) {
+        spy.kept[b] = spy.there[b] = true;
+        spy.kept_bytes += TT__BLOCK;
+    }
+    return tt__cuda_backend.keep(d, memory, bytes);
+}
+
+static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t bytes)
+{
+    size_t end;
+    CHECK(stream == TT__IN_STREAM);
+    spy.brought += (long)bytes;
+    for (size_t b = spy_blocks(memory, bytes, &end); b < end; b++) {
+        CHECK(!spy.kept[b]);
+        spy.waiting += spy.waits[b] ? 0 : TT__BLOCK;
+        spy.waits[b] = true;
+        spy.batch[b] = spy.batches + 1;
+        spy_use(b);
+    }
+    if ((long)spy.waiting > spy.most_waiting) spy.most_waiting = (long)spy.waiting;
+    return tt__cuda_backend.prefetch(d, stream, memory, bytes);
+}
+
+static void spy_load(const tt__mat *m)
+{
+    size_t end;
+    if (!m->data || !m->rows) return;
+    const size_t bytes = (size_t)((m->rows - 1) * m->ld + m->cols) * tt_dtype_bytes(m->dtype);
+    for (size_t b = spy_blocks(m->data, bytes, &end); b < end; b++) {
+        spy.faults += !spy.there[b] || spy.batch[b] > spy.arrived;
+        spy.waiting -= spy.waits[b] ? TT__BLOCK : 0;
+        spy.waits[b] = false;
+        if (!spy.kept[b]) spy_use(b);
+    }
+}
+
+static tt_status spy_mark(tt__device *d, int stream, void **event)
+{
+    const tt_status status = tt__cuda_backend.mark(d, stream, event);
+    if (stream == TT__IN_STREAM) spy.of_batch[spy.batches++ % TT__WINDOWS] = *event;
+    return status;
+}
+
+static tt_status spy_after(tt__device *d, int stream, void *event)
+{
+    spy.turns += stream == TT__IN_STREAM;
+    for (long k = spy.batches; k > 0 && k > spy.batches - TT__WINDOWS && stream == TT__COMPUTE_STREAM; k--)
+        if (spy.of_batch[(k - 1) % TT__WINDOWS] == event && k > spy.arrived) spy.arrived = k;
+    return tt__cuda_backend.after(d, stream, event);
+}
+
+static tt_status spy_launch(const tt__launch *l, int n)
+{
+    for (int k = 0; k < n && spy.a->paging; k++) {
+        const tt__mat workspace = {l[k].workspace, TT_U8, 1, (int64_t)l[k].instr->workspace, 0};
+        for (int j = 0; j < TT__MAX_IN; j++) spy_load(&l[k].in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) spy_load(&l[k].out[j]);
+        if (workspace.cols) spy_load(&workspace);
+        spy.launches++;
+    }
+    return tt__cuda_backend.launch(l, n);
+}
+
+static void spy_on(tt_program *p)
+{
+    memset(&spy, 0, sizeof spy);
+    spied = tt__cuda_backend;
+    spied.keep = spy_keep;
+    spied.prefetch = spy_prefetch;
+    spied.launch = spy_launch;
+    spied.mark = spy_mark;
+    spied.after = spy_after;
+    spy.kind = *p->settings.kind;
+    spy.kind.backend = &spied;
+    spy.a = p->arena;
+    p->settings.kind = p->arena->kind = p->arena->crew->kind = &spy.kind;
+}
+
+typedef struct deep_result {
+    double loss[DEEP_STEPS];
+    float w[DEEP_LAYERS][DEEP_WIDTH * DEEP_WIDTH];
+} deep_result;
+
+static emu_counts deep_run(const char *memory, size_t device, uint64_t seed, bool accumulate, deep_result *to)
+{
+    deep_net n;
+    tt_stats stats;
+    emu_configure(1, device, 1, seed);
+    memset(to, 0, sizeof *to);
+    bool ok = CHECK(deep_open(&n, memory, accumulate) == TT_OK);
+    if (ok) spy_on(n.p);
+    for (int k = 0; k < DEEP_STEPS && ok; k++) {
+        ok = CHECK(deep_step(&n, k, accumulate, &stats) == TT_OK);
+        to->loss[k] = stats.loss;
+    }
+    if (!ok) printf("%s\n", tt_error(n.ctx));
+    for (int k = 0; k < DEEP_LAYERS && ok; k++)
+        CHECK(tt_param_get(n.ctx->params[2 * k], to->w[k]) == TT_OK);
+    const emu_counts counts = emu_get_counts();
+    const tt__paging *g = ok ? n.p->arena->paging : NULL;
+    if (g) { /* what is kept and what comes fits, and is there when it is used */
+        CHECK(tt_program_plan(n.p).bytes > device && g->room + spy.kept_bytes <= device);
+        CHECK(spy.faults == 0 && spy.launches > 0 && spy.batches > 0 && spy.batches <= spy.turns);
+        CHECK(spy.most_waiting <= (long)(g->room / (TT__WINDOWS + 1) * TT__WINDOWS));
+        CHECK_NEAR((double)counts.prefetched, (double)spy.brought, 0);
+        CHECK_NEAR((double)counts.prefetched, (double)g->prefetched, 0);
+        CHECK_NEAR((double)counts.advised, (double)spy.kept_bytes, 0);
+    } else if (ok) {
+        const size_t bytes = strcmp(memory, "device") ? tt_program_plan(n.p).bytes : 0;
+        CHECK_NEAR((double)counts.advised, (double)bytes, 0);
+    }
+    deep_close(&n);
+    check_nothing_left(0, 1);
+    return counts;
+}
+
+/* Managed memory gives the bits of the device's own. Where all of it fits, nothing is prefetched, and steps
+   are graphs; where it does not, what an instruction needs has come before it. */
+TEST(managed_memory_gives_the_same_bits)
+{
+    static const struct { const char *memory; size_t device; } runs[] = {
+        {"device", AMPLE}, {"managed", AMPLE}, {"managed-oversubscribed", AMPLE},
+        {"managed-oversubscribed", LITTLE}, {"managed-oversubscribed", LITTLE}};
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        static deep_result first, other;
+        for (int k = 0; k < TEST_COUNT(runs); k++) {
+            const emu_counts n = deep_run(runs[k].memory, runs[k].device, (uint64_t)(accumulate * 5 + k),
+                                          accumulate, k ? &other : &first);
+            CHECK((n.prefetches > 0) == (runs[k].device == LITTLE));
+            CHECK((n.graph_launches > 0) == (runs[k].device != LITTLE));
+            CHECK(!k || memcmp(&first, &other, sizeof first) == 0);
+        }
+        CHECK(first.loss[0] > 0 && fabs(first.loss[DEEP_STEPS - 1] - first.loss[0]) > 1e-4);
+    }
+}
+
+/* More than what is free is managed only if that is asked for by name. */
+TEST(managed_memory_that_does_not_fit_is_refused)
+{
+    for (int k = 0; k < 2; k++) {
+        deep_net n;
+        size_t available, total;
+        char expected[128];
+        emu_configure(1, LITTLE, 1, 1);
+        CHECK(deep_open(&n, k ? "managed-oversubscribed" : "managed", false) == TT_OK);
+        CHECK(tt_allocate(n.p) == (k ? TT_OK : TT_ERR_MEMORY));
+        available = total = LITTLE;
+        snprintf(expected, sizeof expected, "the arena has %zu bytes of managed memory, and %zu of the "
+                 "device's %zu are free", tt_program_plan(n.p).bytes, available, total);
+        if (!k) CHECK_ERROR(n.ctx, TT_ERR_MEMORY, expected);
+        if (!k) CHECK_ERROR(n.ctx, TT_ERR_MEMORY, "choose memory 'managed-oversubscribed'");
+        deep_close(&n);
+        check_nothing_left(k, 1);
+    }
+}
+
+/* What has no managed memory, or not for this, says so. */
+TEST(managed_memory_that_is_not_there)
+{
+    static const struct { const char *memory, *device, *error; } cases[] = {
+        {"managed", "cpu", "memory 'managed' is for device 'cuda', and the device is 'cpu'"},
+        {"managed-oversubscribed", "cpu*2", "memory 'managed-oversubscribed' is for device 'cuda', and"},
+        {"managed", "cuda*2", "memory 'managed' is for one rank, and 'cuda*2' has 2: leave `memory` out"},
+        {"unified", "cuda", "memory 'unified' is unknown: use device, managed or managed-oversubscribed"}};
+    deep_net n;
+    emu_configure(2, AMPLE, 1, 1);
+    emu_set_managed(0, 0);
+    CHECK(deep_open(&n, "managed", false) == TT_OK && tt_allocate(n.p) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "device 'cuda': emulated device 0 and the host cannot use managed "
+                "memory at the same time");
+    for (int k = 0; k < TEST_COUNT(cases); k++) {
+        tt_compile_options o = tt_compile_options_default();
+        o.train = false;
+        o.memory = cases[k].memory;
+        o.device = cases[k].device;
+        tt_program *p = tt_compile(n.t, n.x, &o);
+        CHECK(!p);
+        CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, cases[k].error);
+        tt_program_free(p);
+    }
+    tt_compile_options o = tt_compile_options_default();
+    o.train = false;
+    o.device = "cuda";
+    o.share = n.p;
+    CHECK(!tt_compile(n.t, n.x, &o));
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "`share` is a program with memory 'managed', and this one is with "
+                "'device'");
+    deep_close(&n);
+    check_nothing_left(0, 1);
+}
+
+/* Each call that managed memory needs fails once: a sentence names it, and the next step is done. */
+TEST(managed_memory_whose_calls_fail)
+{
+    static const struct { const char *call, *said; int nth; } cases[] = {
+        {"cudaDeviceGetAttribute", "cudaDeviceGetAttribute", 1}, {"cudaMemGetInfo", "cudaMemGetInfo", 1},
+        {"cudaMallocManaged", "cudaMallocManaged", 1}, {"cudaMemAdvise", "cudaMemAdvise", 1},
+        {"cudaMemAdvise", "cudaMemAdvise", 2}, {"cudaMemPrefetchAsync", "cudaMemPrefetchAsync", 1},
+        {"cudaMemPrefetchAsync", "cudaMemPrefetchAsync", 5}, {"cudaStreamCreate", "cudaStreamCreate", 2},
+        {"cudaEventRecord", "cudaEventRecord", 4}, {"cudaEventRecord", "cudaEventRecord", 9},
+        {"cudaStreamWaitEvent", "cudaStreamWaitEvent", 1}, {"cudaStreamWaitEvent", "cudaStreamWaitEvent", 4}};
+    for (int k = 0; k < TEST_COUNT(cases); k++) {
+        deep_net n;
+        tt_stats stats;
+        emu_configure(1, LITTLE, 1, (uint64_t)k);
+        CHECK(deep_open(&n, "managed-oversubscribed", false) == TT_OK);
+        emu_inject_fault_into(cases[k].call, cases[k].nth, FAULT, 1);
+        const tt_status status = deep_step(&n, 0, false, &stats);
+        if (!CHECK(status == TT_ERR_DEVICE && names_the_fault(tt_error(n.ctx)) &&
+                   strstr(tt_error(n.ctx), cases[k].said)))
+            printf("%s %d: %s\n", cases[k].call, cases[k].nth, tt_error(n.ctx));
+        CHECK(deep_step(&n, 1, false, &stats) == TT_OK && stats.loss > 0);
+        deep_close(&n);
+        check_nothing_left(k, 1);
+    }
+}
+
 /* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that
    are still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
 TEST(micro_steps_that_do_not_wait_keep_their_inputs)
@@ -1000,6 +1330,10 @@ TEST(an_op_that_fails_is_named) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
+TEST(managed_memory_gives_the_same_bits) { NEEDS_EMULATOR; }
+TEST(managed_memory_that_does_not_fit_is_refused) { NEEDS_EMULATOR; }
+TEST(managed_memory_that_is_not_there) { NEEDS_EMULATOR; }
+TEST(managed_memory_whose_calls_fail) { NEEDS_EMULATOR; }
 
 #endif
 
@@ -1015,6 +1349,8 @@ static const test_case tests[] = {
     TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named), TEST_CASE(any_call_may_fail_once),
     TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
     TEST_CASE(pinned_memory_is_what_was_planned), TEST_CASE(fp8_asks_its_own_device),
+    TEST_CASE(managed_memory_gives_the_same_bits), TEST_CASE(managed_memory_that_does_not_fit_is_refused),
+    TEST_CASE(managed_memory_that_is_not_there), TEST_CASE(managed_memory_whose_calls_fail),
     TEST_CASE(the_device_that_is_described), TEST_CASE(a_launch_that_fails_in_a_capture_is_named),
 };
 
