@@ -3191,6 +3191,7 @@ typedef struct tt__rules {
     int phases;         /* of a collective: TT__REDUCE_PHASE, TT__SPREAD_PHASE or both; 0: it is none */
     /* What a member loads of what others have; `elements`: of the largest operand. NULL: nothing. */
     tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
+    int table;          /* the operand, not 0, of which as many rows are read as out[0] has; 0: there is none */
 } tt__rules;
 
 static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands below the rules */
@@ -3946,7 +3947,7 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
 }
 
 static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__layout_EMBEDDING,
-    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING};
+    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, 0, NULL, 1};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -7598,9 +7599,10 @@ static double tt__operand_bytes(const tt_tape *t, int32_t v)
 /* Bytes that an instruction reads and writes: of a table, the rows that it looks up. */
 static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
 {
+    const int table = tt__rules_of(i)->table;
     double bytes = 0;
     for (int j = 0; j < TT__MAX_IN; j++)
-        bytes += tt__operand_bytes(t, i->op == TT__OP_EMBEDDING && j == 1 ? i->out[0] : i->in[j]);
+        bytes += tt__operand_bytes(t, table && j == table ? i->out[0] : i->in[j]);
     for (int j = 0; j < TT__MAX_OUT; j++)
         bytes += (i->add >> j & 1 || tt__is(i, TT__RMW) ? 2 : 1) * tt__operand_bytes(t, i->out[j]);
     return bytes;
