@@ -7578,7 +7578,11 @@ typedef struct tt__costs {
 } tt__costs;
 
 /* Of no device in particular: an A100 or H100 behind PCIe 4, whose ranks have a faster link. */
-static const tt__costs tt__usual_costs = {300e12, 60e12, 2e12, {0, 25e9, 25e9, 50e9}, 3e-6, 25e-6};
+static const tt__costs *tt__usual_costs(void)
+{
+    static const tt__costs c = {300e12, 60e12, 2e12, {0, 25e9, 25e9, 50e9}, 3e-6, 25e-6};
+    return &c;
+}
 
 /* The stream beside computation that an instruction could run on; else computation's. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
@@ -14001,7 +14005,7 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    TT__PASS(t, "overlap", tt__pass_overlap(t, &tt__usual_costs, choice->ahead));
+    TT__PASS(t, "overlap", tt__pass_overlap(t, tt__usual_costs(), choice->ahead));
     return TT_OK;
 }
 #undef TT__PASS
@@ -14219,7 +14223,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
         started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
         b->under_way = (int)tt__max(b->under_way, started);
     }
-    if (status == TT_OK) status = tt__replay_of(b->t, &tt__usual_costs, &b->replay);
+    if (status == TT_OK) status = tt__replay_of(b->t, tt__usual_costs(), &b->replay);
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
     if (status == TT_OK) status = tt__refused(b->t, s->crew);
