@@ -85,6 +85,8 @@ def plans(programs):
                 print(f"memory_ladder {' '.join(setting)}: {what} is no more")
                 continue
             new = lines["new"][what]
+            if None in (old["planned_bytes"], new["planned_bytes"]):
+                continue                            # a budget that is too small for this model
             compared += 1
             # Of --fits, more images on a card are what a smaller plan gives.
             if "batch" in old:

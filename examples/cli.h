@@ -465,7 +465,7 @@ typedef struct cli_training {
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end or, " \
      "with --clip 0, in the backward, which saves memory", .choices = "end backward"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
-     "500MiB; a plan that needs more is refused (no limit)"}, \
+     "500MiB; a plan that needs more is refused, --recompute budget makes it fit if it can (no limit)"}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
      "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .least = 1, .most = 1000}, \
     {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
