@@ -185,6 +185,18 @@ def update_in_the_backward_saves_memory(folder):
 
 
 @check
+def recompute_makes_a_budget_fit(folder):
+    """that of the small ViT, 0.5 MB less than it plans by itself"""
+    options = ["--out=" + os.path.join(folder, "plan")]
+    refused(IMAGES, "--plan", *options, "--recompute=budget", saying="memory_budget, which is not set")
+    whole = planned(*options, program=IMAGES)[0]
+    options += [f"--budget={whole - 0.5:.1f}MB"]
+    refused(IMAGES, "--plan", *options, saying="the plan needs")
+    less, said = planned(*options, "--recompute=budget", program=IMAGES)
+    expect(less <= round(whole - 0.5, 1) and "recompute for memory_budget" in said, whole, "MB and", said)
+
+
+@check
 def columns_and_delimiter(folder):
     path = os.path.join(folder, "odd.txt")
     with open(path, "w") as f:
