@@ -15989,7 +15989,10 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(p, at, &p->built.t->code[k])) return TT_OK;
+    if (tt__is_left_out(p, at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+        if (!tt__runs_late(p)) at->met = TT__ALONE;
+        return TT_OK;
+    }
     while (x->at) x++;
     tt_status status = b->mark(d, TT__COMPUTE_STREAM, &r->ready);
     if (status == TT_OK) status = b->after(d, stream, r->ready);

@@ -35,13 +35,14 @@ typedef struct setup {
     bool poison;             /* storages are overwritten as soon as they are dead */
     bool at_once;            /* a step is one round, by tt_step */
     bool unclipped;
-    bool late;               /* copies and collectives run beside computation, as late as they may */
+    bool late;               /* copies and collectives run beside computation, as late as they may ... */
+    bool prompt;             /* ... or as soon */
 } setup;
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
     const setup s = {on,   precision, "cheap", NULL,  groups, per_leaf, 1,
-                     ROWS, VOCAB,     false,   false, false,  false,    false};
+                     ROWS, VOCAB,     false,   false, false,  false,    false, false};
     return s;
 }
 
@@ -174,6 +175,7 @@ static bool open_net(net *n, const setup *s, bool evaluates)
     n->p = tt_compile(n->t, n->loss, &o);
     if (!FINE(n, n->p ? TT_OK : tt_error_code(n->ctx))) return false;
     n->p->poison = s->poison;
+    if (s->prompt) n->ctx->late = false;
     n->data = n->p->arena->data;
     if (!evaluates) return true;
     o.train = false;
@@ -557,6 +559,9 @@ TEST(ranks_overlap)
         }
         close_net(&n);
         same_bits(s, on, TEST_COUNT(on));
+        s.prompt = true;
+        s.offload = p % 2 ? NULL : "activations"; /* which ranks without a micro-batch do not copy */
+        same_bits(s, on, TEST_COUNT(on));
     }
 }
 
@@ -573,14 +578,15 @@ static void offloads_with(const layout *on, int count, const char *precision, in
     for (int k = 0; k < count; k++) {
         s.on = at_once ? on[k] : ones[sums_micros(on[k])];
         s.offload = NULL;
-        s.late = false;
+        s.late = s.prompt = false;
         outcome *expected = &one[at_once ? 0 : sums_micros(on[k])];
         if (at_once) free_outcome(expected);
         if (!expected->params.bytes && !train(&s, expected)) return;
         s.on = on[k];
         for (int m = 0; m < TEST_COUNT(offloads); m++) {
             s.offload = offloads[m];
-            s.late = (k + m) % 2;
+            s.late = (k + m) % 3 != 2;
+            s.prompt = (k + m) % 3 == 0;
             if (!everything() && m != all && m != k % all) continue;
             if (train(&s, &many)) same_outcome(&s, expected, &many, true, __LINE__);
             free_outcome(&many);
