@@ -3191,7 +3191,7 @@ typedef struct tt__rules {
     int phases;         /* of a collective: TT__REDUCE_PHASE, TT__SPREAD_PHASE or both; 0: it is none */
     /* What a member loads of what others have; `elements`: of the largest operand. NULL: nothing. */
     tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
-    int table;          /* the operand, not 0, of which as many rows are read as out[0] has; 0: there is none */
+    int table;          /* the operand, not 0, of which as many rows are read as out[0] has; 0: none */
 } tt__rules;
 
 static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands below the rules */
