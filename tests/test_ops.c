@@ -2526,7 +2526,8 @@ static double largest(const float *x, size_t n)
 static double distance(const float *a, const float *b, size_t n)
 {
     double most = 0;
-    for (size_t k = 0; k < n; k++) if (!(fabs(a[k] - b[k]) <= most)) most = fabs(a[k] - b[k]);
+    for (size_t k = 0; k < n; k++)
+        if (!(fabs(a[k] - b[k]) <= most) && !isnan(most)) most = fabs(a[k] - b[k]);
     return most;
 }
 

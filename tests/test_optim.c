@@ -99,7 +99,7 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
             tt_param_get(p[k], values);
             for (int i = 0; i < both[k]->n; i++) {
                 double difference = fabs(values[i] - both[k]->p[i]) / (1 + fabs(both[k]->p[i]));
-                if (!(difference <= error)) error = difference;
+                if (!(difference <= error) && !isnan(error)) error = difference;
             }
         }
     }
