@@ -465,6 +465,20 @@ tt_parallel tt_parallel_default(void);
    is. */
 tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
 
+/* What a device and its links do a second, and what it takes to start work. Plans only: wrong costs cost time
+   or memory, and change no bits. All are finite; the first eight are above 0. */
+typedef struct tt_costs {
+    double product_16, product_f32;     /* FLOP/s of matrix products, of 16-bit and of fp32 operands */
+    double attention_16, attention_f32; /* ... of attention and its backward */
+    double memory;                      /* bytes a second that ops read and write */
+    double to_host, from_host, between_ranks; /* bytes a second of links */
+    double launch, meeting;             /* seconds: of an op, and of ranks before they move anything */
+} tt_costs;
+/* Of no device in particular, an A100 or H100 behind PCIe 4: 300 TFLOP/s in 16 bits and 60 in fp32, 2 TB/s of
+   memory, links of 25 GB/s to the host and 50 GB/s between ranks; 3 us to start an op, 25 us for ranks to
+   meet. */
+tt_costs tt_costs_default(void);
+
 typedef struct tt_compile_options {
     bool train; /* default true: backward and update; false: forward only, dropout off */
     /* "32-true" (default); "bf16-mixed" (bf16 activations and matmuls; fp32 weights, their gradients and
@@ -521,6 +535,9 @@ typedef struct tt_compile_options {
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
        tt_compile that would need more. 0 (default): no limit. */
     size_t memory_budget;
+    /* What tt_plan's seconds, what runs beside computation, and choices by "budget" go by; copied. NULL
+       (default): tt_costs_default(). */
+    const tt_costs *costs;
     /* "cpu", "cuda", or by number, "cuda:1"; NULL (default): what TINYTRAIN_DEVICE in the environment says,
        else "cpu". Several ranks: "cpu*4" (threads of the context shared out), "cuda*8", "cuda:0,2", and
        "cuda:0,0", two ranks on one GPU. A program for a kind that this build cannot run is there to be
@@ -574,9 +591,8 @@ typedef struct tt_plan {
     /* In use while parameters are initialised or loaded: they, the resident workspace and the buffer that
        they stream through. Nothing else of the arena is touched before the first step. */
     size_t init_bytes;
-    /* Seconds of a step with one micro-batch on each data rank, by the rates of no GPU in particular (300
-       TFLOP/s in 16 bits and 60 in fp32, 2 TB/s of memory, links of 25 GB/s to the host and 50 GB/s between
-       ranks): of computation, and what that waits for links. */
+    /* Seconds of a step with one full micro-batch on each data rank, by tt_compile_options.costs: of
+       computation, and what that waits for links. Without `costs`, of no GPU in particular. */
     double compute_seconds, exposed_seconds;
     size_t lower_bound_bytes;          /* live at one instruction, at most: no placement needs less */
     size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
@@ -1087,6 +1103,7 @@ struct tt_train_options {
     const char *recompute, *offload, *update, *memory, *device;
     tt_parallel parallel;
     size_t memory_budget;
+    const tt_costs *costs;           /* must stay until tt_trainer_new returns */
     float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
     /* The most that a micro-batch has, and whether a step may have more of them than there are data ranks:
        what tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
@@ -7569,20 +7586,31 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
    late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
    change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
 
-/* What a device and its links do a second, in FLOPs and bytes, and what it takes to start work. */
-typedef struct tt__costs {
-    double flops, flops_f32;    /* of matrix products of 16 bits and of f32 */
-    double memory;
-    double link[TT__STREAMS];   /* to the host's memory, from it, and between ranks, by their streams */
-    double launch, meeting;     /* seconds: of an instruction, and of ranks before they move anything */
-} tt__costs;
-
-/* Of no device in particular: an A100 or H100 behind PCIe 4, whose ranks have a faster link. */
-static const tt__costs *tt__usual_costs(void)
+tt_costs tt_costs_default(void)
 {
-    static const tt__costs c = {300e12, 60e12, 2e12, {0, 25e9, 25e9, 50e9}, 3e-6, 25e-6};
-    return &c;
+    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 25e9, 25e9, 50e9, 3e-6, 25e-6};
+    return c;
 }
+
+/* Fails where a rate is none that could be measured. */
+static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
+{
+    static const char *const names[] = {"product_16", "product_f32", "attention_16", "attention_f32",
+                                        "memory", "to_host", "from_host", "between_ranks", "launch",
+                                        "meeting"};
+    const double values[] = {c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->memory,
+                             c->to_host, c->from_host, c->between_ranks, c->launch, c->meeting};
+    char text[1024];
+    tt__text all = {text, sizeof text, 0};
+    for (int k = 0; k < TT__COUNT(values); k++) {
+        const bool seconds = k >= TT__COUNT(values) - 2;
+        if (!(seconds ? values[k] >= 0 : values[k] > 0) || !isfinite(values[k]))
+            tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
+                      seconds ? "of seconds" : "above 0");
+    }
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
+}
+
 
 /* The stream beside computation that an instruction could run on; else computation's. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
@@ -7626,16 +7654,19 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
 
 /* Seconds of an instruction, at full capacity: those of its FLOPs, of the memory that it touches or of its
    link. first: nothing of its op has been started together with it. */
-static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt__costs *c, bool first)
+static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *c, bool first)
 {
     const int stream = tt__stream_beside(t, i);
     const double launch = first ? c->launch : 0, meeting = first ? c->meeting : 0;
     tt__mat in[TT__MAX_IN];
     if (tt__is(i, TT__WAITS)) return 0;
-    if (stream == TT__RANKS_STREAM) return tt__loaded_bytes(t, i) / c->link[stream] + meeting;
-    if (stream) return tt__operand_bytes(t, i->in[0]) / c->link[stream] + launch;
+    if (stream == TT__RANKS_STREAM) return tt__loaded_bytes(t, i) / c->between_ranks + meeting;
+    if (stream) return launch + tt__operand_bytes(t, i->in[0]) /
+                                (stream == TT__OUT_STREAM ? c->to_host : c->from_host);
     for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
-    const double rate = in[0].dtype == TT_F32 ? c->flops_f32 : c->flops;
+    const bool product = tt__is(i, TT__PRODUCT), single = in[0].dtype == TT_F32;
+    const double rate = product ? (single ? c->product_f32 : c->product_16)
+                                : (single ? c->attention_f32 : c->attention_16);
     return launch + fmax(i->in[0] ? tt__flops(i, in) / rate : 0, tt__touched_bytes(t, i) / c->memory);
 }
 
@@ -7645,7 +7676,7 @@ typedef struct tt__replay {
     double busy[TT__STREAMS];   /* of each link */
 } tt__replay;
 
-static tt_status tt__replay_of(const tt_tape *t, const tt__costs *c, tt__replay *to)
+static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *to)
 {
     double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
     double now = 0; /* idle: when a stream has done all that it was given; done: what writes a value */
@@ -7847,7 +7878,7 @@ static bool tt__part_start(tt__order *o, int k, int stream)
     return true;
 }
 
-static bool tt__order_open(tt__order *o, tt_tape *t, const tt__costs *c, int n)
+static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
 {
     const size_t most = 2 * (size_t)n + 1; /* each has a WAIT */
     memset(o, 0, sizeof *o);
@@ -7901,7 +7932,7 @@ static tt_status tt__reorder(tt__order *o)
 
 /* ahead: of how many blocks the results may be there before these begin, and what they have left behind still
    be there after their ends; 0: nothing runs beside computation. */
-static tt_status tt__pass_overlap(tt_tape *t, const tt__costs *c, int ahead)
+static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 {
     const int n = t->n_code;
     tt__order o;
@@ -13655,6 +13686,7 @@ typedef struct tt__settings {
     bool early;             /* update: "backward" */
     tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
+    tt_costs costs;
 } tt__settings;
 
 enum { TT__AHEAD = 2 }; /* tt__choice's, of devices that have streams */
@@ -14005,7 +14037,7 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    TT__PASS(t, "overlap", tt__pass_overlap(t, tt__usual_costs(), choice->ahead));
+    TT__PASS(t, "overlap", tt__pass_overlap(t, &s->costs, choice->ahead));
     return TT_OK;
 }
 #undef TT__PASS
@@ -14111,6 +14143,8 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
         tt__note_error(ctx, &all, &status, tt__fail(ctx, TT_ERR_ARGUMENT, "recompute 'budget' chooses what "
                                                     "fits memory_budget, which is not set"));
     tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
+    s->costs = o->costs ? *o->costs : tt_costs_default();
+    tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
     tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->early));
     s->crew = tt__find_devices(ctx, o->device);
@@ -14223,7 +14257,7 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
         started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
         b->under_way = (int)tt__max(b->under_way, started);
     }
-    if (status == TT_OK) status = tt__replay_of(b->t, tt__usual_costs(), &b->replay);
+    if (status == TT_OK) status = tt__replay_of(b->t, &s->costs, &b->replay);
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
     if (status == TT_OK) status = tt__refused(b->t, s->crew);
@@ -14909,6 +14943,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     kept->update = NULL;
     kept->share = NULL;
     kept->memory = NULL;
+    kept->costs = NULL;
     kept->optimizer.no_decay = NULL;
     return status == TT_OK ? tt__commit(p, shared) : status;
 }
@@ -21757,6 +21792,7 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     c.offload = o->offload;
     c.update = o->update;
     c.memory = o->memory;
+    c.costs = o->costs;
     c.device = o->device;
     c.parallel = o->parallel;
     c.accumulate = o->accumulate;

@@ -1416,6 +1416,55 @@ TEST(a_plan_has_a_budget_too)
     TEST_CLOSE(ctx, &a);
 }
 
+TEST(seconds_of_a_plan_by_costs)
+{
+    static const char *const names[] = {"product_16", "product_f32", "attention_16", "attention_f32",
+                                        "memory", "to_host", "from_host", "between_ranks", "launch",
+                                        "meeting"};
+    static const net_options with_all = {true, true};
+    test_allocator a;
+    net n;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options c = tt_compile_options_default();
+    tt_costs costs[3]; /* the default; four times as slow; wrong */
+    double rates[10];
+    c.device = "cuda";
+    c.offload = "optimizer";
+    REQUIRE(sizeof rates == sizeof costs[0] && random_net(ctx, 0, with_all, &n));
+    costs[0] = tt_costs_default();
+    memcpy(rates, &costs[0], sizeof rates);
+    for (int k = 0; k < 10; k++) rates[k] *= k < 8 ? 0.25 : 4;
+    memcpy(&costs[1], rates, sizeof rates);
+    tt_plan plan[3];
+    for (int k = 0; k < 3; k++) {
+        c.costs = k ? &costs[k - 1] : NULL;
+        tt_program *p = tt_compile(n.t, n.loss, &c);
+        REQUIRE(p != NULL);
+        plan[k] = tt_program_plan(p);
+        tt_program_free(p);
+    }
+    CHECK(plan[0].compute_seconds > 0 && plan[1].compute_seconds == plan[0].compute_seconds);
+    CHECK(plan[1].exposed_seconds == plan[0].exposed_seconds);
+    CHECK(plan[2].compute_seconds == 4 * plan[0].compute_seconds);
+    CHECK(plan[2].exposed_seconds == 4 * plan[0].exposed_seconds);
+    c.costs = &costs[2];
+    for (int k = 0; k < 10; k++)
+        for (int bad = 0; bad < 4; bad++) {
+            const double wrong[] = {-1, (double)NAN, (double)INFINITY, 0};
+            char text[64];
+            if (k >= 8 && bad == 3) continue; /* nothing may take no time */
+            memcpy(rates, &costs[0], sizeof rates);
+            rates[k] = wrong[bad];
+            memcpy(&costs[2], rates, sizeof rates);
+            CHECK(tt_compile(n.t, n.loss, &c) == NULL);
+            snprintf(text, sizeof text, "costs: %s is %g and not a finite number %s", names[k], wrong[bad],
+                     k < 8 ? "above 0" : "of seconds");
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, text);
+        }
+    tt_tape_free(n.t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* ------------------------------------------------------------------------------------------------ reports */
 
 /* Some value of that name is written by, and read after, the peak: from the instructions, not from the
@@ -2293,7 +2342,8 @@ static const test_case tests[] = {
     TEST_CASE(plans_of_real_architectures), TEST_CASE(gradients_updated_in_the_backward),
     TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
-    TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too), TEST_CASE(reports),
+    TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too),
+    TEST_CASE(seconds_of_a_plan_by_costs), TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),
     TEST_CASE(numbers_in_names), TEST_CASE(marked_values_go_to_the_hosts_memory),
     TEST_CASE(vit_l16_with_the_host), TEST_CASE(allocation_failures),
