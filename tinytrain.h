@@ -343,6 +343,35 @@ tt_value tt_scale(tt_tape *t, tt_value x, float s);
    micro-batch, instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
 tt_value tt_dropout(tt_tape *t, tt_value x, float p);
 
+/* Which columns of a head are a pair: j and j + size / 2 (GPT-NeoX; LLaMA as transformers has it), or 2 j and
+   2 j + 1 (GPT-J; LLaMA as Meta has it). */
+typedef enum tt_rotary_pairs { TT_ROTARY_HALVES, TT_ROTARY_NEIGHBOURS } tt_rotary_pairs;
+/* For sequences longer than those of the pretraining: PLAIN: base^(-2 j / size); LINEAR: that over `factor`
+   (Chen et al., "Extending context window of large language models via positional interpolation", 2023); or
+   between the two: LLAMA3 by wavelength (Llama 3.1), YARN by turns within `original` positions (Peng et al.,
+   "YaRN: Efficient context window extension of large language models", 2023). */
+typedef enum tt_rotary_scaling {
+    TT_ROTARY_PLAIN, TT_ROTARY_LINEAR, TT_ROTARY_LLAMA3, TT_ROTARY_YARN
+} tt_rotary_scaling;
+
+typedef struct tt_rotary_options {
+    int heads;                 /* divides the width of x */
+    int size;                  /* columns of each head that turn, its first; even, at most 512. 0: all */
+    tt_rotary_pairs pairs;     /* default TT_ROTARY_HALVES */
+    float base;                /* default 10000 */
+    tt_rotary_scaling scaling; /* default TT_ROTARY_PLAIN. What follows is not read then */
+    float factor;              /* at least 1. Default 1 */
+    int original;              /* LLAMA3, YARN: positions of the pretraining. Default 8192 */
+    float low, high;           /* LLAMA3: low_freq_factor and high_freq_factor, default 1 and 4 where both are
+                                  0; YARN: beta_slow and beta_fast, 1 and 32 */
+    float magnitude;           /* YARN: multiplies the result. Default 0: 0.1 log(factor) + 1 */
+} tt_rotary_options;
+tt_rotary_options tt_rotary_options_default(int heads);
+
+/* Rotary positions (Su et al., "RoFormer", 2021): pair j of each head is turned by position * frequency j.
+   x (rows, heads * head_size), positions i32 (rows, 1), in 0..2^24 - 1 -> (rows, heads * head_size) */
+tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o);
+
 typedef struct tt_attention_options {
     int heads;     /* divides the width of q, k and v */
     bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
@@ -1243,6 +1272,7 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 #if (defined(TINYTRAIN_IMPLEMENTATION) || defined(TINYTRAIN_BACKEND)) && !defined(TT__LANES) && \
     !defined(TT__BACKEND_API)
 #define TT__BACKEND_API
+#include <math.h>
 
 /* The dtype of sums that a step keeps; no tensor of a user has it. */
 #define TT__F64 TT_DTYPE_COUNT
@@ -1265,11 +1295,11 @@ typedef enum tt__act {
    state is hashed over is read from this list, so a type may have no padding. */
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
-    X(int, heads)         /* ATTENTION */ \
+    X(int, heads)         /* ATTENTION, ROTARY */ \
     X(bool, causal)       /* ATTENTION */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
-    X(float, scale)       /* SCALE, ATTENTION; value of FILL */ \
+    X(float, scale)       /* SCALE, ATTENTION; value of FILL; ROTARY: -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
     X(float, eps)         /* LAYERNORM, RMSNORM, ADAM */ \
@@ -1280,6 +1310,7 @@ typedef enum tt__act {
     X(bool, decoupled)    /* ADAM: AdamW's decay */ \
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
+    X(tt_rotary_options, rotary) /* ROTARY */ \
     X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8 */ \
     X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
 
@@ -1289,6 +1320,7 @@ typedef struct tt__attr {
 #undef TT__FIELD
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
+typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
 /* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. A lap
    is as many micro-batches as the tree of sums has leaves (see >>ranks). */
@@ -1399,6 +1431,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
+    X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
     X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
       TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2)) /* x, [residual], [row numbers] -> y */ \
@@ -1538,6 +1571,29 @@ static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1)
 
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
+
+/* Rotary positions: the frequencies of pairs 0 to size / 2 - 1, by transformers' formulas
+   (modeling_rope_utils.py). */
+enum { TT__MOST_PAIRS = 256 };
+static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
+{
+    const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
+    /* YARN: pairs that turn `high` and `low` times within the original positions. */
+    double from = floor(size * log(o->original / (o->high * turn)) / (2 * log_base));
+    double to = ceil(size * log(o->original / (o->low * turn)) / (2 * log_base));
+    from = from > 0 ? from : 0;
+    to = to < size - 1 ? to : size - 1;
+    if (!(from < to)) to = from + 0.001;
+    for (int j = 0; j < o->size / 2; j++) {
+        const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
+        double part = 1; /* of the frequency that is divided by the factor */
+        if (o->scaling == TT_ROTARY_PLAIN) part = 0;
+        if (o->scaling == TT_ROTARY_LLAMA3) part = (o->high - turns) / (o->high - o->low);
+        if (o->scaling == TT_ROTARY_YARN) part = (j - from) / (to - from);
+        part = part < 0 ? 0 : part > 1 ? 1 : part;
+        frequency[j] = plain * (1 - part) + plain / o->factor * part;
+    }
+}
 
 /* Where attention or its backward has its operands, k and v after q. */
 typedef struct tt__attention_operands { int q, starts, numbers; bool backward; } tt__attention_operands;
@@ -4171,6 +4227,92 @@ static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__layout_alike, {tt__backward_MUL}};
+
+/* ------------------------------------------------------------------------------------------------- rotary */
+
+tt_rotary_options tt_rotary_options_default(int heads)
+{
+    tt_rotary_options o;
+    memset(&o, 0, sizeof o);
+    o.heads = heads;
+    o.base = 10000;
+    o.factor = 1;
+    o.original = 8192;
+    return o;
+}
+
+static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt_rotary_options *o = &i->attr.rotary;
+    const tt__shape *x = tt__in(t, i, 0);
+    const int heads = i->attr.heads;
+    if (!tt__shape_elementwise(t, i, out) || !tt__numbers_in(t, i, 1, 0)) return false;
+    if (!i->in[1]) return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there are no positions");
+    if (heads < 1 || x->cols % heads)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
+                             (long long)x->cols, heads);
+    if (o->size < 2 || o->size % 2 || o->size > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
+                             "must be even, 2 to %d, and not above that of a head", o->size,
+                             (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
+    const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
+    if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there is no scaling %u of pairs %u", scaling, pairs);
+    if (!(o->base > 1 && o->base <= FLT_MAX && o->factor >= 1 && o->factor <= FLT_MAX))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: base %g must be above 1, factor %g at least 1",
+                             o->base, o->factor);
+    if (!(o->original >= 1 && o->low > 0 && o->low < o->high && o->high <= FLT_MAX && o->magnitude > 0 &&
+          o->magnitude <= FLT_MAX))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: original %d and magnitude %g must be above 0, and "
+                             "low %g between 0 and high %g", o->original, o->magnitude, o->low, o->high);
+    return true;
+}
+
+tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o)
+{
+    tt__instr i = tt__new_instr(TT__OP_ROTARY);
+    tt_rotary_options *to = &i.attr.rotary;
+    *to = *o;
+    to->heads = 0; /* of a part of x it is less: see attr.heads */
+    if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* what is not read may be anything */
+    if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
+    if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
+        to->low = 1;
+        to->high = o->scaling == TT_ROTARY_YARN ? 32 : 4;
+    }
+    if (o->scaling != TT_ROTARY_YARN) to->magnitude = 1;
+    else if (o->magnitude == 0) to->magnitude = 0.1f * logf(o->factor) + 1;
+    i.attr.heads = o->heads;
+    i.attr.scale = 1;
+    return tt__record(t, i, "vv", x, positions);
+}
+
+/* The other way round, by the same angles. */
+static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr back = *f;
+    back.attr.scale = -f->attr.scale;
+    tt__emit_gradient(b, &back, g, TT__OP_ROTARY, "g1", "0");
+}
+
+static size_t tt__rotary_table_bytes(const tt__instr *i)
+{
+    return tt__align_up((size_t)i->attr.rotary.size / 2 * sizeof(float));
+}
+
+static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)
+{
+    return tt__rotary_table_bytes(i) + tt__widen_bytes(threads, t, i);
+}
+
+static tt_status tt__check_ROTARY(const tt__launch *l)
+{
+    return tt__check_indices(l, 1, 1 << 24, NULL, "floats hold these exactly");
+}
+
+static const tt__rules tt__rules_ROTARY = {tt__shape_ROTARY, tt__layout_by_columns, {tt__backward_ROTARY},
+    tt__cpu_ROTARY, NULL, tt__check_ROTARY};
 
 /* -------------------------------------------------------------------------------------------------- scale */
 
@@ -11341,6 +11483,66 @@ TT__RUN_MAP_OF(MUL, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES)
     TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(x[1] + c, n - c), n - c))
 TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
 TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
+
+/* The sine and cosine of an angle below 2^25, by Taylor's series, within 2e-9 before they are rounded. */
+TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
+{
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52: to integers */
+    const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
+    const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
+    const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
+    const int quarter = (int)turns & 3;
+    const double a = quarter & 1 ? c : s, b = quarter & 1 ? s : c;
+    *sine = (float)(quarter & 2 ? -a : a);
+    *cosine = (float)((quarter ^ quarter >> 1) & 1 ? -b : b);
+}
+
+/* Rows [from, to). The frequencies begin the workspace. */
+TT__ROWS_FN(rotary_rows)
+{
+    const tt__instr *i = l->instr;
+    const tt_rotary_options *o = &i->attr.rotary;
+    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = o->size / 2;
+    const int32_t *position = (const int32_t *)l->in[1].data;
+    const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* that of n floats holds both */
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        for (int64_t j = 0; j < pairs; j++) {
+            TT__K(turn)((float)position[r] * frequency[j], &s[j], &c[j]);
+            s[j] *= sign * o->magnitude;
+            c[j] *= o->magnitude;
+        }
+        for (int64_t h = 0; h < n; h += size) {
+            const float *from_head = x + h;
+            float *head = y + h;
+            for (int64_t j = 0; j < pairs && o->pairs == TT_ROTARY_HALVES; j += TT__LANES) {
+                const tt__vf a = TT__K(load_n)(from_head + j, pairs - j);
+                const tt__vf b = TT__K(load_n)(from_head + pairs + j, pairs - j);
+                const tt__vf cosine = TT__K(load_n)(c + j, pairs - j), sine = TT__K(load_n)(s + j, pairs - j);
+                TT__K(store_n)(head + j, a * cosine - b * sine, pairs - j);
+                TT__K(store_n)(head + pairs + j, b * cosine + a * sine, pairs - j);
+            }
+            for (int64_t j = 0; j < pairs && o->pairs == TT_ROTARY_NEIGHBOURS; j++) {
+                const float a = from_head[2 * j], b = from_head[2 * j + 1];
+                head[2 * j] = a * c[j] - b * s[j];
+                head[2 * j + 1] = b * c[j] + a * s[j];
+            }
+            if (head != from_head) memcpy(head + o->size, from_head + o->size, (size_t)(size - o->size) * 4);
+        }
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, scratch, 2);
+    }
+}
+
+TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
+{
+    double frequency[TT__MOST_PAIRS];
+    const tt_rotary_options *o = &l->instr->attr.rotary;
+    tt__rotary_frequencies(o, frequency);
+    for (int j = 0; j < o->size / 2; j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
+    return tt__for_rows(l, &l->out[0], tt__rotary_table_bytes(l->instr), TT__K(rotary_rows));
+}
 
 TT__ROWS_FN(fill_rows)
 {

@@ -1041,6 +1041,105 @@ cudaError_t run_mul(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_mul());
 }
 
+// Rotary positions. A thread turns the same pairs, up to 8, of TURN_HEADS heads. Bytes: x and y once.
+enum { TURN_HEADS = 8 };
+struct rotary_args {
+    tt__mat x, y;
+    const int32_t *position;
+    bool add, vector;
+    int heads, head_size, pairs, neighbours;
+    float sign, magnitude;
+    int64_t groups, spans, all; // groups of pairs in a head, of heads in a row, and all
+    float frequency[TT__MOST_PAIRS];
+};
+
+// The n columns from c on of row r become v, or v is added to them.
+__device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, float (&v)[8])
+{
+    float old[8];
+    if (a.add) {
+        load_group(old, a.y, r, c, n, a.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+    }
+    store8(row_at(a.y, r), a.y.dtype, c, n, a.vector, v);
+}
+
+__global__ void __launch_bounds__(TT__ROW_THREADS) rotary_kernel(rotary_args a)
+{
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < a.all;
+         k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+        const int64_t r = k / (a.groups * a.spans);
+        const int group = (int)(k % a.groups), first = (int)(k / a.groups % a.spans) * TURN_HEADS;
+        const int from = group * 8, n = min(8, a.pairs - from); // the last group may have no pair
+        const int last = min(first + TURN_HEADS, a.heads);
+        float s[8], c[8], v[8], w[8];
+        TT__UNROLL for (int j = 0; j < 8; j++) {
+            const int pair = min(from + j, a.pairs - 1);
+            sincosf((float)a.position[r] * a.frequency[pair], &s[j], &c[j]);
+            s[j] *= a.sign * a.magnitude;
+            c[j] *= a.magnitude;
+        }
+        for (int h = first; h < last; h++) {
+            const int64_t head = (int64_t)h * a.head_size;
+            const int64_t lower = head + (a.neighbours ? 2 * from : from);
+            const int64_t upper = a.neighbours ? lower + 8 : lower + a.pairs;
+            const int n_lower = a.neighbours ? min(8, 2 * n) : n;
+            const int n_upper = a.neighbours ? 2 * n - n_lower : n;
+            load_group(v, a.x, r, lower, n_lower, a.vector);
+            load_group(w, a.x, r, upper, n_upper, a.vector);
+            if (a.neighbours) {
+                TT__UNROLL for (int j = 0; j < 4; j++) {
+                    const float x = v[2 * j], y = w[2 * j];
+                    v[2 * j] = x * c[j] - v[2 * j + 1] * s[j];
+                    v[2 * j + 1] = v[2 * j + 1] * c[j] + x * s[j];
+                    w[2 * j] = y * c[4 + j] - w[2 * j + 1] * s[4 + j];
+                    w[2 * j + 1] = w[2 * j + 1] * c[4 + j] + y * s[4 + j];
+                }
+            } else {
+                TT__UNROLL for (int j = 0; j < 8; j++) {
+                    const float x = v[j];
+                    v[j] = x * c[j] - w[j] * s[j];
+                    w[j] = w[j] * c[j] + x * s[j];
+                }
+            }
+            put_group(a, r, lower, n_lower, v);
+            put_group(a, r, upper, n_upper, w);
+            if (group || (a.x.data == a.y.data && !a.add)) continue; // columns that do not turn
+            for (int64_t e = 2 * a.pairs; e < a.head_size; e += 8) {
+                const int rest = min((int64_t)8, a.head_size - e);
+                load_group(v, a.x, r, head + e, rest, a.vector);
+                put_group(a, r, head + e, rest, v);
+            }
+        }
+    }
+}
+
+cudaError_t run_rotary(const tt__launch *l)
+{
+    const tt_rotary_options *o = &l->instr->attr.rotary;
+    rotary_args a;
+    memset(&a, 0, sizeof a);
+    a.x = l->in[0];
+    a.y = l->out[0];
+    a.position = (const int32_t *)l->in[1].data;
+    a.add = l->add[0];
+    a.heads = l->instr->attr.heads;
+    a.head_size = (int)(a.x.cols / a.heads);
+    a.pairs = o->size / 2;
+    a.neighbours = o->pairs == TT_ROTARY_NEIGHBOURS;
+    a.sign = l->instr->attr.scale;
+    a.magnitude = o->magnitude;
+    a.vector = is_wide(&a.x) && is_wide(&a.y) && a.pairs % 8 == 0 && a.head_size % 8 == 0;
+    a.groups = (a.pairs + 7) / 8;
+    a.spans = (a.heads + TURN_HEADS - 1) / TURN_HEADS;
+    a.all = a.y.rows * a.groups * a.spans;
+    double frequency[TT__MOST_PAIRS];
+    tt__rotary_frequencies(o, frequency);
+    for (int j = 0; j < a.pairs; j++) a.frequency[j] = (float)frequency[j];
+    const int64_t blocks = min((a.all + TT__ROW_THREADS - 1) / TT__ROW_THREADS, (int64_t)2112);
+    return TT__LAUNCH(rotary_kernel, (unsigned)blocks, TT__ROW_THREADS, 0, l->device->stream, a);
+}
+
 // y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
 struct op_fill {
     static constexpr int KIND = RARE;
@@ -5020,6 +5119,7 @@ op_kernels kernels_of(int op)
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
     case TT__OP_ADD: return run_add;
     case TT__OP_MUL: return run_mul;
+    case TT__OP_ROTARY: return run_rotary;
     case TT__OP_FILL: return run_fill;
     case TT__OP_ACTIVATION: return run_activation;
     case TT__OP_ACTIVATION_BACKWARD: return run_activation_backward;

@@ -85,6 +85,7 @@ static const size_set sizes[] = {
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
     {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "cross_entropy_slice", true},
     {"whole_heads_of_16", 2, 16, 2, 2, 4, {70, 3}, "attention_scaled", true},
+    {"nine_heads_of_16", 9, 16, 2, 2, 3, {5, 2}, "rotary*", true},
     {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
     {"very_wide", 1, 8200, 2, 2, 2, {3}, "layernorm_same_parameters", true},
 };
@@ -467,6 +468,37 @@ static int mul(int a, int b)
     return at;
 }
 
+/* By complex numbers. n->k: columns that turn; n->a: 1 for neighbours. */
+static void eval_rotary(node *n)
+{
+    const int size = n->cols / g->size->heads, pairs = n->k / 2;
+    memcpy(n->v, IN(0)->v, sizeof *n->v * (size_t)(n->rows * n->cols));
+    for (int r = 0; r < n->rows; r++)
+        for (int h = 0; h < g->size->heads; h++)
+            for (int j = 0; j < pairs; j++) {
+                const int at = r * n->cols + h * size, one = at + (n->a > 0 ? 2 * j : j);
+                const int two = n->a > 0 ? one + 1 : one + pairs;
+                double angle = IN(1)->index[r] * (double)(float)pow(10000, -2.0 * j / n->k);
+                double x = IN(0)->v[one], y = IN(0)->v[two];
+                n->v[one] = x * cos(angle) - y * sin(angle);
+                n->v[two] = y * cos(angle) + x * sin(angle);
+            }
+    note(n, 2 * IN(0)->magnitude);
+}
+
+/* x turned by positions below 20, in so many columns of each head, or in all (at most 512). */
+static int rotary(int x, int columns, bool neighbours)
+{
+    int size = g->nodes[x].cols / g->size->heads, index = new_index(g->nodes[x].kind, g->nodes[x].rows, 20);
+    int at = new_node(eval_rotary, g->nodes[x].kind, g->nodes[x].rows, g->nodes[x].cols, x, index, 0);
+    tt_rotary_options o = tt_rotary_options_default(g->size->heads);
+    o.size = g->nodes[at].k = columns && columns < size ? columns : size > 512 ? 512 : size;
+    o.pairs = neighbours ? TT_ROTARY_NEIGHBOURS : TT_ROTARY_HALVES;
+    g->nodes[at].a = neighbours;
+    record(at, tt_rotary(g->tape, g->nodes[x].t, g->nodes[index].t, &o));
+    return at;
+}
+
 static void eval_scale(node *n)
 {
     for (int k = 0; k < n->rows * n->cols; k++) n->v[k] = n->a * IN(0)->v[k];
@@ -807,6 +839,13 @@ static int squared_error(int x, int target, bool weighted)
     X(mul_gated, MUL, int x = V(ROWS, D); return mul(silu(linear(x, W(O, D), 0)), linear(x, W(O, D), 0));) \
     X(mul_slices, MUL, int x = gelu(V(ROWS, 2 * D)); return mul(slice(x, 0, D), slice(x, D, D));) \
     X(mul_of_rows, MUL, int x = gelu(V(ROWS, D)); return gather_rows(mul(x, tanh_(x)), I(PICKED, R));) \
+    X(rotary, ROTARY, return rotary(V(ROWS, 2 * D), 0, false);) \
+    X(rotary_of_value, ROTARY, int x = gelu(V(ROWS, 2 * D)); return add(x, rotary(x, 0, false));) \
+    X(rotary_neighbours, ROTARY, return rotary(gelu(V(ROWS, 2 * D)), 0, true);) \
+    X(rotary_some_columns, ROTARY, return rotary(gelu(V(ROWS, 2 * D)), 2, false);) \
+    X(rotary_some_neighbours, ROTARY, int x = V(ROWS, 2 * D); \
+        return add(rotary(x, 4, true), rotary(x, 4, true));) \
+    X(rotary_slice, ROTARY, return rotary(slice(linear(V(ROWS, D), W(3 * D, D), 0), D, 2 * D), 0, false);) \
     X(scale, SCALE, return scale(V(ROWS, D), 0.37f);) \
     X(scale_negative, SCALE, return scale(gelu(V(ROWS, D)), -3);) \
     X(scale_loss, SCALE, int x = V(ROWS, D); \
@@ -1548,6 +1587,72 @@ TEST(activations_far_from_zero)
             tt_tape_free(t);
             TEST_CLOSE(ctx, &a);
         }
+}
+
+/* ------------------------------------------------------------------------------------------------- rotary */
+
+/* Frequencies and magnitudes of each scaling, as ROPE_INIT_FUNCTIONS of transformers 5.23 has them: rows
+   (1, 0) are turned by position 1, and by one where the angle in floats is far from its start. */
+TEST(rotary_scaling)
+{
+    static const struct {
+        const char *name; tt_rotary_scaling scaling; int size, original;
+        float base, factor, low, high; double magnitude, frequency[8];
+    } rows[] = {
+        {"plain", TT_ROTARY_PLAIN, 4, 0, 100, 0.5f, -1, -1, 1, {1, 0.1}},
+        {"linear", TT_ROTARY_LINEAR, 8, 8192, 10000, 4, 0, 0, 1, {0.25, 0.025, 0.0024999999, 0.00025000001}},
+        {"llama3", TT_ROTARY_LLAMA3, 16, 8192, 500000, 8, 0, 0, 1,
+         {1, 0.19392276, 0.037606031, 0.0072926651, 0.00052484602, 3.4281024e-05, 6.6478697e-06,
+          1.2891732e-06}},
+        {"yarn", TT_ROTARY_YARN, 16, 4096, 10000, 16, 0, 0, 1.2772588722239782,
+         {1, 0.31622776, 0.1, 0.024211189, 0.0053125001, 0.00093880121, 6.2500003e-05, 1.9764237e-05}},
+        {"yarn of other turns", TT_ROTARY_YARN, 12, 32768, 1000000, 4, 2, 24, 1.138629436111989,
+         {1, 0.099999994, 0.0099999988, 0.00062500004, 2.4999992e-05, 2.5000008e-06}},
+    };
+    const int far = 100003; /* the angle of pair 0, whose frequency is 1 */
+    for (size_t k = 0; k < TT__COUNT(rows); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_rotary_options o = tt_rotary_options_default(1);
+        tt_compile_options c = tt_compile_options_default();
+        const int size = rows[k].size, pairs = size / 2;
+        float in[2 * 16] = {0}, out[2 * 16] = {0};
+        int32_t position[2] = {1, far};
+        o.scaling = rows[k].scaling;
+        o.base = rows[k].base;
+        o.factor = rows[k].factor;
+        o.original = rows[k].original;
+        o.low = rows[k].low;
+        o.high = rows[k].high;
+        for (int j = 0; j < pairs; j++) in[j] = in[size + j] = 1;
+        tt_value x = tt_input(t, "x", TT_F32, 2, size), at = tt_input(t, "at", TT_I32, 2, 1);
+        tt_value y = tt_rotary(t, x, at, &o);
+        tt_output(t, y);
+        c.train = false;
+        c.device = "cpu";
+        tt_program *p = tt_compile(t, y, &c);
+        CHECK(p && tt_set(p, x, in, 2) == TT_OK && tt_set(p, at, position, 2) == TT_OK &&
+              tt_run(p, NULL) == TT_OK && tt_get(p, y, out, 2 * size) == TT_OK);
+        for (int j = 0; j < pairs; j++) {
+            const double cosine = out[j], sine = out[pairs + j], expected = rows[k].frequency[j];
+            snprintf(where, sizeof where, "%s, pair %d", rows[k].name, j);
+            report(fabs(atan2(sine, cosine) - expected) <= 1e-6 * expected, "turns by %.9g, expected %.9g",
+                   atan2(sine, cosine), expected);
+            report(fabs(hypot(sine, cosine) - rows[k].magnitude) <= 1e-6, "is multiplied by %.9g, not %.9g",
+                   hypot(sine, cosine), rows[k].magnitude);
+        }
+        if (rows[k].frequency[0] == 1) {
+            CHECK_NEAR(out[size], rows[k].magnitude * cos(far), 1e-6);
+            CHECK_NEAR(out[size + pairs], rows[k].magnitude * sin(far), 1e-6);
+        }
+        position[1] = 1 << 24;
+        CHECK(p && tt_set(p, x, in, 2) == TT_OK && tt_set(p, at, position, 2) == TT_OK &&
+              tt_run(p, NULL) == TT_ERR_ARGUMENT && strstr(tt_error(ctx), "'at' has 16777216 in row 1"));
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------ dropout */
@@ -2575,6 +2680,16 @@ TEST(micro_batches_equal_a_batch)
 
 /* ---------------------------------------------------------------------------------------------- bad input */
 
+static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads, int size, float base,
+                          float factor)
+{
+    tt_rotary_options o = tt_rotary_options_default(heads);
+    o.size = size;
+    o.base = base;
+    o.factor = factor;
+    return tt_rotary(t, x, positions, &o);
+}
+
 /* X(name, status, words that the message must have, the op). x (rows<=8, 6), y (rows<=8, 5), z (4, 6) f32; i
    (rows<=8, 1), pairs (rows<=8, 2), few (4, 1) i32; s sequence starts; w (5, 6), w7 (5, 7), v (6), v5 (5)
    parameters. */
@@ -2601,6 +2716,17 @@ TEST(micro_batches_equal_a_batch)
     X(add_rows, TT_ERR_SHAPE, "add", "'z'", tt_add(t, x, z)) \
     X(add_dtype, TT_ERR_SHAPE, "add", "'i'", tt_add(t, i, i)) \
     X(scale_dtype, TT_ERR_SHAPE, "scale", "'i'", tt_scale(t, i, 2)) \
+    X(rotary_heads, TT_ERR_SHAPE, "rotary", "4 heads", rotary_of(t, x, i, 4, 2, 10000, 1)) \
+    X(rotary_no_heads, TT_ERR_SHAPE, "rotary", "0 heads", rotary_of(t, x, i, 0, 2, 10000, 1)) \
+    X(rotary_odd, TT_ERR_SHAPE, "rotary", "3 columns", rotary_of(t, x, i, 1, 3, 10000, 1)) \
+    X(rotary_too_many, TT_ERR_SHAPE, "rotary", "514 columns", rotary_of(t, x, i, 1, 514, 10000, 1)) \
+    X(rotary_base, TT_ERR_ARGUMENT, "rotary", "base 1", rotary_of(t, x, i, 1, 2, 1, 1)) \
+    X(rotary_base_nan, TT_ERR_ARGUMENT, "rotary", "nan", rotary_of(t, x, i, 1, 2, NAN, 1)) \
+    X(rotary_factor, TT_ERR_ARGUMENT, "rotary", "factor 0.5", rotary_of(t, x, i, 1, 2, 10000, 0.5f)) \
+    X(rotary_positions, TT_ERR_SHAPE, "rotary", "i32", rotary_of(t, x, x, 1, 2, 10000, 1)) \
+    X(rotary_no_positions, TT_ERR_ARGUMENT, "rotary", "operand 1", \
+        rotary_of(t, x, tt__handle(0), 1, 2, 10000, 1)) \
+    X(rotary_dtype, TT_ERR_SHAPE, "rotary", "'i'", rotary_of(t, i, i, 1, 2, 10000, 1)) \
     X(dropout_dtype, TT_ERR_SHAPE, "dropout", "'i'", tt_dropout(t, i, 0.1f)) \
     X(dropout_one, TT_ERR_ARGUMENT, "dropout", "below 65535/65536", tt_dropout(t, x, 1)) \
     X(dropout_nan, TT_ERR_ARGUMENT, "dropout", "below 65535/65536", tt_dropout(t, x, NAN)) \
@@ -3627,6 +3753,7 @@ static const test_case tests[] = {
     TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot),
     TEST_CASE(gradient_avx512_tiles), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot),
     TEST_CASE(gradient_cuda), TEST_CASE(every_op_has_a_case), TEST_CASE(activations_far_from_zero),
+    TEST_CASE(rotary_scaling),
     TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads),
     TEST_CASE(precisions_train_alike), TEST_CASE(stochastic_rounding_is_unbiased),
     TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(pieces_are_updated_as_the_whole),

@@ -122,6 +122,9 @@ static tt_value record_words(net *n)
     const int64_t tokens = tt_axis(t, "tokens", LONG);
     tt_attention_options attention = tt_attention_options_default(4);
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
+    tt_rotary_options rotary = tt_rotary_options_default(4);
+    rotary.size = 2;
+    rotary.pairs = n->kind == TIED ? TT_ROTARY_HALVES : TT_ROTARY_NEIGHBOURS;
     attention.causal = true;
     n->in.ids = tt_input(t, "ids", TT_I32, tokens, 1);
     n->target = tt_input(t, "target", TT_I32, tokens, 1);
@@ -133,6 +136,8 @@ static tt_value record_words(net *n)
     tt_value x = tt_dropout(t, tt_embedding(t, n->in.ids, words), 0.1f);
     tt_value norm = tt_rmsnorm(t, x, vector(ctx, "norm", WIDTH, true), 1e-5f);
     tt_value q = tt_linear(t, norm, w[0], NULL), k = tt_linear(t, norm, w[1], NULL);
+    q = tt_rotary(t, q, n->in.ids, &rotary); /* any numbers will do for positions */
+    k = tt_rotary(t, k, n->in.ids, &rotary);
     tt_value h = tt_attention(t, q, k, tt_linear(t, norm, w[2], NULL), n->in.seq_start, &attention);
     x = tt_add(t, x, tt_linear(t, h, w[3], NULL));
     x = tt_rmsnorm(t, x, vector(ctx, "last_norm", WIDTH, true), 1e-5f);
