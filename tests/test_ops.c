@@ -2686,6 +2686,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     tt_rotary_options o = tt_rotary_options_default(heads);
     o.size = size;
     o.base = base;
+    o.scaling = TT_ROTARY_LINEAR;
     o.factor = factor;
     return tt_rotary(t, x, positions, &o);
 }
