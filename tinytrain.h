@@ -494,12 +494,14 @@ tt_parallel tt_parallel_default(void);
    is. */
 tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
 
-/* What a device and its links do a second, and what it takes to start work. Plans only: wrong costs cost time
-   or memory, and change no bits. All are finite; the first eight are above 0. */
+/* What a rank and its links do a second, and what it takes to start work. They change what is planned, never
+   bits. All are finite, the seconds at least 0, the others above 0. */
 typedef struct tt_costs {
     double product_16, product_f32;     /* FLOP/s of matrix products, of 16-bit and of fp32 operands */
     double attention_16, attention_f32; /* ... of attention and its backward */
-    double memory;                      /* bytes a second that ops read and write */
+    double rows_16, rows_f32;           /* bytes a second that norms, sums, losses and so on read and write */
+    double update_16, update_f32;       /* ... that the optimizer does, of parameters in 16 bits and fp32 */
+    double memory;                      /* ... that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
     double launch, meeting;             /* seconds: of an op, and of ranks before they move anything */
 } tt_costs;
@@ -507,6 +509,11 @@ typedef struct tt_costs {
    memory, links of 25 GB/s to the host and 50 GB/s between ranks; 3 us to start an op, 25 us for ranks to
    meet. */
 tt_costs tt_costs_default(void);
+/* Measures those of a device, as tt_compile_options.device names it, in about a second: a block of a
+   transformer trains there on all ranks (an optimizer's step with all gradients moves what zero 1 moves).
+   What needs several ranks stays tt_costs_default's on one. Others that use the device meanwhile make it look
+   slower. After an error *costs is as it was. */
+tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs);
 
 typedef struct tt_compile_options {
     bool train; /* default true: backward and update; false: forward only, dropout off */
@@ -1779,6 +1786,8 @@ struct tt_context {
     bool rank_failed;      /* ... and there was one */
     pthread_t failed;      /* ... on this thread */
     double measured_peak;
+    bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
+    double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
     tt_param **params;
@@ -7730,25 +7739,28 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 
 tt_costs tt_costs_default(void)
 {
-    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 25e9, 25e9, 50e9, 3e-6, 25e-6};
+    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 2e12, 25e9, 25e9, 50e9, 3e-6,
+                        25e-6};
     return c;
 }
 
 /* Fails where a rate is none that could be measured. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
-    static const char *const names[] = {"product_16", "product_f32", "attention_16", "attention_f32",
-                                        "memory", "to_host", "from_host", "between_ranks", "launch",
-                                        "meeting"};
-    const double values[] = {c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->memory,
-                             c->to_host, c->from_host, c->between_ranks, c->launch, c->meeting};
+    static const char *const names[] = {
+        "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
+        "update_f32", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
+    const double values[] = {
+        c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->rows_16, c->rows_f32,
+        c->update_16, c->update_f32, c->memory, c->to_host, c->from_host, c->between_ranks, c->launch,
+        c->meeting};
     char text[1024];
     tt__text all = {text, sizeof text, 0};
     for (int k = 0; k < TT__COUNT(values); k++) {
         const bool seconds = k >= TT__COUNT(values) - 2;
-        if (!(seconds ? values[k] >= 0 : values[k] > 0) || !isfinite(values[k]))
-            tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
-                      seconds ? "of seconds" : "above 0");
+        if ((seconds ? values[k] >= 0 : values[k] > 0) && isfinite(values[k])) continue;
+        tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
+                  seconds ? "of seconds" : "above 0");
     }
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
@@ -7794,22 +7806,61 @@ static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
     return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
 }
 
-/* Seconds of an instruction, at full capacity: those of its FLOPs, of the memory that it touches or of its
+/* What limits an instruction of computation: FLOPs of products or of attention, or the bytes that it touches,
+   of rows or of what belongs to parameters. Of a collective: bytes that it loads. */
+typedef enum tt__cost {
+    TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
+} tt__cost;
+
+static tt__cost tt__cost_of(const tt__instr *i)
+{
+    if (tt__rules_of(i)->phases) return TT__COST_RANKS;
+    if (tt__is(i, TT__PRODUCT) || (tt__is(i, TT__LOSS) && tt__rules_of(i)->flops)) return TT__COST_PRODUCT;
+    if (tt__rules_of(i)->flops) return TT__COST_ATTENTION;
+    return tt__is(i, TT__RMW) || i->segment == TT__EACH_STEP ? TT__COST_UPDATE : TT__COST_ROWS;
+}
+
+/* The FLOPs or bytes of which there are so many, at full capacity. */
+static double tt__work_of(const tt_tape *t, const tt__instr *i)
+{
+    tt__mat in[TT__MAX_IN];
+    const tt__cost cost = tt__cost_of(i);
+    if (cost == TT__COST_RANKS) return tt__loaded_bytes(t, i);
+    if (cost != TT__COST_PRODUCT && cost != TT__COST_ATTENTION) return tt__touched_bytes(t, i);
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+    return tt__flops(i, in);
+}
+
+/* Is it fp32 that an instruction computes on? Of several dtypes the result's counts, or, of products, that of
+   the left operand. */
+static bool tt__is_single(const tt_tape *t, const tt__instr *i)
+{
+    const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
+    return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
+}
+
+/* Of that work, how much is done in a second. */
+static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
+{
+    double *const rates[TT__COST_KINDS][2] = {
+        {&c->product_16, &c->product_f32}, {&c->attention_16, &c->attention_f32}, {&c->rows_16, &c->rows_f32},
+        {&c->update_16, &c->update_f32}, {&c->between_ranks, &c->between_ranks}};
+    return rates[cost][single];
+}
+
+/* Seconds of an instruction, at full capacity: those of its work, of the memory that it touches or of its
    link. first: nothing of its op has been started together with it. */
-static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *c, bool first)
+static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
 {
     const int stream = tt__stream_beside(t, i);
-    const double launch = first ? c->launch : 0, meeting = first ? c->meeting : 0;
-    tt__mat in[TT__MAX_IN];
+    tt_costs c = *costs;
+    const double launch = first ? c.launch : 0, meeting = first ? c.meeting : 0;
     if (tt__is(i, TT__WAITS)) return 0;
-    if (stream == TT__RANKS_STREAM) return tt__loaded_bytes(t, i) / c->between_ranks + meeting;
+    if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + meeting;
     if (stream) return launch + tt__operand_bytes(t, i->in[0]) /
-                                (stream == TT__OUT_STREAM ? c->to_host : c->from_host);
-    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
-    const bool product = tt__is(i, TT__PRODUCT), single = in[0].dtype == TT_F32;
-    const double rate = product ? (single ? c->product_f32 : c->product_16)
-                                : (single ? c->attention_f32 : c->attention_16);
-    return launch + fmax(i->in[0] ? tt__flops(i, in) / rate : 0, tt__touched_bytes(t, i) / c->memory);
+                                (stream == TT__OUT_STREAM ? c.to_host : c.from_host);
+    return launch + fmax(tt__work_of(t, i) / *tt__rate_of(&c, tt__cost_of(i), tt__is_single(t, i)),
+                         tt__touched_bytes(t, i) / c.memory);
 }
 
 /* What a step of one micro-batch on each data rank takes by its costs. */
@@ -15132,7 +15183,8 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     choice.recompute = p->settings.recompute;
     choice.offload = p->settings.offload;
     choice.update_in_backward = p->settings.early;
-    choice.ahead = p->settings.kind && p->settings.kind->host && !p->ctx->late ? 0 : TT__AHEAD;
+    const bool streams = p->settings.kind && (!p->settings.kind->host || p->ctx->late) && !p->ctx->profiles;
+    choice.ahead = streams ? TT__AHEAD : 0;
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
     tt__arena *shared = o->share ? o->share->arena : NULL;
@@ -16182,6 +16234,16 @@ static bool tt__is_left_out(const tt_program *p, const tt__progress *at, const t
     return (at->absent && !i->always) || (i->later && !p->later);
 }
 
+/* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
+static tt_status tt__note_time(const tt_program *p, int k, double begin)
+{
+    const tt__crew *c = p->settings.crew;
+    double *least = &p->ctx->profile[k];
+    tt_status status = tt__device_status(p->ctx, c, 0, c->kind->backend->wait(c->device[0]));
+    *least = fmin(*least, tt__seconds() - begin);
+    return status;
+}
+
 /* Launches the instructions from number k on that run together, in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
@@ -16192,6 +16254,8 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
     const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
+    const bool timed = p->ctx->profile && rank == 0;
+    const double begin = timed ? tt__seconds() : 0;
     int some = 0; /* that have something to do */
     for (int n = 0; n == 0 || i[n - 1].with_next; n++) {
         tt__launch *l = &r->launches[some];
@@ -16211,7 +16275,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     }
     at->met = together && !pair && !nothing ? i->move.over : TT__ALONE;
     at->met_stream = i->stream;
-    return status;
+    return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
 }
 
 /* Work of other streams is done at its WAIT, as late as it may be. */
@@ -16356,7 +16420,7 @@ static tt_status tt__run_rank(void *arg, int rank)
     if (status == TT_OK) {
         const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
         /* No graph prefetches managed memory. */
-        const bool can_record = b->capture && !r->never_records && !p->arena->paging;
+        const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
         const bool records = can_record && !absent && !tt__has_collectives(p, segment);
         tt__recording *x = records ? tt__recording_of(p, rank, segment) : NULL;
         if (x && !x->made) tt__record_segment(p, rank, &l, x, why);
@@ -16919,6 +16983,284 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)set->options.optimizer.kind, (int64_t)set->precision.kind,
                                 (int64_t)tt__program_hash(p)};
     return h;
+}
+
+/* -------------------------------------------------------------------------------------------------- costs
+   tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
+   with so few rows and columns that what it takes to start launches is most of it, and then with more, until
+   steps are long. */
+
+/* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
+   most rows and columns, and bytes of a copy. */
+#define TT__STEP_LONG 0.06
+#define TT__STEPS_LONG 0.15
+#define TT__COPY_LONG 0.002
+enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__LEAST_COPY = 1 << 20, TT__MOST_COPY = 1 << 26 };
+
+/* A block of `width` rows and columns, in a program that trains, and its inputs. */
+typedef struct tt__sample {
+    tt_program *p;
+    tt_value x, y, starts;
+    int width, seqs;
+    int32_t *start;
+    float *numbers;         /* of x, and of y */
+} tt__sample;
+
+/* A parameter with a name that no other has: of out x in numbers, or, with out 0, of `in`. */
+static tt_param *tt__sample_param(tt_tape *t, int64_t out, int64_t in, tt_init_kind kind)
+{
+    char name[32];
+    const tt_init init = {kind, 0.05f};
+    const int64_t dims[] = {out ? out : in, in};
+    snprintf(name, sizeof name, "%d", t->ctx->n_params);
+    tt_param *p = tt_param_new(t->ctx, name, out ? 2 : 1, dims, init);
+    if (!p) tt__out_of_memory(t);
+    return p;
+}
+
+static tt_value tt__sample_linear(tt_tape *t, tt_value x, int64_t out)
+{
+    tt_param *w = tt__sample_param(t, out, tt_value_width(t, x), TT_INIT_UNIFORM);
+    return tt_linear(t, x, w, tt__sample_param(t, 0, out, TT_INIT_ZEROS));
+}
+
+static tt_value tt__sample_norm(tt_tape *t, tt_value x)
+{
+    const int64_t n = tt_value_width(t, x);
+    tt_param *w = tt__sample_param(t, 0, n, TT_INIT_ONES);
+    return tt_layernorm(t, x, w, tt__sample_param(t, 0, n, TT_INIT_ZEROS), 1e-5f);
+}
+
+static tt_status tt__sample_new(tt_context *ctx, tt__sample *s, const char *device, const char *precision,
+                                int width)
+{
+    const int64_t n = width, elements = n * n;
+    memset(s, 0, sizeof *s);
+    s->width = width;
+    s->seqs = width > 128 ? width / 128 : 1;
+    s->start = (int32_t *)tt__alloc(ctx, sizeof *s->start * (size_t)(s->seqs + 1));
+    s->numbers = (float *)tt__alloc(ctx, sizeof *s->numbers * (size_t)elements);
+    tt_tape *t = s->start && s->numbers ? tt_tape_new(ctx) : NULL;
+    if (!t) return TT_ERR_MEMORY;
+    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * width / s->seqs;
+    for (int64_t k = 0; k < elements; k++) s->numbers[k] = (float)(k % 251) / 251 - 0.5f;
+    const tt_attention_options heads = tt_attention_options_default(width / 64);
+    s->x = tt_input(t, "x", TT_F32, n, n);
+    s->y = tt_input(t, "y", TT_F32, n, n);
+    s->starts = tt_seq_start(t, "starts", s->seqs);
+    tt_value h = tt__sample_norm(t, tt__sample_linear(t, s->x, n));
+    tt_value q = tt__sample_linear(t, h, n), k = tt__sample_linear(t, h, n), v = tt__sample_linear(t, h, n);
+    h = tt_add(t, h, tt__sample_linear(t, tt_attention(t, q, k, v, s->starts, &heads), n));
+    v = tt_gelu(t, tt__sample_linear(t, tt__sample_norm(t, h), 4 * n));
+    h = tt_add(t, h, tt__sample_linear(t, v, n));
+    const tt_value none = {0}, loss = tt_mean_squared_error(t, h, s->y, none);
+    tt_compile_options o = tt_compile_options_default();
+    o.device = device;
+    o.precision = precision;
+    o.optimizer.clip_norm = 1;
+    s->p = tt_compile(t, loss, &o);
+    tt_tape_free(t);
+    return s->p ? tt_allocate(s->p) : ctx->status;
+}
+
+static void tt__sample_free(tt_context *ctx, tt__sample *s)
+{
+    tt_program_free(s->p);
+    tt__free(ctx, s->start);
+    tt__free(ctx, s->numbers);
+}
+
+/* A step; *seconds: what it took. */
+static tt_status tt__sample_step(tt__sample *s, double *seconds)
+{
+    tt_status status = TT_OK;
+    for (int d = 0; d < s->p->arena->data && status == TT_OK; d++) {
+        status = tt_set_rank(s->p, d, s->x, s->numbers, s->width);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->width);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->starts, s->start, s->seqs + 1);
+    }
+    *seconds = tt__seconds();
+    if (status == TT_OK) status = tt_step(s->p, 0, NULL);
+    *seconds = tt__seconds() - *seconds;
+    return status;
+}
+
+/* What the launches of a step take and do, by what limits them. */
+typedef struct tt__profile {
+    double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
+    int launches[TT__COST_KINDS];
+} tt__profile;
+
+/* Runs some steps, of which the fastest of each launch counts; *seconds: of the fastest step. */
+static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
+{
+    const tt_tape *t = s->p->built.t;
+    double now, all = 0;
+    tt_status status = tt__sample_step(s, &now); /* the first also touches memory and finds kernels */
+    double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
+    if (!each) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
+    *seconds = INFINITY;
+    ctx->profile = each;
+    for (int k = 0; status == TT_OK && (k < 2 || (all < TT__STEPS_LONG && k < 6)); k++) {
+        status = tt__sample_step(s, &now);
+        *seconds = fmin(*seconds, now);
+        all += now;
+    }
+    ctx->profile = NULL;
+    memset(to, 0, sizeof *to);
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of those that run together */
+        const tt__cost cost = tt__cost_of(&t->code[k]);
+        if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
+        if (k == first && isfinite(each[k])) {
+            to->launches[cost]++;
+            to->seconds[cost] += each[k];
+        }
+        if (!t->code[k].with_next) first = k + 1;
+    }
+    tt__free(ctx, each);
+    return status;
+}
+
+/* The rates by which a profile takes longer than a smaller one of as many launches (all 0: there is none).
+   Of collectives also what it takes to begin. */
+static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
+{
+    for (int c = 0; c < TT__COST_KINDS; c++) {
+        const double more = x->work[c] - small->work[c], longer = x->seconds[c] - small->seconds[c];
+        if (!(x->work[c] > 0)) continue;
+        double *rate = tt__rate_of(to, (tt__cost)c, single);
+        *rate = more > 0 && longer > 0 ? more / longer : x->work[c] / fmax(x->seconds[c], 1e-9);
+        if (c == TT__COST_RANKS)
+            to->meeting = fmax(0, small->seconds[c] - small->work[c] / *rate) / x->launches[c];
+    }
+}
+
+/* What it takes to start an op: of the fastest of some steps that are not timed launch by launch, what their
+   work by the rates leaves. */
+static tt_status tt__measure_launch(tt__sample *s, tt_costs *costs)
+{
+    double least = INFINITY, seconds;
+    int launches = 0;
+    tt__replay work;
+    tt_status status = TT_OK;
+    for (int k = 0; k < 5 && status == TT_OK; k++) {
+        status = tt__sample_step(s, &seconds);
+        least = fmin(least, seconds);
+    }
+    const tt_tape *t = s->p->built.t;
+    for (int k = 0; k < t->n_code; k++) launches += !t->code[k].with_next;
+    costs->launch = 0;
+    if (status == TT_OK) status = tt__replay_of(t, costs, &work);
+    if (status == TT_OK) costs->launch = fmax(0, least - work.compute - work.exposed) / launches;
+    return status;
+}
+
+/* Bytes that an instruction by hand reads or writes a second: of a copy, or of a product with 1. */
+static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
+                                  double *rate)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__instr i = tt__new_instr(op);
+    double seconds = 0;
+    tt__launch l;
+    tt_status status = TT_OK;
+    i.attr.scale = 1;
+    memset(&l, 0, sizeof l);
+    l.device = c->device[0];
+    l.instr = &i;
+    for (int64_t n = TT__LEAST_COPY; n <= TT__MOST_COPY && status == TT_OK; n *= 4) {
+        if (seconds >= TT__COPY_LONG) break;
+        const tt__mat m = {from, TT_F32, n / 4096, 1024, 1024};
+        l.in[0] = l.out[0] = m;
+        l.out[0].data = to;
+        for (int k = 0; k < 4 && status == TT_OK; k++) {
+            double begin = tt__seconds();
+            status = b->launch(&l, 1);
+            if (status == TT_OK) status = b->wait(l.device);
+            begin = tt__seconds() - begin;
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first touches its memory */
+        }
+        *rate = (double)n / fmax(seconds, 1e-9);
+    }
+    return tt__device_status(ctx, c, 0, status);
+}
+
+/* Memory and links of rank 0. */
+static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[0];
+    void *x = b->allocate(d, TT__MOST_COPY), *y = x ? b->allocate(d, TT__MOST_COPY) : NULL;
+    void *host = y ? b->allocate_host(d, TT__MOST_COPY) : NULL;
+    tt_status status = host ? TT_OK : tt__device_status(ctx, c, 0, TT_ERR_MEMORY);
+    if (status == TT_OK) status = tt__device_status(ctx, c, 0, b->fill(d, x, 0, TT__MOST_COPY));
+    if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
+    if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
+    if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
+    costs->memory *= 2; /* read and written */
+    if (host) b->release_host(d, host);
+    if (y) b->release(d, y);
+    if (x) b->release(d, x);
+    return status;
+}
+
+/* Rows and columns with which a step that took so long will be long enough; the same: it is. */
+static int tt__next_width(int width, double seconds)
+{
+    const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
+    const int next = (int)(times * width) / 64 * 64;
+    return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
+}
+
+/* Of one precision, which is fp32 or not. */
+static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, tt_costs *costs)
+{
+    tt__profile now, small;
+    memset(&small, 0, sizeof small);
+    for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
+        tt__sample s;
+        double seconds = 0;
+        ctx->profiles = true;
+        tt_status status = tt__sample_new(ctx, &s, device, single ? "32-true" : "bf16-true", width);
+        if (status == TT_OK) status = tt__sample_profile(ctx, &s, &now, &seconds);
+        ctx->profiles = false;
+        tt__sample_free(ctx, &s);
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
+        if (status != TT_OK) return status;
+        tt__rates_of(&now, &small, single, costs);
+        if (!before) small = now;
+        before = width;
+        width = tt__next_width(width, seconds);
+    }
+    return TT_OK;
+}
+
+tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
+{
+    tt_context_options o = ctx->options;
+    tt_costs found = tt_costs_default();
+    tt_status status = tt_device_text(ctx, device, NULL, 0);
+    if (status != TT_OK) return status;
+    o.threads = tt_threads(ctx);
+    o.isa = tt_isa(ctx);
+    o.bf16 = tt__bf16_name[ctx->cpu.bf16];
+    o.verify = false;
+    o.logger.log = NULL; /* what it would tell, the caller's context has told */
+    tt_context *own = tt_open(&o);
+    if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
+    tt__sample s; /* as programs are: with streams, and graphs of launches */
+    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
+    if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, true, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, false, &found);
+    if (status == TT_OK) status = tt__measure_launch(&s, &found);
+    tt__sample_free(own, &s);
+    if (status == TT_OK) status = tt__check_costs(own, &found);
+    if (status == TT_OK) *costs = found;
+    else tt__fail(ctx, status, "tt_measure_costs: %s", tt_error(own));
+    tt_close(own);
+    return status;
 }
 
 /* ===========================================================================================================

@@ -326,8 +326,8 @@ static const machine machines[] = {
 /* A step of one micro-batch on each data rank. */
 static tt__replay replay(const tt_program *p, const machine *m, double link)
 {
-    const tt_costs c = {m->flops, m->flops / 2, m->flops, m->flops / 2, m->memory, link, link, m->link, 0,
-                        1e-6 * opt.latency};
+    const tt_costs c = {m->flops, m->flops / 2, m->flops, m->flops / 2, m->memory, m->memory, m->memory,
+                        m->memory, m->memory, link, link, m->link, 0, 1e-6 * opt.latency};
     tt__replay r;
     if (tt__replay_of(p->built.t, &c, &r) != TT_OK) bench_die("no memory");
     return r;

@@ -13,7 +13,10 @@
    measured before and after the steps: the larger one. Memory is what of the device's is in use
    (cudaMemGetInfo) after the steps, less what was before the model was there, when the CUDA context and
    cuBLASLt's kernels of that peak were: so kernels, graphs and whatever else CUDA keeps come on top of the
-   plan. */
+   plan.
+
+   With --estimate the costs of the device are measured before the steps and again after them
+   (tt_measure_costs), and the plan's time of a step by the two is printed beside the median step. */
 
 #include "bench.h"
 
@@ -157,10 +160,25 @@ static void peaks(bool gpu, int n)
     bench_row("copies of memory, bytes read and written", bytes / 1e9, "GB/s", 0);
 }
 
+/* --estimate: what the plan says that a step takes, by costs that are measured now. */
+static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_options o)
+{
+    tt_costs costs;
+    double begin = tt__seconds();
+    if (tt_measure_costs(ctx, o.device, &costs) != TT_OK) bench_die("%s", tt_error(ctx));
+    bench_row("measuring costs", tt__seconds() - begin, "s", 0);
+    o.costs = &costs;
+    tt_trainer *t = tt_trainer_new(ctx, model, &o);
+    if (!t) bench_die("%s", tt_error(ctx));
+    const tt_plan plan = tt_program_plan(tt_trainer_program(t));
+    tt_trainer_free(t);
+    return plan.compute_seconds + plan.exposed_seconds;
+}
+
 int main(int argc, char **argv)
 {
     int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
-    bool turns = false, only_peaks = false, updated;
+    bool turns = false, only_peaks = false, estimate = false, updated;
     const char *path = NULL, *size = NULL, *device = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
@@ -174,6 +192,7 @@ int main(int argc, char **argv)
         {"--product", &product, NULL, NULL,
          "rows, columns and depth of the matrix products that are a GPU's peak"},
         {"--peaks", NULL, NULL, &only_peaks, "what the device can do at most, and no step"},
+        {"--estimate", NULL, NULL, &estimate, "the time of a step as its plan says, by measured costs"},
         {"--batches", NULL, &path, NULL,
          "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
@@ -215,6 +234,7 @@ int main(int argc, char **argv)
     o.device = device;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
+    double planned = estimate ? seconds_by_plan(ctx, &model, o) : 0;
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) bench_die("%s", tt_error(ctx));
 
@@ -252,6 +272,10 @@ int main(int argc, char **argv)
         bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
         bench_row("time of a step, mean", 1e3 * seconds / done, "ms", 0);
         if (!gpu) bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
+        if (estimate) planned = (planned + seconds_by_plan(ctx, &model, o)) / 2;
+        if (estimate) bench_row("time of a step, by the plan", 1e3 * planned, "ms", 0);
+        if (estimate)
+            bench_row("plan / median step", planned * speeds[done / 2] / (tokens / done), "times", 0);
     }
     if (gpu && done) {
         double after = gpu_peak(bench.precision, product);

@@ -283,6 +283,18 @@ TEST(bias_of_very_many_columns)
 }
 
 /* Kernels whose partial sums, or bits of rows, would not fit take so many columns or rows and refuse more. */
+TEST(costs_of_a_gpu)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_costs costs;
+    CHECK(tt_measure_costs(ctx, "cuda", &costs) == TT_OK);
+    CHECK(tt__check_costs(ctx, &costs) == TT_OK);
+    CHECK(tt_measure_costs(ctx, "cuda:15", &costs) == TT_ERR_DEVICE);
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:15'");
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(sizes_that_kernels_refuse)
 {
     enum { LAYERNORM, RMSNORM, EMBEDDING, GATHER, SET, SET_LONG, CASES };
@@ -1339,7 +1351,7 @@ TEST(managed_memory_whose_calls_fail) { NEEDS_EMULATOR; }
 
 static const test_case tests[] = {
     TEST_CASE(indices_behind_a_view_are_checked), TEST_CASE(bias_of_very_many_columns),
-    TEST_CASE(sizes_that_kernels_refuse),
+    TEST_CASE(costs_of_a_gpu), TEST_CASE(sizes_that_kernels_refuse),
     TEST_CASE(trains_distilbert_as_the_cpu_does),
     TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(a_step_waits_once_for_its_results), TEST_CASE(programs_on_two_devices),

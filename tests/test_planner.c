@@ -1418,22 +1418,23 @@ TEST(a_plan_has_a_budget_too)
 
 TEST(seconds_of_a_plan_by_costs)
 {
-    static const char *const names[] = {"product_16", "product_f32", "attention_16", "attention_f32",
-                                        "memory", "to_host", "from_host", "between_ranks", "launch",
-                                        "meeting"};
+    static const char *const names[] = {
+        "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
+        "update_f32", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
+    enum { COUNT = TEST_COUNT(names), RATES = COUNT - 2 };
     static const net_options with_all = {true, true};
     test_allocator a;
     net n;
     tt_context *ctx = test_open(&a);
     tt_compile_options c = tt_compile_options_default();
     tt_costs costs[3]; /* the default; four times as slow; wrong */
-    double rates[10];
+    double rates[COUNT];
     c.device = "cuda";
     c.offload = "optimizer";
     REQUIRE(sizeof rates == sizeof costs[0] && random_net(ctx, 0, with_all, &n));
     costs[0] = tt_costs_default();
     memcpy(rates, &costs[0], sizeof rates);
-    for (int k = 0; k < 10; k++) rates[k] *= k < 8 ? 0.25 : 4;
+    for (int k = 0; k < COUNT; k++) rates[k] *= k < RATES ? 0.25 : 4;
     memcpy(&costs[1], rates, sizeof rates);
     tt_plan plan[3];
     for (int k = 0; k < 3; k++) {
@@ -1448,17 +1449,17 @@ TEST(seconds_of_a_plan_by_costs)
     CHECK(plan[2].compute_seconds == 4 * plan[0].compute_seconds);
     CHECK(plan[2].exposed_seconds == 4 * plan[0].exposed_seconds);
     c.costs = &costs[2];
-    for (int k = 0; k < 10; k++)
+    for (int k = 0; k < COUNT; k++)
         for (int bad = 0; bad < 4; bad++) {
             const double wrong[] = {-1, (double)NAN, (double)INFINITY, 0};
             char text[64];
-            if (k >= 8 && bad == 3) continue; /* nothing may take no time */
+            if (k >= RATES && bad == 3) continue; /* nothing may take no time */
             memcpy(rates, &costs[0], sizeof rates);
             rates[k] = wrong[bad];
             memcpy(&costs[2], rates, sizeof rates);
             CHECK(tt_compile(n.t, n.loss, &c) == NULL);
             snprintf(text, sizeof text, "costs: %s is %g and not a finite number %s", names[k], wrong[bad],
-                     k < 8 ? "above 0" : "of seconds");
+                     k < RATES ? "above 0" : "of seconds");
             CHECK_ERROR(ctx, TT_ERR_ARGUMENT, text);
         }
     tt_tape_free(n.t);

@@ -192,6 +192,45 @@ TEST(measured_peak_is_plausible)
     TEST_CLOSE(ctx, &a);
 }
 
+TEST(costs_of_this_machine)
+{
+    static const char *const devices[] = {NULL, "cpu", "cpu*2"};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const tt_costs usual = tt_costs_default();
+    tt_costs costs = usual;
+    CHECK(tt__check_costs(ctx, &usual) == TT_OK);
+    for (int k = 0; k < TEST_COUNT(devices); k++) {
+        CHECK(tt_measure_costs(ctx, devices[k], &costs) == TT_OK);
+        CHECK(tt__check_costs(ctx, &costs) == TT_OK);
+        CHECK(costs.product_f32 != usual.product_f32 && costs.product_16 != usual.product_16);
+        CHECK(costs.attention_f32 != usual.attention_f32 && costs.attention_16 != usual.attention_16);
+        CHECK(costs.rows_f32 != usual.rows_f32 && costs.rows_16 != usual.rows_16);
+        CHECK(costs.update_f32 != usual.update_f32 && costs.update_16 != usual.update_16);
+        CHECK(costs.memory != usual.memory && costs.launch != usual.launch);
+        CHECK(costs.to_host != usual.to_host && costs.from_host != usual.from_host);
+        CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* one rank has no others */
+        CHECK((costs.meeting != usual.meeting) == (k == 2));
+    }
+    CHECK(ctx->n_params == 0 && !ctx->profile); /* it leaves nothing behind */
+    const tt_costs before = costs;
+    CHECK(tt_measure_costs(ctx, "tpu", &costs) == TT_ERR_UNSUPPORTED);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'tpu' is unknown");
+    CHECK(tt_measure_costs(ctx, "cpu:1", &costs) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "device 'cpu:1' is not there");
+    CHECK(tt_measure_costs(ctx, "cuda:15", &costs) != TT_OK);
+    CHECK(strstr(tt_error(ctx), "device 'cuda"));
+    for (long n = 1; n < 1200; n = 4 * n + 1) { /* without memory */
+        a.fail_at = a.calls + n;
+        const tt_status status = tt_measure_costs(ctx, NULL, &costs);
+        CHECK(status == TT_OK || status == TT_ERR_MEMORY);
+        if (status != TT_OK) CHECK(memcmp(&costs, &before, sizeof costs) == 0);
+        a.fail_at = 0;
+        costs = before;
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
 typedef struct counting { int *hits; int threads; bool wrong; } counting;
 
 static void count_task(void *arg, int64_t task, int thread)
@@ -1980,7 +2019,8 @@ TEST(early_updates_that_are_refused)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(pool_runs_each_task_once),
+    TEST_CASE(context_options), TEST_CASE(measured_peak_is_plausible), TEST_CASE(costs_of_this_machine),
+    TEST_CASE(pool_runs_each_task_once),
     TEST_CASE(contexts_in_parallel), TEST_CASE(threads_leave_signals_to_the_host),
     TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(the_cpu_described),
     TEST_CASE(quotas_of_control_groups), TEST_CASE(every_allocation_may_fail),
