@@ -594,6 +594,16 @@ tt_compile_options tt_compile_options_default(void);
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o);
 void tt_program_free(tt_program *p);
 
+/* Returns the largest number of rows, sequences or whatever `record` counts, up to `most`, of which a program
+   fits o->memory_budget: one of so many did, and one of one more did not, if it is below `most`. (With
+   "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
+   n on a new tape, with parameters that are there already, and returns the root. Only plans are made, about
+   ten: nothing is allocated, and it works for a kind of device that is not there. memory_budget 0: what is
+   free on a GPU, of several the least, less 256 MiB for what CUDA takes itself; on the CPU refused. Returns 0
+   after an error, which is the plan's if not even one fits. A trainer has tt_largest_micro_batch. */
+int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
+                         const tt_compile_options *o, int64_t most);
+
 typedef enum tt_category {
     TT_MEM_PARAMETERS, TT_MEM_GRADIENTS, TT_MEM_OPTIMIZER, TT_MEM_ACTIVATIONS, TT_MEM_WORKSPACE,
     TT_MEM_INPUTS, TT_MEM_CATEGORIES
@@ -1157,6 +1167,10 @@ typedef struct tt_trainer tt_trainer;
    options are reported in one message. Nothing is allocated yet. NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
+/* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget,
+   in the way of tt_largest_batch. o->max_tokens / o->max_seqs tokens come with each sequence. Whether steps
+   become larger or have fewer micro-batches is the caller's choice: other micro-batches train other bits. */
+int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most);
 const tt_program *tt_trainer_program(const tt_trainer *t); /* that trains, or the only one, for its plan */
 int64_t tt_trainer_steps(const tt_trainer *t);             /* tt_program_steps of that */
 /* Steps in the state last saved or loaded, here or by tt_fit, where a resumed run goes on; -1: none. */
@@ -1674,6 +1688,7 @@ typedef struct tt__backend {
        [from, from + most) of each piece: at most members * most elements. *more: pieces go on behind these,
        the same on all members. Both are NULL where kernels load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
+    tt_status (*available)(tt__device *d, size_t *bytes); /* of its memory; NULL: it is the host's          */
 } tt__backend;
 
 /* What a plan must know of a kind of device, whether this build can run it or not. */
@@ -13088,7 +13103,7 @@ static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, NULL, NULL, NULL,
     tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init, tt__cpu_copy, tt__cpu_wait,
     tt__cpu_mark, tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL,
-    tt__cpu_refuses, tt__cpu_describe, NULL, NULL,
+    tt__cpu_refuses, tt__cpu_describe, NULL, NULL, NULL,
 };
 
 static const tt__device_kind tt__device_kinds[TT__KINDS] = {
@@ -15237,6 +15252,110 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     }
     tt__tell_unsplit(p);
     return p;
+}
+
+/* -------------------------------------------------------------------------------------- the largest batch */
+
+#define TT__LEFT_FREE ((size_t)256 << 20)
+
+/* Where a budget is 0, what a rank of the device may take. */
+static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
+{
+    size_t least = SIZE_MAX;
+    if (*budget) return TT_OK;
+    tt__crew *c = tt__find_devices(ctx, device);
+    if (!c) return ctx->status;
+    if (c->kind->host || !c->kind->backend)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for device '%s' depends on memory_budget, "
+                        "which is not set%s", c->name,
+                        c->kind->host ? "" : ", and this build cannot ask the device what it has free");
+    tt_status status = tt__crew_open(ctx, c);
+    for (int r = 0; r < c->ranks && status == TT_OK; r++) {
+        size_t bytes = 0, sharers = 0;
+        for (int k = 0; k < c->ranks; k++) sharers += c->index[k] == c->index[r];
+        status = tt__device_status(ctx, c, r, c->kind->backend->available(c->device[r], &bytes));
+        bytes = bytes > TT__LEFT_FREE ? (bytes - TT__LEFT_FREE) / sharers : 1;
+        least = bytes < least ? bytes : least;
+    }
+    *budget = least;
+    return status;
+}
+
+/* Plans for n: TT_OK with the plan's bytes, TT_ERR_BUDGET or another error. */
+typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
+
+/* Finds the largest n that fits. A plan grows nearly as a line, so the next guess is where the line through
+   the last two that fit meets the budget: what is just below fits mostly, and then one more does not. Where
+   more fits than the line says, because less is kept the more is needed, steps double, and then halve. */
+static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
+                                void *arg)
+{
+    int64_t fits = 0, fails = most + 1, next = 1, before, up = 1, down = 1;
+    size_t bytes = 0, bytes_before;
+    bool by_line = false;
+    if (most < 1)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
+               0;
+    void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
+    ctx->options.logger.log = NULL; /* the program that is kept is told of */
+    tt_status status = TT_OK;
+    while (fails - fits > 1) {
+        size_t now = 0;
+        status = try_size(arg, next, &now);
+        if (status != TT_OK && (status != TT_ERR_BUDGET || next == 1)) break;
+        if (status == TT_OK) {
+            before = fits, bytes_before = bytes;
+            fits = next, bytes = now;
+            const double line = before && bytes > bytes_before
+                ? (double)fits + ((double)budget - (double)bytes) * (double)(fits - before) /
+                                 (double)(bytes - bytes_before)
+                : 2.0 * (double)fits;
+            by_line = before && line >= (double)(fits + up);
+            next = by_line || !before ? (int64_t)fmin(line, (double)(fails - 1)) : fits + up;
+            up = by_line ? 1 : 2 * up;
+            down = 1;
+        } else {
+            fails = next;
+            up = 1;
+            next = by_line ? fails - down : fits + (fails - fits) / 2;
+            down *= 4;
+        }
+        if (next <= fits || next >= fails) next = fits + (fails - fits) / 2;
+    }
+    ctx->options.logger.log = log;
+    return status == TT_OK || status == TT_ERR_BUDGET ? fits : 0;
+}
+
+typedef struct tt__batch_of {
+    tt_context *ctx;
+    tt_value (*record)(void *user, tt_tape *t, int64_t n);
+    void *user;
+    tt_compile_options options;
+} tt__batch_of;
+
+static tt_status tt__try_batch(void *arg, int64_t n, size_t *bytes)
+{
+    const tt__batch_of *b = (const tt__batch_of *)arg;
+    tt_tape *t = tt_tape_new(b->ctx);
+    if (!t) return TT_ERR_MEMORY;
+    const tt_value root = b->record(b->user, t, n);
+    tt_program *p = tt_compile(t, root, &b->options);
+    tt_tape_free(t);
+    if (!p) return b->ctx->status;
+    *bytes = tt__arena_size(p->arena, 0);
+    tt_program_free(p);
+    return TT_OK;
+}
+
+int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
+                         const tt_compile_options *o, int64_t most)
+{
+    tt__batch_of b = {ctx, record, user, o ? *o : tt_compile_options_default()};
+    if (b.options.share)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
+                        "grow with all that is tried: leave it out"), 0;
+    if (tt__budget_on(ctx, b.options.device, &b.options.memory_budget) != TT_OK) return 0;
+    return tt__largest_size(ctx, most, b.options.memory_budget, tt__try_batch, &b);
 }
 
 /* ===========================================================================================================
@@ -22523,6 +22642,42 @@ void tt_trainer_free(tt_trainer *r)
 const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
 int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
 int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
+typedef struct tt__micro_batch_of {
+    tt_context *ctx;
+    const tt_model *model;
+    tt_train_options options;
+} tt__micro_batch_of;
+
+/* Tokens of n sequences, where those of the options have as many as these say. */
+static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
+{
+    return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
+}
+
+static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
+{
+    const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
+    tt_train_options o = b->options;
+    if (tt__tokens_of(&o, n) > INT_MAX)
+        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are more than 2^31 tokens",
+                        (long long)n, o.max_tokens, o.max_seqs);
+    o.max_tokens = (int)tt__tokens_of(&o, n);
+    o.max_seqs = (int)n;
+    tt_trainer *t = tt_trainer_new(b->ctx, b->model, &o);
+    if (!t) return b->ctx->status;
+    *bytes = tt__arena_size(tt_trainer_program(t)->arena, 0);
+    tt_trainer_free(t);
+    return TT_OK;
+}
+
+int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most)
+{
+    tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
+    if (b.options.max_seqs < 1) b.options.max_seqs = 1;
+    if (tt__budget_on(ctx, b.options.device, &b.options.memory_budget) != TT_OK) return 0;
+    return (int)tt__largest_size(ctx, most, b.options.memory_budget, tt__try_micro_batch, &b);
+}
+
 float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }
 
 static tt_status tt__must_train(const tt_trainer *r)

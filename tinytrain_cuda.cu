@@ -477,6 +477,12 @@ int place_of(const tt__device *d) { return d->index; }
 #define TT__PREFETCH_FLAGS
 #endif
 
+tt_status cuda_available(tt__device *d, size_t *bytes)
+{
+    size_t total;
+    return use(d) ? check(d, cudaMemGetInfo(bytes, &total), "cudaMemGetInfo") : TT_ERR_DEVICE;
+}
+
 tt_status cuda_allocate_managed(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available)
 {
     int concurrent = 0;
@@ -5220,6 +5226,6 @@ extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
         cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init, cuda_read,
         cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
-        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, };
+        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available, };
 
 #endif // TT__PORTABILITY_ONLY

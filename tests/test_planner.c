@@ -1466,6 +1466,100 @@ TEST(seconds_of_a_plan_by_costs)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Three blocks of n rows, with parameters that are there: of a test of batches. */
+typedef struct batches { tt_param *up[3], *down[3]; int recorded; int64_t fails_at; } batches;
+
+static tt_value record_batch(void *user, tt_tape *t, int64_t n)
+{
+    batches *b = (batches *)user;
+    const tt_value none = {0};
+    const int64_t rows = tt_axis(t, "rows", n);
+    tt_value x = tt_input(t, "x", TT_F32, n == b->fails_at ? 0 : rows, 16), h = x;
+    b->recorded++;
+    for (int k = 0; k < 3; k++) {
+        h = tt_add(t, h, tt_linear(t, tt_gelu(t, tt_linear(t, h, b->up[k], NULL)), b->down[k], NULL));
+        tt_block_end(t, h);
+    }
+    return tt_mean_squared_error(t, h, x, none);
+}
+
+static bool fits_batch(batches *b, tt_context *ctx, const tt_compile_options *o, int64_t n)
+{
+    tt_tape *t = tt_tape_new(ctx);
+    tt_program *p = tt_compile(t, record_batch(b, t, n), o);
+    CHECK(p || tt_error_code(ctx) == TT_ERR_BUDGET);
+    tt_program_free(p);
+    tt_tape_free(t);
+    return p != NULL;
+}
+
+TEST(largest_batch_against_brute_force)
+{
+    enum { MOST = 30 };
+    static const char *const recomputes[] = {"none", "blocks", "budget"};
+    test_allocator a;
+    batches b;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options o = tt_compile_options_default();
+    memset(&b, 0, sizeof b);
+    for (int k = 0; k < 3; k++) {
+        b.up[k] = matrix(ctx, k == 0 ? "up0" : k == 1 ? "up1" : "up2", 40, 16);
+        b.down[k] = matrix(ctx, k == 0 ? "down0" : k == 1 ? "down1" : "down2", 16, 40);
+    }
+    for (int k = 0; k < TEST_COUNT(recomputes) * 2; k++) {
+        tt_tape *t = tt_tape_new(ctx);
+        o.recompute = k < 4 ? "none" : "blocks";
+        o.device = k % 2 ? "cuda" : "cpu";
+        o.memory_budget = 0;
+        tt_program *p = tt_compile(t, record_batch(&b, t, 1), &o);
+        REQUIRE(p != NULL);
+        const size_t one = tt_program_plan(p).bytes;
+        tt_program_free(p);
+        tt_tape_free(t);
+        o.recompute = recomputes[k / 2];
+        for (int size = 0; size < 5; size++) { /* odd ones, and one less than the smallest plan */
+            o.memory_budget = size ? one + (size_t)size * (size_t)size * 3777 : one - 1;
+            int64_t largest = 0;
+            for (int64_t n = 1; n <= MOST; n++) if (fits_batch(&b, ctx, &o, n)) largest = n;
+            b.recorded = 0;
+            const int64_t found = tt_largest_batch(ctx, record_batch, &b, &o, MOST);
+            char text[128];
+            snprintf(text, sizeof text, "%s on %s, %zu bytes: %d, and by trying all %d; %d plans",
+                     o.recompute, o.device, o.memory_budget, (int)found, (int)largest, b.recorded);
+            test__check(found == largest && b.recorded <= 16, __FILE__, __LINE__, text);
+            if (!largest) CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs");
+            if (!largest) CHECK(b.recorded == 1);
+        }
+        o.memory_budget = one << 16;
+        CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 7);
+    }
+    o.recompute = "none";
+    o.memory_budget = 0;
+    o.device = "cpu";
+    CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the largest batch for device 'cpu' depends on memory_budget, which is "
+                                      "not set");
+    o.device = "tpu";
+    CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "device 'tpu' is unknown");
+    o.device = "cpu";
+    o.memory_budget = 1 << 20;
+    CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 0) == 0);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "most 0 is less than 1");
+    for (b.fails_at = 1; b.fails_at < 3; b.fails_at++) { /* another error ends it */
+        CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
+        CHECK_ERROR(ctx, TT_ERR_SHAPE, "'x': ");
+    }
+    b.fails_at = 0;
+    tt_tape *t = tt_tape_new(ctx);
+    o.share = tt_compile(t, record_batch(&b, t, 4), &o);
+    CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` names a program");
+    tt_program_free(o.share);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* ------------------------------------------------------------------------------------------------ reports */
 
 /* Some value of that name is written by, and read after, the peak: from the instructions, not from the
@@ -2344,7 +2438,8 @@ static const test_case tests[] = {
     TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
     TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too),
-    TEST_CASE(seconds_of_a_plan_by_costs), TEST_CASE(reports),
+    TEST_CASE(seconds_of_a_plan_by_costs), TEST_CASE(largest_batch_against_brute_force),
+    TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),
     TEST_CASE(numbers_in_names), TEST_CASE(marked_values_go_to_the_hosts_memory),
     TEST_CASE(vit_l16_with_the_host), TEST_CASE(allocation_failures),

@@ -742,6 +742,54 @@ TEST(planned_bytes_are_allocated_bytes)
     }
 }
 
+TEST(largest_micro_batches)
+{
+    enum { MOST = 24 };
+    static const char *const devices[] = {"cpu", "cuda*2"};
+    setup s = small();
+    world w;
+    if (!open_world(&w, &s)) return;
+    tt_trainer_free(w.r);
+    w.r = NULL;
+    const tt_model model = tt_bert_classifier(&w.m);
+    for (int k = 0; k < TEST_COUNT(devices); k++) {
+        tt_train_options o = train_options(&s, w.l);
+        size_t bytes[MOST + 1];
+        o.device = devices[k];
+        for (int n = 1; n <= MOST; n++) {
+            tt_train_options sized = o;
+            sized.max_seqs = n;
+            sized.max_tokens = 20 * n;
+            tt_trainer *r = tt_trainer_new(w.ctx, &model, &sized);
+            if (!CHECK(r != NULL)) return;
+            bytes[n] = tt_program_plan(tt_trainer_program(r)).bytes;
+            tt_trainer_free(r);
+        }
+        o.max_seqs = 3;
+        o.max_tokens = 60;
+        for (int n = 1; n < MOST; n += 3) {
+            o.memory_budget = bytes[n];
+            int largest = n;
+            while (largest < MOST && bytes[largest + 1] <= bytes[n]) largest++;
+            CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == largest);
+            o.memory_budget = bytes[n + 1] - 1;
+            CHECK(tt_largest_micro_batch(w.ctx, &model, &o, n) == n);
+        }
+        o.memory_budget = bytes[1] - 1;
+        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
+        CHECK_ERROR(w.ctx, TT_ERR_BUDGET, "the plan needs");
+        o.memory_budget = 0;
+        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
+        CHECK(k == 1 || strstr(tt_error(w.ctx), "depends on memory_budget, which is not set"));
+        o.memory_budget = bytes[1];
+        o.precision = "7-true";
+        CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
+        CHECK(strstr(tt_error(w.ctx), "'7-true'"));
+    }
+    CHECK(tt_largest_micro_batch(w.ctx, &model, NULL, 0) == 0);
+    close_world(&w);
+}
+
 TEST(planned_for_another_device)
 {
     setup s = small();
@@ -3220,7 +3268,8 @@ static const test_case tests[] = {
     TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit),
     TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities),
-    TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(planned_for_another_device),
+    TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(largest_micro_batches),
+    TEST_CASE(planned_for_another_device),
     TEST_CASE(allocation_failures), TEST_CASE(resume_in_every_precision_with_every_optimizer),
     TEST_CASE(resume_with_loss_scaling), TEST_CASE(resume_at_the_end_of_an_epoch_and_elsewhere),
     TEST_CASE(resume_with_micro_batches_and_other_threads), TEST_CASE(resume_without_new_context),
