@@ -599,8 +599,9 @@ void tt_program_free(tt_program *p);
    "budget" among the options a still larger one might fit again.) record(user, t, n) records a micro-batch of
    n on a new tape, with parameters that are there already, and returns the root. Only plans are made, about
    ten: nothing is allocated, and it works for a kind of device that is not there. memory_budget 0: what is
-   free on a GPU, of several the least, less 256 MiB for what CUDA takes itself; on the CPU refused. Returns 0
-   after an error, which is the plan's if not even one fits. A trainer has tt_largest_micro_batch. */
+   free on a GPU, of several the least, less 256 MiB (or an eighth) for what CUDA takes itself; on the CPU
+   refused. Returns 0 after an error, which is the plan's if not even one fits. A trainer has
+   tt_largest_micro_batch. */
 int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
                          const tt_compile_options *o, int64_t most);
 
@@ -15274,10 +15275,10 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
         size_t bytes = 0, sharers = 0;
         for (int k = 0; k < c->ranks; k++) sharers += c->index[k] == c->index[r];
         status = tt__device_status(ctx, c, r, c->kind->backend->available(c->device[r], &bytes));
-        bytes = bytes > TT__LEFT_FREE ? (bytes - TT__LEFT_FREE) / sharers : 1;
-        least = bytes < least ? bytes : least;
+        bytes -= bytes / 8 < TT__LEFT_FREE ? bytes / 8 : TT__LEFT_FREE;
+        if (bytes / sharers < least) least = bytes / sharers;
     }
-    *budget = least;
+    *budget = least ? least : 1;
     return status;
 }
 

@@ -49,8 +49,10 @@ typedef struct cli_flag {
     void *to;                 /* holds the default */
     const char *help;         /* the default is added, unless this ends with a parenthesis */
     double least, most;       /* of an INTEGER or NUMBER; of a TEXT's length in bytes, if most is not 0 */
-    const char *choices;      /* of a CHOICE: words with spaces between */
+    const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
 } cli_flag;
+
+enum { CLI_WORD = -1 };
 
 /* Columns of the terminal, or 80. Asked each time, since a window may change. */
 static inline int cli_width(void)
@@ -127,8 +129,9 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
         if (at >= INDENT) printf("\n"), at = 0;
         printf("%*s", INDENT - at, "");
         cli_default(f, standard, sizeof standard);
-        snprintf(text, sizeof text, "%s%s%s%s", f->help, f->choices ? ": " : "",
-                 f->choices ? cli_list(f->choices, list, sizeof list) : "", standard);
+        const bool lists = f->type == CLI_CHOICE;
+        snprintf(text, sizeof text, "%s%s%s%s", f->help, lists ? ": " : "",
+                 lists ? cli_list(f->choices, list, sizeof list) : "", standard);
         cli_wrap(text, INDENT, INDENT, width);
     }
     printf("  -h, --help            this list\n");
@@ -207,7 +210,13 @@ static inline void cli_set(const cli_flag *f, const char *value)
         return;
     case CLI_INTEGER: {
         long long n = strtoll(value, &end, 10);
-        if (end == value || *end) die("%s takes a whole number, not '%s'", f->name, value);
+        if (f->choices && strcmp(value, f->choices) == 0) {
+            *(int *)f->to = CLI_WORD;
+            return;
+        }
+        if (end == value || *end)
+            die("%s takes a whole number%s%s, not '%s'", f->name, f->choices ? " or " : "",
+                f->choices ? f->choices : "", value);
         if (errno || n < (long long)f->least || n > (long long)f->most)
             die("%s is a number from %.0f to %.0f, not %s", f->name, f->least, f->most, value);
         *(int *)f->to = (int)n;
@@ -526,6 +535,26 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.parallel = run->parallel;
     o.memory_budget = run->budget;
     return o;
+}
+
+/* --batch max: examples of a step whose micro-batches, `accumulate` for each of the groups, are as large as
+   memory allows, or as the examples there are. tokens: of the longest; 0: all have the same number. */
+static inline int largest_step(tt_context *ctx, const tt_model *model, const cli_training *run,
+                               int accumulate, int tokens, int64_t examples)
+{
+    const int micros = accumulate * run->parallel.groups;
+    const int most = (int)(examples < 65536 ? examples : 65536) / micros;
+    tt_train_options o = training_options(run, 1);
+    o.schedule.warmup_steps = 0;
+    o.accumulate = micros > run->parallel.data;
+    o.max_seqs = 1;
+    o.max_tokens = tokens;
+    if (!most) die("--batch max: %d micro-batches in a step are more than the examples", micros);
+    int n = tt_largest_micro_batch(ctx, model, &o, most);
+    if (!n) die("--batch max: %s%s", tt_error(ctx), run->budget ? "" : " (--budget)");
+    printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
+           n == most ? ", since there are no more" : "");
+    return n * micros;
 }
 
 /* Trains, saves and shows progress. Returns the program's exit status. keep(user) saves the model. */

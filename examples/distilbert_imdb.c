@@ -20,6 +20,7 @@
 static struct {
     const char *data, *text_column, *label_column, *delimiter, *model, *predict;
     int train, test, epochs, batch, accumulate, max_length, max_tokens;
+    bool largest; /* --batch max */
     cli_training run;
 } opt = {.text_column = "text", .label_column = "label", .batch = 16, .accumulate = 1,
          .run = {CLI_TRAINING_DEFAULT, .schedule = "linear"}};
@@ -41,7 +42,9 @@ static const cli_flag flags[] = {
     {"--test", "N", CLI_INTEGER, &opt.test, .help = "texts to test on (0: all)", .most = 1e9},
     {"--epochs", "N", CLI_INTEGER, &opt.epochs,
      .help = "passes over the training texts (0: 2 with --model, else 6)", .most = 1e9},
-    {"--batch", "N", CLI_INTEGER, &opt.batch, .help = "texts in a step", .least = 1, .most = 65536},
+    {"--batch", "N", CLI_INTEGER, &opt.batch, .help = "texts in a step; max: as many as --budget, or else a "
+     "GPU's memory, allows if all are as long as the longest (16)", .least = 1, .most = 65536,
+     .choices = "max"},
     {"--accumulate", "N", CLI_INTEGER, &opt.accumulate,
      .help = "micro-batches in a step, at least, for each of --groups", .least = 1, .most = 65536},
     {"--max-length", "N", CLI_INTEGER, &opt.max_length,
@@ -59,7 +62,10 @@ static void read_options(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, TT__COUNT(flags), "distilbert_imdb",
               "Trains DistilBERT, BERT or MiniLM to tell classes of text apart.");
-    if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
+    if (opt.batch != CLI_WORD && opt.accumulate > opt.batch)
+        die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
+    opt.largest = opt.batch == CLI_WORD;
+    if (opt.largest && opt.max_tokens) die("--max-tokens does not go with --batch max, which chooses them");
     if (opt.max_length == 1) die("--max-length is at least 2: each text has [CLS] and [SEP]");
     check_training(&opt.run);
     bool tab = opt.delimiter && strcmp(opt.delimiter, "\\t") == 0;
@@ -158,6 +164,7 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_token
                 o.max_length);
         o.max_tokens = o.max_length;
     }
+    if (opt.largest) o.max_tokens = 0;
     o.shuffle = train;
     return (tt_loader *)made(ctx, tt_loader_new(ctx, d, k, &o));
 }
@@ -219,6 +226,22 @@ static tt_status keep(void *user) /* as transformers and --predict load it */
     return status == TT_OK ? tt_tokenizer_save(r->k, opt.run.out) : status;
 }
 
+/* --batch max: by the longest text, which loaders of any batch tell. */
+static void choose_batch(tt_context *ctx, const tt_bert *m, const tt_tokenizer *k, const tt_dataset *d,
+                         const tt_dataset *held)
+{
+    const tt_dataset *both[] = {d, held};
+    const tt_model model = tt_bert_classifier(m);
+    int longest = 0;
+    opt.batch = opt.accumulate * opt.run.parallel.groups;
+    for (int n = 0; n < 2; n++) {
+        tt_loader *l = loader_of(ctx, both[n], k, m, false);
+        longest = tt_loader_longest(l) > longest ? tt_loader_longest(l) : longest;
+        tt_loader_free(l);
+    }
+    opt.batch = largest_step(ctx, &model, &opt.run, opt.accumulate, longest, tt_dataset_count(d));
+}
+
 /* What will be trained on, and how long its texts are. */
 static void describe(tt_context *ctx, const tt_loader *l, const tt_dataset *d, const tt_loader *validation,
                      const tt_dataset *held)
@@ -269,6 +292,7 @@ static int train(const char *program)
         if (!tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.data);
         tt_dataset_free(later);
     }
+    if (opt.largest) choose_batch(ctx, &m, k, d, held);
     tt_loader *l = loader_of(ctx, d, k, &m, true), *validation = loader_of(ctx, held, k, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, l, validation, tt_loader_steps(l) * opt.epochs);
     describe(ctx, l, d, validation, held);

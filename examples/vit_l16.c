@@ -8,6 +8,8 @@
        build/vit_l16 --data photos --vit S/16 --size 224 --augment
    On four GPUs, each with a quarter of the parameters, gradients and optimizer state:
        build/cuda/vit_l16 --data photos --vit L/16 --device cuda*4 --zero 3
+   As many images at a time as 3 GB hold:
+       build/cuda/vit_l16 --data photos --vit L/16 --device cuda --budget 3GB --batch max
    With less memory of the GPU and more of the host's:
        build/cuda/vit_l16 --data photos --vit L/16 --device cuda --recompute blocks --offload optimizer
    Classify with what was trained:
@@ -52,8 +54,8 @@ static const cli_flag flags[] = {
     {"--test", "N", CLI_INTEGER, &opt.test, .help = "images to test on (0: all)", .most = 1e9},
     {"--epochs", "N", CLI_INTEGER, &opt.epochs,
      .help = "passes over the training images (0: 3 with --model, else 12)", .most = 1e9},
-    {"--batch", "N", CLI_INTEGER, &opt.batch,
-     .help = "images in a step (0: 16 with --model, else 20)", .most = 65536},
+    {"--batch", "N", CLI_INTEGER, &opt.batch, .help = "images in a step; max: as many as --budget, or else "
+     "a GPU's memory, allows (0: 16 with --model, else 20)", .most = 65536, .choices = "max"},
     {"--accumulate", "N", CLI_INTEGER, &opt.accumulate,
      .help = "micro-batches in a step, for each of --groups", .least = 1, .most = 65536},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
@@ -69,7 +71,8 @@ static void read_options(int argc, char **argv)
     if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
     if (opt.run.lr == 0) opt.run.lr = opt.model ? 5e-5 : 1e-3;
     if (!opt.batch) opt.batch = opt.model ? 16 : 20;
-    if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
+    if (opt.batch != CLI_WORD && opt.accumulate > opt.batch)
+        die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
     check_training(&opt.run);
     if (opt.model && opt.vit) die("--vit is for training from scratch; --model says its own size");
 }
@@ -395,6 +398,9 @@ static int train(void)
     tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (all + 10) / 11)); /* one of eleven */
     make_model(ctx, &m, x.d);
     check_before(x.d, &m);
+    const tt_model model = tt_vit_classifier(&m);
+    if (opt.batch == CLI_WORD)
+        opt.batch = largest_step(ctx, &model, &opt.run, opt.accumulate, 0, tt_dataset_count(x.d));
     tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, l, validation, tt_loader_steps(l) * opt.epochs);
     long long others = (long long)tt_dataset_count(held);

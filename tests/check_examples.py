@@ -197,6 +197,41 @@ def recompute_makes_a_budget_fit(folder):
 
 
 @check
+def the_largest_batch_of_a_budget(folder):
+    """fits, and one more does not; it trains"""
+    plan = "--out=" + os.path.join(folder, "plan")
+    table = small_table(os.path.join(folder, "t.csv"), texts=200)
+    for program, data in (TEXT, ["--data", table]), (IMAGES, ["--train=100", "--test=20"]):
+        refused(program, plan, "--plan", *data, "--batch=most",
+                saying="--batch takes a whole number or max, not 'most'")
+        refused(program, plan, "--plan", *data, "--device=cpu", "--batch=max",
+                saying="memory_budget, which is not set (--budget)")
+        refused(program, plan, "--plan", *data, "--batch=max", "--budget=1MB",
+                saying="--batch max: the plan needs")
+        for device in "cpu", "cuda":
+            options = [plan, *data, "--device=" + device, "--accumulate=2"]
+            seven = planned(*options, "--batch=14", program=program)[0]
+            nine = planned(*options, "--batch=18", program=program)[0]
+            options.append(f"--budget={(seven + nine) / 2:.1f}MB")
+            _, said = planned(*options, "--batch=max", program=program)
+            found = re.search(r"^--batch max: (\d+) in a step, in micro-batches of (\d+)$", said, re.M)
+            expect(found, "no largest batch in", said)
+            step, micro = map(int, found.groups())
+            expect(step == 2 * micro and 7 <= micro <= 8, "batch", step, "as 2 x", micro, "in", options)
+            if device == "cpu":
+                refused(program, "--plan", *options, f"--batch={step + 2}", saying="the plan needs")
+            planned(*options, f"--batch={step}", program=program)
+        run = os.path.join(folder, os.path.basename(program))
+        status, said, err = call(program, "--out", run, *data, "--epochs=1", "--batch=max",
+                                 f"--budget={nine:.1f}MB", "--device=cpu", "--threads=1")
+        expect(status == 0 and "best epoch: accuracy" in said, said, err)
+        _, said = planned(plan, *data, "--batch=max", "--budget=1TB", program=program)
+        expect(", since there are no more" in said, said)
+    refused(TEXT, "--plan", "--batch=max", "--max-tokens=1000", "--budget=1GB",
+            saying="--max-tokens does not go with --batch max")
+
+
+@check
 def columns_and_delimiter(folder):
     path = os.path.join(folder, "odd.txt")
     with open(path, "w") as f:

@@ -295,6 +295,42 @@ TEST(costs_of_a_gpu)
     TEST_CLOSE(ctx, &a);
 }
 
+static tt_value record_rows(void *user, tt_tape *t, int64_t n)
+{
+    const tt_value none = {0}, x = tt_input(t, "x", TT_F32, n, 1024);
+    (void)user;
+    return tt_mean_squared_error(t, tt_gelu(t, x), x, none);
+}
+
+TEST(largest_batch_of_what_is_free)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options o = tt_compile_options_default();
+    o.train = false;
+    o.device = "cuda";
+    tt__crew *c = tt__find_devices(ctx, o.device);
+    size_t available = 0;
+    REQUIRE(c && tt__crew_open(ctx, c) == TT_OK);
+    CHECK(c->kind->backend->available(c->device[0], &available) == TT_OK);
+    const int64_t n = tt_largest_batch(ctx, record_rows, NULL, &o, (int64_t)1 << 30);
+    CHECK(n > 1 && n < (int64_t)1 << 30);
+    size_t bytes[2];
+    for (int k = 0; k < 2; k++) {
+        tt_tape *t = tt_tape_new(ctx);
+        tt_program *p = tt_compile(t, record_rows(NULL, t, n + k), &o);
+        REQUIRE(p != NULL);
+        bytes[k] = tt_program_plan(p).bytes;
+        tt_program_free(p);
+        tt_tape_free(t);
+    }
+    CHECK(bytes[0] < available && 2 * bytes[1] > available); /* others may take some of it meanwhile */
+    o.device = "cuda:15";
+    CHECK(tt_largest_batch(ctx, record_rows, NULL, &o, 4) == 0);
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "device 'cuda:15'");
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(sizes_that_kernels_refuse)
 {
     enum { LAYERNORM, RMSNORM, EMBEDDING, GATHER, SET, SET_LONG, CASES };
@@ -1351,7 +1387,7 @@ TEST(managed_memory_whose_calls_fail) { NEEDS_EMULATOR; }
 
 static const test_case tests[] = {
     TEST_CASE(indices_behind_a_view_are_checked), TEST_CASE(bias_of_very_many_columns),
-    TEST_CASE(costs_of_a_gpu), TEST_CASE(sizes_that_kernels_refuse),
+    TEST_CASE(costs_of_a_gpu), TEST_CASE(largest_batch_of_what_is_free), TEST_CASE(sizes_that_kernels_refuse),
     TEST_CASE(trains_distilbert_as_the_cpu_does),
     TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(a_step_waits_once_for_its_results), TEST_CASE(programs_on_two_devices),
