@@ -71,7 +71,11 @@ CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $
 ifneq ($(TINYTRAIN_CUDA),)
 GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
 endif
-LOGS     := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(GPU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
+ALL_LOGS := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(GPU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
+# The longest first, so that at the end no processor waits for one of them.
+LONGEST  := $(foreach t,test_ops test_peers test_parallel test_trainer test_planner, \
+            $(filter $(B)/cuda_emu/$(t).%.log $(B)/$(t).log,$(ALL_LOGS)))
+LOGS     := $(LONGEST) $(filter-out $(LONGEST),$(ALL_LOGS))
 
 # As many jobs as processors, unless the caller says how many.
 ifeq ($(MAKELEVEL)$(filter -j% --jobs% --jobserver%,$(MAKEFLAGS)),0)
@@ -110,19 +114,22 @@ examples: $(EXAMPLES)
 # Rebuilds all when compiler or flags change.
 $(B)/flags: FORCE
 	@mkdir -p $(B)
-	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' | cmp -s - $@ || \
-	    echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS)' > $@
+	@echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)' | cmp -s - $@ || \
+	    echo '$(CC) $(CXX) $(CPPFLAGS) $(CFLAGS) $(KERNELS_CFLAGS) $(LDFLAGS) $(WHOLE)' > $@
 
 # The CPU's kernels, most of a compiler's work, once for all programs (see TT__KERNELS_ONLY in tinytrain.h).
-# Only test_ops, which tests them, has all in one file, as users have. Apple's linker does not take the first
-# of two definitions: there all programs have all in one file.
+# Only WHOLE, the program that tests them, has all in one file, as users have. Apple's linker does not take
+# the first of two definitions: there all programs have all in one file. KERNELS_CFLAGS follow CFLAGS: without
+# optimisation the other code compiles in a third of the time, which most tests do not take to run.
+WHOLE ?= test_ops
 ifneq ($(shell uname -s),Darwin)
 SHARED  := -DTT__KERNELS_ELSEWHERE
 KERNELS := $(B)/kernels.o
 LINKED   = $(KERNELS) -Wl,-z,muldefs
 endif
 $(B)/kernels.o: tinytrain.h $(B)/flags
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -I. -x c -c $< -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(KERNELS_CFLAGS) $(STRICT) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -I. \
+	    -x c -c $< -o $@
 
 $(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c $(wildcard examples/*.h) tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
@@ -133,7 +140,7 @@ $(BENCHES:%=%.o): $(B)/%.o: bench/%.c bench/bench.h examples/datasets.h tinytrai
 $(B)/gpt2_step.o: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
 
-$(EXAMPLES) $(BENCHES) $(B)/gpt2_step $(filter-out $(B)/test_ops,$(PROGRAMS)): $(B)/%: $(B)/%.o $(KERNELS)
+$(EXAMPLES) $(BENCHES) $(B)/gpt2_step $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(B)/%: $(B)/%.o $(KERNELS)
 	$(CC) $(CFLAGS) $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 
 # Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where
@@ -169,8 +176,8 @@ $(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/
 	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
 
 $(PROGRAMS:%=%.o): $(B)/%.o: tests/%.c $(wildcard tests/test*.h) examples/datasets.h tinytrain.h $(B)/flags
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Werror $(if $(filter test_ops,$*),,$(SHARED)) -I. -c $< -o $@
-$(filter $(B)/test_ops,$(PROGRAMS)): $(B)/%: $(B)/%.o
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Werror $(if $(filter $(WHOLE),$*),,$(SHARED)) -I. -c $< -o $@
+$(filter $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(B)/%: $(B)/%.o
 	$(CC) $(CFLAGS) $< -o $@ $(LDFLAGS) $(LIBS)
 
 # RUN stands before a test program's name: an emulator, for what another machine's compiler built.
@@ -185,7 +192,7 @@ $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 
 # ---- the emulator. Its runtime is never compiled with -fsanitize=thread: in the trace build it is what that
 # option calls.
-EMU_STRICT        := -std=c++17 -g -Wall -Wextra -Wpedantic -Werror
+EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror
 EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && \
                        echo -ftrivial-auto-var-init=pattern)
@@ -202,8 +209,8 @@ EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
 # The C side of a program: the trace build does not watch it, so it has that of the plain one. Of the CPU's
 # kernels, the portable ones are enough beside a device's.
-EMU_C_FLAGS_plain := -O1 -g
-EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -g
+EMU_C_FLAGS_plain := -O1 -g1
+EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -O0 -g1
 EMU_C_plain       := plain
 EMU_C_asan        := asan
 EMU_C_trace       := plain

@@ -31,12 +31,22 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 /* The context's last error is `status` and its sentence holds `part`. */
 #define CHECK_ERROR(ctx, status, part) test__error((ctx), (status), (part), __FILE__, __LINE__)
 
-/* Before a function whose loops take most of a test's time: sanitizers and coverage leave it out. */
-#if __has_attribute(no_profile_instrument_function)
+/* Before a function whose loops take most of a test's time: sanitizers and coverage leave it out, and gcc
+   optimizes it in any case. */
+#if __has_attribute(no_profile_instrument_function) && __has_attribute(optimize)
 #define TEST_PLAIN \
-    __attribute__((no_sanitize("address", "undefined", "thread"), no_profile_instrument_function))
+    __attribute__((no_sanitize("address", "undefined", "thread"), no_profile_instrument_function, \
+                   optimize(2)))
 #else
 #define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread")))
+#endif
+
+/* Under sanitizers a test takes about ten times as long. A sweep whose results other builds check takes there
+   one of several combinations that run the same code on the same sizes. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED true
+#else
+#define TEST_SANITIZED false
 #endif
 
 /* --------------------------------------------------------------------------------------------- allocation */
@@ -304,7 +314,7 @@ static inline tt_files test_failing_files(test_files *f, char fail, long at)
 
 /* --------------------------------------------------------------------------------------------------- main */
 
-static inline uint32_t test_random(uint64_t *state) /* xorshift64* */
+TEST_PLAIN static inline uint32_t test_random(uint64_t *state) /* xorshift64* */
 {
     *state ^= *state >> 12; *state ^= *state << 25; *state ^= *state >> 27;
     return (uint32_t)((*state * 2685821657736338717ull) >> 32);

@@ -282,6 +282,7 @@ static void close_kind(training *r)
 
 TEST(killed_at_each_file_operation)
 {
+    const long every = TEST_SANITIZED ? 3 : 1; /* what is killed cannot say what a sanitizer found */
     for (int kind = 0; kind < 2; kind++) {
         training r;
         char whole[1024], what[128];
@@ -290,7 +291,7 @@ TEST(killed_at_each_file_operation)
         operations = shared->calls;
         CHECK(operations > (kind == 0 ? 100 : 50));
         for (int half = 0; half < 2; half++)
-            for (long at = 1; at <= operations; at++) {
+            for (long at = 1 + half; at <= operations; at += every) {
                 char folder[1024];
                 snprintf(folder, sizeof folder, "%s", test_folder());
                 int how = end(begin(&r, folder, false, at, half != 0));
@@ -305,7 +306,7 @@ TEST(killed_at_each_file_operation)
                 }
                 test__remove(folder);
             }
-        CHECK(writes > 10);
+        CHECK(writes * every > 10);
         close_kind(&r);
     }
 }

@@ -1,7 +1,11 @@
 /* What tests/test.h and tests/cuda_emu/emu_test.h have in common: checks, and a loop over the tests that
-   prints what tests/run.sh counts. C99 and C++; needs bool, <math.h>, <stdio.h> and <string.h>. */
+   prints what tests/run.sh counts. C99 and C++; needs bool, <math.h>, <stdio.h> and <string.h>. With TEST_CPU
+   in the environment each test's line ends with the seconds that processors worked for it. */
 #ifndef TINYTRAIN_TEST_MAIN_H
 #define TINYTRAIN_TEST_MAIN_H
+
+#include <stdlib.h>
+#include <sys/resource.h>
 
 #define TEST(name) static void name(void)
 #define TEST_CASE(name) {#name, name}
@@ -53,8 +57,21 @@ static inline bool test__match(const char *pattern, const char *name)
     return (*pattern == '?' || *pattern == *name) && test__match(pattern + 1, name + 1);
 }
 
+static inline double test__cpu(void) /* seconds, of all threads and of children that have ended */
+{
+    double seconds = 0;
+    for (int k = 0; k < 2; k++) {
+        struct rusage use;
+        if (getrusage(k ? RUSAGE_CHILDREN : RUSAGE_SELF, &use) != 0) continue;
+        seconds += (double)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) +
+                   1e-6 * (double)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+    }
+    return seconds;
+}
+
 static inline int test__main(int argc, char **argv, const test_case *tests, int n)
 {
+    const char *timed = getenv("TEST_CPU");
     int passed = 0, failed = 0, skipped = 0;
     for (int i = 0; i < n; i++) {
         bool wanted = argc < 2;
@@ -62,6 +79,7 @@ static inline int test__main(int argc, char **argv, const test_case *tests, int 
         if (!wanted) continue;
         test__state.failed_checks = 0;
         test__state.skipped[0] = 0;
+        double begin = test__cpu();
         tests[i].run();
         if (test__state.failed_checks) {
             printf("FAILED %s: %s\n", tests[i].name, test__state.failure);
@@ -70,7 +88,9 @@ static inline int test__main(int argc, char **argv, const test_case *tests, int 
             printf("skip %s: %s\n", tests[i].name, test__state.skipped);
             skipped++;
         } else {
-            printf("ok %s\n", tests[i].name);
+            printf("ok %s", tests[i].name);
+            if (timed && *timed) printf(" (%.2f s)", test__cpu() - begin);
+            printf("\n");
             passed++;
         }
         fflush(stdout);

@@ -605,6 +605,7 @@ TEST(random_networks_replay_bit_for_bit)
         for (int precision = 0; precision < PRECISIONS; precision++) {
             if (precision >= 5 && (int)seed % 2 == precision % 2) continue; /* half of the networks each */
             for (int accumulate = 0; accumulate < 2; accumulate++) {
+                if (TEST_SANITIZED && ((int)seed + precision + accumulate) % 3) continue;
                 const precision_case *in = &precisions[precision];
                 outcome plain = run_net(seed, in, accumulate, PLAIN);
                 snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, in->name,
@@ -2208,9 +2209,10 @@ TEST(budgets_against_brute_force)
 {
     static const net_options with_all = {true, true};
     const tt_plan no_plan = {0};
+    const int most_programs = TEST_SANITIZED ? 20 : 60;
     int programs = 0, dropped = 0;
     char what[512];
-    for (uint64_t seed = 1; programs < 60; seed++) {
+    for (uint64_t seed = 1; programs < most_programs; seed++) {
         test_allocator a;
         net n;
         menu m;
@@ -2262,7 +2264,7 @@ TEST(budgets_against_brute_force)
         tt_tape_free(n.t);
         TEST_CLOSE(ctx, &a);
     }
-    CHECK(dropped > 50);
+    CHECK(dropped * 60 > 50 * most_programs);
 }
 
 /* Candidates that are a quarter of all sets cost little more than the best of all. */
