@@ -11,9 +11,9 @@
    copied_bytes, article_gb; null where there is none, and where a budget is too small.
 
    --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
-   80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption. --json: an object a line
-   with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits), planned_bytes, next_bytes,
-   which are planned for one more, and host_bytes.
+   80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption (tt_largest_micro_batch).
+   --json: an object a line with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits),
+   planned_bytes, next_bytes, which are planned for one more without a budget, and host_bytes.
 
    --ranks N: what each of N ranks needs by how they share the work, of ViT-L/16 in fp32 on 64 images and of a
    language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens, on each
@@ -262,9 +262,9 @@ static tt_value record_decoder(const void *self, tt_tape *t, const tt_train_opti
     return bench_record_decoder(bench.ctx, t, &s->decoder, o->max_seqs, s->tokens);
 }
 
-/* The plan of a step of AdamW on so many images or texts. */
-static tt_plan plan_of(const subject *s, const tt_model *m, const char *precision,
-                       const struct policy *policy, int64_t batch)
+/* A step of AdamW on so many images or texts. */
+static tt_train_options subject_options(const subject *s, const char *precision,
+                                        const struct policy *policy, int batch, double room)
 {
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
@@ -272,37 +272,34 @@ static tt_plan plan_of(const subject *s, const tt_model *m, const char *precisio
     o.recompute = policy->recompute;
     o.offload = policy->offload;
     o.device = opt.device;
-    o.max_seqs = (int)batch;
-    o.max_tokens = (int)batch * s->tokens;
-    tt_trainer *t = tt_trainer_new(bench.ctx, m, &o);
+    o.memory_budget = (size_t)room;
+    o.max_seqs = batch;
+    o.max_tokens = batch * s->tokens;
+    return o;
+}
+
+static tt_plan plan_of(const tt_model *m, const tt_train_options *o)
+{
+    tt_trainer *t = tt_trainer_new(bench.ctx, m, o);
     if (!t) bench_die("%s", tt_error(bench.ctx));
     tt_plan plan = tt_program_plan(tt_trainer_program(t));
     tt_trainer_free(t);
     return plan;
 }
 
-/* The largest micro-batch within `room` bytes: *at, its plan, and *above, that of one more, if it is the
-   first. A plan grows nearly as a line, so the next guess is where a line through the nearest two, of which
-   one fits, meets the room. */
-static int64_t largest(const subject *s, const tt_model *m, const char *precision,
-                       const struct policy *policy, double room, tt_plan *at, tt_plan *above)
+/* The largest micro-batch within `room` bytes: *at, its plan, all 0 where not one fits, and *above, the plan
+   of one more. */
+static int largest(const subject *s, const tt_model *m, const char *precision, const struct policy *policy,
+                   double room, tt_plan *at, tt_plan *above)
 {
-    int64_t fits = 0, fails = 0;
+    tt_train_options o = subject_options(s, precision, policy, 1, room);
     memset(at, 0, sizeof *at);
-    memset(above, 0, sizeof *above);
-    for (int64_t batch = 1; fails - fits != 1;) {
-        const tt_plan plan = plan_of(s, m, precision, policy, batch);
-        if ((double)plan.bytes > room) fails = batch, *above = plan;
-        else fits = batch, *at = plan;
-        if (!fails) { /* with twice the batch, less than twice the bytes */
-            batch = tt__max(2 * fits, (int64_t)((double)fits * room / (double)at->bytes));
-        } else if (fits) {
-            const double line = (double)(fails - fits) / ((double)above->bytes - (double)at->bytes);
-            const int64_t guess = fits + (int64_t)((room - (double)at->bytes) * line);
-            /* what is just below the line fits mostly, and then one more does not */
-            batch = tt__max(fits + 1, tt__min(fails - 1, guess > fits ? guess : fits + 1));
-        }
-    }
+    const int fits = tt_largest_micro_batch(bench.ctx, m, &o, 1 << 20);
+    if (!fits && tt_error_code(bench.ctx) != TT_ERR_BUDGET) bench_die("%s", tt_error(bench.ctx));
+    o = subject_options(s, precision, policy, fits, room);
+    if (fits) *at = plan_of(m, &o);
+    o = subject_options(s, precision, policy, fits + 1, 0);
+    *above = plan_of(m, &o);
     return fits;
 }
 
@@ -331,14 +328,14 @@ static void fit_cards(const subject *s)
             printf("%-34s %-10s %-17s", s->name, precision, offload ? "blocks, offload" : policy->recompute);
         for (int c = 0; c < TT__COUNT(cards); c++) {
             tt_plan at, above;
-            const int64_t fits = largest(s, &model, precision, policy, (cards[c] - 0.7) * 1e9, &at, &above);
+            const int fits = largest(s, &model, precision, policy, (cards[c] - 0.7) * 1e9, &at, &above);
             if (!host[0]) host[0] = (double)at.host_bytes;
             host[1] = (double)at.host_bytes;
-            if (!bench.json) { printf(" %7lld", (long long)fits); continue; }
+            if (!bench.json) { printf(" %7d", fits); continue; }
             printf("{\"model\": \"%s\", \"precision\": \"%s\", \"recompute\": \"%s\", \"offload\": \"%s\", ",
                    s->name, precision, policy->recompute, policy->offload);
-            printf("\"card_gb\": %d, \"batch\": %lld, \"planned_bytes\": %zu, \"next_bytes\": %zu, "
-                   "\"host_bytes\": %zu}\n", cards[c], (long long)fits, at.bytes, above.bytes, at.host_bytes);
+            printf("\"card_gb\": %d, \"batch\": %d, \"planned_bytes\": %zu, \"next_bytes\": %zu, "
+                   "\"host_bytes\": %zu}\n", cards[c], fits, at.bytes, above.bytes, at.host_bytes);
         }
         if (!bench.json && offload) printf(" %5.0f to %.0f GB on the host", host[0] / 1e9, host[1] / 1e9);
         if (!bench.json) printf("\n");
