@@ -373,7 +373,7 @@ tt_rotary_options tt_rotary_options_default(int heads);
 tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o);
 
 typedef struct tt_attention_options {
-    int heads;     /* divides the width of q, k and v */
+    int heads;     /* of q, whose width it divides; those of k and v are as wide */
     bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
     float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
     float dropout; /* of the attention weights, in training. Default 0 */
@@ -381,7 +381,9 @@ typedef struct tt_attention_options {
 tt_attention_options tt_attention_options_default(int heads);
 
 /* softmax(scale q k^T) v within each sequence, per head; O(rows) memory (Dao et al. 2022).
-   q, k, v (rows, heads * head_size), seq_start (seqs + 1, 1) -> (rows, heads * head_size) */
+   q (rows, heads * head_size), k, v (rows, key_heads * head_size), seq_start (seqs + 1, 1)
+   -> (rows, heads * head_size). key_heads divides heads: each serves heads / key_heads of q that follow each
+   other (1: Shazeer, "Fast transformer decoding", 2019; else Ainslie et al., "GQA", 2023). */
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o);
 
@@ -1318,6 +1320,7 @@ typedef enum tt__act {
 #define TT__ATTRS(X) \
     X(int, act)           /* tt__act: LINEAR, ACTIVATION */ \
     X(int, heads)         /* ATTENTION, ROTARY */ \
+    X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
@@ -3751,9 +3754,9 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(both, weights, keys * tile)                /* scores, then weights */ \
     X(both, q, queries * stride) \
     X(both, qt, blocks * qt_rows * tile)         /* for each block of queries of a task */ \
-    X(forward, out, group * stride) \
-    X(forward, most, group)                      /* running maximum of the scores */ \
-    X(forward, sum, group)                       /* sum of the weights */ \
+    X(forward, out, most_queries * stride) \
+    X(forward, most, most_queries)               /* running maximum of the scores */ \
+    X(forward, sum, most_queries)                /* sum of the weights */ \
     X(backward, v_pairs, keys * whole / 2)       /* of columns */ \
     X(backward, q_pairs, queries * stride / 2)   /* of rows */ \
     X(backward, dout_pairs, queries * stride / 2) \
@@ -3764,7 +3767,9 @@ static int64_t tt__attention_qt_rows(int64_t head_size)
     X(backward, doutt, qt_rows * tile) \
     X(backward, lse, span)                       /* log2-sum-exp2 */ \
     X(backward, delta, span)                     /* sum of dout * out */ \
-    X(backward, dq, span * tt__attention_padded(head_size))
+    X(backward, dq, span * tt__attention_padded(head_size)) \
+    X(shared, all_dk, rows * stride)             /* of a sequence, from all heads of q that a key serves */ \
+    X(shared, all_dv, rows * stride)
 
 typedef struct tt__attention_buffers {
 #define TT__BUFFER(of, name, floats) float *name;
@@ -3772,16 +3777,18 @@ typedef struct tt__attention_buffers {
 #undef TT__BUFFER
 } tt__attention_buffers;
 
-/* Lays the buffers out in memory, unless NULL; returns their bytes. rows: of the longest sequence. */
-static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, bool backward,
+/* Lays the buffers out in memory, unless NULL; returns their bytes. rows: of the longest sequence; group:
+   heads of q that a key serves. */
+static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
                                    tt__attention_buffers *b)
 {
     int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
-    int64_t queries = TT__ATTENTION_QUERIES, group = TT__ATTENTION_GROUP;
+    int64_t queries = TT__ATTENTION_QUERIES, most_queries = TT__ATTENTION_GROUP;
     int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
     int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns, in whole tiles of pairs */
-    int64_t qt_rows = tt__attention_qt_rows(head_size), blocks = backward ? 1 : tt__ceil_div(group, queries);
-    const bool both = true, forward = !backward;
+    int64_t qt_rows = tt__attention_qt_rows(head_size);
+    int64_t blocks = backward ? 1 : tt__ceil_div(most_queries, queries);
+    const bool both = true, forward = !backward, shared = backward && group > 1;
     size_t used = 0;
     memset(b, 0, sizeof *b);
 #define TT__BUFFER(of, name, floats) \
@@ -3795,10 +3802,11 @@ static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size
 }
 
 /* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
-static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, bool backward, int threads)
+static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int group, bool backward,
+                                      int threads)
 {
     tt__attention_buffers b;
-    return tt__attention_layout(NULL, max_rows, head_size, backward, &b) * (size_t)threads;
+    return tt__attention_layout(NULL, max_rows, head_size, group, backward, &b) * (size_t)threads;
 }
 
 static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
@@ -4282,7 +4290,8 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
                              (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
     const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
     if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
-        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there is no scaling %u of pairs %u", scaling, pairs);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there is no scaling %u, or no pairs %u", scaling,
+                             pairs);
     if (!(o->base > 1 && o->base <= FLT_MAX && o->factor >= 1 && o->factor <= FLT_MAX))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: base %g must be above 1, factor %g at least 1",
                              o->base, o->factor);
@@ -4413,18 +4422,22 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
     const int heads = i->attr.heads;
-    for (int k = 0; k < 3; k++) if (!tt__shape_in(t, i, k, k ? keys : q, q->cols)) return false;
-    if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
     if (heads < 1 || q->cols % heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: width %lld is not a multiple of %d heads",
                              (long long)q->cols, heads);
+    if (!tt__float_in(t, i, 0)) return false;
+    for (int k = 1; k < 3; k++)
+        if (!tt__shape_in(t, i, k, keys, q->cols / heads * i->attr.key_heads)) return false;
+    if (!tt__index_in(t, i, 3) || !tt__numbers_in(t, i, 4, 0)) return false;
     if (q->cols / heads > TT__MOST_HEAD)
         return tt__tape_fail(t, TT_ERR_SHAPE, "attention: heads of %lld columns; at most %d are supported",
                              (long long)(q->cols / heads), TT__MOST_HEAD);
     for (int k = 1; k < 3; k++)
         for (int j = 0; j < k; j++) { /* heads run side by side: two must not add to one column */
             const tt__value *a = &t->values[i->in[j]], *b = &t->values[i->in[k]];
-            if (a->base == b->base && a->offset != b->offset && llabs(a->offset - b->offset) < q->cols)
+            const int64_t apart = b->offset - a->offset;
+            const bool overlap = apart < a->shape.cols && -apart < b->shape.cols;
+            if (a->base == b->base && overlap && (apart || a->shape.cols != b->shape.cols))
                 return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: "
                                      "take the same columns, or columns apart", a->name, b->name);
         }
@@ -4440,6 +4453,11 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
     i.attr.heads = o->heads;
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
+    /* As many as k has, if that can be; else the shape rule tells what it expects. */
+    const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
+    const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
+    const bool divides = key_heads && key_heads <= o->heads && o->heads % key_heads == 0;
+    i.attr.key_heads = divides ? (int)key_heads : o->heads;
     bool given = o->scale != 0 || o->heads < 1;
     i.attr.scale = given ? o->scale : 1.0f / sqrtf((float)(tt_value_width(t, q) / o->heads));
     return tt__record(t, i, "vvvv", q, k, v, seq_start);
@@ -4485,7 +4503,8 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     const tt__shape *q = tt__in(t, i, at.q), *k = tt__in(t, i, at.q + 1);
     int64_t seqs = tt__in(t, i, at.starts)->rows - 1, longest = tt__max(q->rows, k->rows);
-    size_t bytes = tt__attention_workspace(longest, k->cols / i->attr.heads, at.backward, threads);
+    const int group = i->attr.heads / i->attr.key_heads;
+    size_t bytes = tt__attention_workspace(longest, q->cols / i->attr.heads, group, at.backward, threads);
     return bytes + (i->in[at.numbers] ? tt__attention_queries_bytes(seqs, q->rows) : 0);
 }
 
@@ -4505,9 +4524,13 @@ static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    const tt__shape *q = tt__in(t, i, 1), *keys = i->in[7] ? tt__in(t, i, 2) : q;
-    for (int k = 0; k < 6; k++)
-        if (k != 4 && !tt__shape_in(t, i, k, k == 2 || k == 3 ? keys : q, q->cols)) return false;
+    const tt__shape *q = tt__in(t, i, 1), *keys = tt__in(t, i, 2);
+    const int64_t cols = q->cols / i->attr.heads * i->attr.key_heads;
+    for (int k = 0; k < 6; k++) {
+        const bool of_keys = k == 2 || k == 3;
+        const tt__shape *rows = of_keys && i->in[7] ? keys : q;
+        if (k != 4 && !tt__shape_in(t, i, k, rows, of_keys ? cols : q->cols)) return false;
+    }
     for (int k = 0; k < 3; k++) out[k] = k ? *keys : *q;
     return tt__index_in(t, i, 4) && tt__shape_in(t, i, 6, q, i->attr.heads) && tt__numbers_in(t, i, 7, 1);
 }
@@ -5748,7 +5771,8 @@ static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
     }
     const bool draws = tt__is(&i, TT__RANDOM) && !i.attr.heads;
     if (draws && tt__in(t, &i, 0)->cols / s->ranks % TT__RANDOM_UNIT) return TT__APART;
-    if (i.attr.heads % s->ranks || !rules->layout || !rules->layout(t, &i, in, out)) return TT__APART;
+    const bool parts = i.attr.heads % s->ranks || i.attr.key_heads % s->ranks;
+    if (parts || !rules->layout || !rules->layout(t, &i, in, out)) return TT__APART;
     for (int o = 1; o < TT__MAX_OUT; o++) if (i.out[o] && tt__uses(t, i.out[o])) return TT__APART;
     return out[0] == (role == TT__END ? TT__PARTIAL : TT__COLS) ? role : TT__APART;
 }
@@ -6116,7 +6140,10 @@ static tt_status tt__split_instr(tt__tensor *s, int k)
         if (role == TT__END && j && j != tt__weight(&t->code[k])) t->code[k].once |= 1u << j;
     }
     tt__instr i = t->code[k];
-    if (role == TT__INNER) t->code[k].attr.heads /= s->ranks;
+    if (role == TT__INNER) {
+        t->code[k].attr.heads /= s->ranks;
+        t->code[k].attr.key_heads /= s->ranks;
+    }
     if (role == TT__APART) return TT_OK;
     if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
     if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows */
@@ -8669,17 +8696,18 @@ typedef struct tt__product {
     float scale;
 } tt__product;
 
-/* Attention within each sequence, per head. Shapes: k, v (rows, heads * head_size); q, out (queries, heads *
-   head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists, in any
-   order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h (of all
-   ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept if >=
-   round(65536 p). */
+/* Attention within each sequence, per head. Shapes: k, v (rows, heads / group * head_size); q, out (queries,
+   heads * head_size); lse f32 (queries, heads). The queries are of all rows or of those that query_row lists,
+   in any order. Dropout of the weight of query row i (of the batch) for key j (of its sequence) and head h
+   (of all ranks) takes 16 random bits, number j % 8 of Philox counter {i, j / 8, h, 0}, low half first; kept
+   if >= round(65536 p). */
 typedef struct tt__attention_args {
     const int32_t *seq_start; int64_t seqs;
     const int32_t *query_start;  /* (seqs + 1): number of the first query of each sequence               */
     const int32_t *query_row;    /* of a query: its row of the batch; NULL: the query's number            */
     const int32_t *query_at;     /* of a query: its row in q; NULL: the query's number                    */
-    int heads, first_head; int64_t head_size;
+    int heads, first_head, group; /* group: heads of q that a key serves                                  */
+    int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
     tt__mat q, k, v, out;
     float *lse;
@@ -8787,8 +8815,9 @@ static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_ar
                                                           bool backward, int thread)
 {
     tt__attention_buffers b;
-    size_t bytes = tt__attention_layout(NULL, longest, a->head_size, backward, &b);
-    tt__attention_layout((char *)a->workspace + bytes * (size_t)thread, longest, a->head_size, backward, &b);
+    size_t bytes = tt__attention_layout(NULL, longest, a->head_size, a->group, backward, &b);
+    char *memory = (char *)a->workspace + bytes * (size_t)thread;
+    tt__attention_layout(memory, longest, a->head_size, a->group, backward, &b);
     return b;
 }
 
@@ -11244,8 +11273,9 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
     const int64_t d = a->head_size, stride = tt__attention_stride(d);
-    TT__K(attention_pack)(&a->k, NULL, row, n, t->head * d, d, 1.0f, b->k, stride);
-    TT__K(attention_pack)(&a->v, NULL, row, n, t->head * d, d, 1.0f, b->v, stride);
+    const int64_t column = t->head / a->group * d;
+    TT__K(attention_pack)(&a->k, NULL, row, n, column, d, 1.0f, b->k, stride);
+    TT__K(attention_pack)(&a->v, NULL, row, n, column, d, 1.0f, b->v, stride);
     (void)backward;
 #ifdef TT__ATTENTION_BF16
     if (a->bf16) TT__K(attention_pairs_of_columns)(b->k_pairs, b->k, stride, n, d);
@@ -11402,8 +11432,16 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64
     TT__K(attention_to_queries)(&s, false, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
 }
 
+/* Where the gradients of a sequence's keys and values go: its first row, and the head's first column. */
+typedef struct TT__K(attention_sums) {
+    tt__mat dk, dv;
+    int64_t row, column;
+    bool add_dk, add_dv;
+} TT__K(attention_sums);
+
 /* The gradients that come from n queries of a sequence; where n is 0, zeros for its keys and values. */
-TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64_t span, int64_t n)
+TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
+                                           int64_t span, int64_t n)
 {
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
@@ -11425,12 +11463,12 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
         for (int64_t from = 0, end = old; from < keys; from = end, end = keys) {
-            int64_t row = x->begin + key + from, count = end - from;
+            int64_t row = to->row + key + from, count = end - from;
             const float *dk = b->dk + from * stride, *dv = b->dv + from * stride;
-            TT__K(attention_unpack)(&a->dk, NULL, row, count, column, d, a->scale, dk, stride,
-                                    from < old || a->add_dk);
-            TT__K(attention_unpack)(&a->dv, NULL, row, count, column, d, dv_scale, dv, stride,
-                                    from < old || a->add_dv);
+            TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
+                                    from < old || to->add_dk);
+            TT__K(attention_unpack)(&to->dv, NULL, row, count, to->column, d, dv_scale, dv, stride,
+                                    from < old || to->add_dv);
         }
     }
     const int64_t dq_stride = tt__attention_padded(d);
@@ -11438,22 +11476,38 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, int64
                             a->add_dq);
 }
 
+/* Of one head of keys. Where it serves several of q, sums are kept in fp32 until the last. */
 TT__FN void TT__K(attention_backward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
     const tt__attention_args *a = call->a;
-    const TT__K(attention_task) t = TT__K(attention_task_of)(call, task, task / a->heads, true, thread);
+    const int64_t first = task * a->group, d = a->head_size, stride = tt__attention_stride(d);
+    TT__K(attention_task) t = TT__K(attention_task_of)(call, first, first / a->heads, true, thread);
+    const int64_t column = t.head / a->group * d;
+    TT__K(attention_sums) to = {a->dk, a->dv, t.x.begin, column, a->add_dk, a->add_dv};
+    if (a->group > 1) {
+        const tt__mat dk = {a->dk.data ? t.b.all_dk : NULL, TT_F32, t.x.length, d, stride};
+        const tt__mat dv = {a->dv.data ? t.b.all_dv : NULL, TT_F32, t.x.length, d, stride};
+        const TT__K(attention_sums) sums = {dk, dv, 0, 0, false, false};
+        to = sums;
+    }
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
-    for (int64_t span = 0; span == 0 || span < t.x.queries; span += TT__ATTENTION_SPAN)
-        TT__K(attention_backward_span)(&t, span, tt__min(TT__ATTENTION_SPAN, t.x.queries - span));
+    for (int k = 0; k < a->group; k++, t.head++, to.add_dk = to.add_dv = true)
+        for (int64_t span = 0; span == 0 || span < t.x.queries; span += TT__ATTENTION_SPAN)
+            TT__K(attention_backward_span)(&t, &to, span, tt__min(TT__ATTENTION_SPAN, t.x.queries - span));
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
+    if (a->group == 1) return;
+    const int64_t row = t.x.begin, n = t.x.length;
+    TT__K(attention_unpack)(&a->dk, NULL, row, n, column, d, 1, t.b.all_dk, stride, a->add_dk);
+    TT__K(attention_unpack)(&a->dv, NULL, row, n, column, d, 1, t.b.all_dv, stride, a->add_dv);
 }
 
 /* Writes or adds to dq, dk, dv. */
 TT__FN void TT__K(attention_backward)(tt__pool *pool, const tt__attention_args *a)
 {
     TT__K(attention_call) call = TT__K(attention_begin)(a);
-    if (a->seqs > 0) tt__parallel(pool, a->seqs * a->heads, TT__K(attention_backward_task), &call);
+    const int64_t tasks = a->seqs * (a->heads / a->group);
+    if (a->seqs > 0) tt__parallel(pool, tasks, TT__K(attention_backward_task), &call);
 }
 
 #undef TT__ATTENTION_MR
@@ -11758,6 +11812,7 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.seq_start = a.query_start = (const int32_t *)l->in[starts].data;
     a.seqs = l->in[starts].rows - 1;
     a.heads = l->instr->attr.heads;
+    a.group = a.heads / l->instr->attr.key_heads;
     a.head_size = l->in[q].cols / a.heads;
     a.first_head = (int)(l->first_col / a.head_size);
     a.causal = l->instr->attr.causal;
@@ -14129,9 +14184,18 @@ static bool tt__copy_array(tt_context *ctx, void **to, const void *from, size_t 
     return *to != NULL;
 }
 
+/* Nothing where the attribute is 0, so that one that is new to the library changes no hash. */
+static uint64_t tt__attr_hash_on(uint64_t hash, const char *name, const void *data, size_t bytes)
+{
+    const char *byte = (const char *)data;
+    for (size_t k = 0; k < bytes; k++)
+        if (byte[k]) return tt__hash_on(tt__hash_on(hash, name, strlen(name)), data, bytes);
+    return hash;
+}
+
 static uint64_t tt__attr_hash(uint64_t hash, const tt__attr *a)
 {
-#define TT__HASH_FIELD(type, name) hash = tt__hash_on(hash, &a->name, sizeof a->name);
+#define TT__HASH_FIELD(type, name) hash = tt__attr_hash_on(hash, #name, &a->name, sizeof a->name);
     TT__ATTRS(TT__HASH_FIELD)
 #undef TT__HASH_FIELD
     return hash;

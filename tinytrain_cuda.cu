@@ -3422,6 +3422,7 @@ struct attention_args {
     float *lse, *delta;
     const tt__run *run;
     int seqs, heads, head_size;
+    int group;      // heads of q that a head of k and v serves
     int first_head; // among the heads of all ranks
     bool causal, add_dq, add_dk, add_dv;
     float scale, keep_scale;                // of the scores; of kept weights
@@ -3606,18 +3607,19 @@ __device__ __forceinline__ void attention_stage(float *to, const attention_rows 
 // Floats; pitches spread the rows that a warp reads over the banks.
 enum { ATTENTION_STAGE = 2 * 64 * 36, ATTENTION_PITCH = 68 };
 
-// s = a b^T over the columns of head `head`. Barriers at its beginning and before its end; then `stage` may
-// be read still.
+// s = a b^T over the columns of head a_head of a and b_head of b. Barriers at its beginning and before its
+// end; then `stage` may be read still.
 __device__ __forceinline__ void attention_scores(float (&s)[4][4], float *stage, const attention_rows &a,
-                                                 const attention_rows &b, int head, int head_size)
+                                                 const attention_rows &b, int a_head, int b_head,
+                                                 int head_size)
 {
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     const float *as = stage + y * 36, *bs = stage + 64 * 36 + x * 36;
     TT__UNROLL for (int i = 0; i < 4; i++) TT__UNROLL for (int j = 0; j < 4; j++) s[i][j] = 0;
     for (int c = 0; c < head_size; c += 32) {
         __syncthreads();
-        attention_stage<32, 36>(stage, a, (int64_t)head * head_size + c, head_size - c);
-        attention_stage<32, 36>(stage + 64 * 36, b, (int64_t)head * head_size + c, head_size - c);
+        attention_stage<32, 36>(stage, a, (int64_t)a_head * head_size + c, head_size - c);
+        attention_stage<32, 36>(stage + 64 * 36, b, (int64_t)b_head * head_size + c, head_size - c);
         __syncthreads();
         for (int k = 0; k < 32; k += 4) {
             float4 u[4], w[4];
@@ -3683,18 +3685,19 @@ __device__ __forceinline__ void attention_draw(unsigned char *keep, const attent
     }
 }
 
-// What a block of the f32 kernels works on.
-struct attention_block { attention_tile t; int head, column, columns; };
+// What a block of the f32 kernels works on: tile `t` of head `head`, and the columns of one of its parts, of
+// which `skip` come before these in the head. heads: those that have blocks.
+struct attention_block { attention_tile t; int head, skip, columns; };
 
 __device__ __forceinline__ attention_block attention_block_at(const attention_args &p, const int32_t *start,
-                                                              int64_t block)
+                                                              int heads, int64_t block)
 {
     attention_block b;
-    const int parts = (p.head_size + 63) / 64, part = (int)(block % parts);
-    b.head = (int)(block / parts % p.heads);
-    b.column = b.head * p.head_size + part * 64;
-    b.columns = p.head_size - part * 64;
-    b.t = attention_find<64>(p, start, (int)(block / parts / p.heads));
+    const int parts = (p.head_size + 63) / 64;
+    b.head = (int)(block / parts % heads);
+    b.skip = (int)(block % parts) * 64;
+    b.columns = p.head_size - b.skip;
+    b.t = attention_find<64>(p, start, (int)(block / parts / heads));
     return b;
 }
 
@@ -3703,8 +3706,9 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
-    const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
+    const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
+    const int key_head = b.head / p.group, column = b.head * p.head_size + b.skip;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
@@ -3724,7 +3728,7 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
         const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4];
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
-        attention_scores(s, stage, q, k, b.head, p.head_size);
+        attention_scores(s, stage, q, k, b.head, key_head, p.head_size);
         TT__UNROLL for (int a = 0; a < 4; a++) {
             float now = most[a], factor, total = 0;
             TT__UNROLL for (int c = 0; c < 4; c++) {
@@ -3744,15 +3748,15 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
             }
             sum[a] = sum[a] * factor + total;
         }
-        attention_add(out, tile, stage, v, b.column, b.columns);
+        attention_add(out, tile, stage, v, key_head * p.head_size + b.skip, b.columns);
     }
     TT__UNROLL for (int a = 0; a < 4; a++) {
         TT__UNROLL for (int m = 8; m; m >>= 1) sum[a] += __shfl_xor_sync(0xffffffffu, sum[a], m);
         if (y + 16 * a >= q.count) continue;
         const int query = q.first + y + 16 * a;
         const int64_t row = p.query_at ? p.query_at[query] : query;
-        attention_write(p.out, row, b.column, b.columns, out[a], p.keep_scale / sum[a], false);
-        if (x == 0 && b.column == b.head * p.head_size)
+        attention_write(p.out, row, column, b.columns, out[a], p.keep_scale / sum[a], false);
+        if (x == 0 && b.skip == 0)
             p.lse[row * p.heads + b.head] = most[a] / TT__LOG2E + logf(sum[a]);
     }
 }
@@ -3772,8 +3776,9 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
-    const attention_block b = attention_block_at(p, p.query_start, blockIdx.x);
+    const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
+    const int key_head = b.head / p.group, column = b.head * p.head_size + b.skip;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
@@ -3795,8 +3800,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
         const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4], ds[4][4];
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
-        attention_scores(s, stage, q, k, b.head, p.head_size);
-        attention_scores(ds, stage, dout, v, b.head, p.head_size);
+        attention_scores(s, stage, q, k, b.head, key_head, p.head_size);
+        attention_scores(ds, stage, dout, v, b.head, key_head, p.head_size);
         TT__UNROLL for (int a = 0; a < 4; a++)
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
@@ -3804,12 +3809,12 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
                 attention_gradient(p, s[a][c], ds[a][c], key + i <= last[a], kept, lse[a], delta[a]);
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = ds[a][c];
             }
-        attention_add(dq, tile, stage, k, b.column, b.columns);
+        attention_add(dq, tile, stage, k, key_head * p.head_size + b.skip, b.columns);
     }
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= q.count) continue;
         const int query = q.first + y + 16 * a;
-        attention_write(p.dq, p.query_at ? p.query_at[query] : query, b.column, b.columns, dq[a], p.scale,
+        attention_write(p.dq, p.query_at ? p.query_at[query] : query, column, b.columns, dq[a], p.scale,
                         p.add_dq);
     }
 }
@@ -3820,7 +3825,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
-    const attention_block b = attention_block_at(p, p.seq_start, blockIdx.x);
+    const attention_block b = attention_block_at(p, p.seq_start, p.heads / p.group, blockIdx.x);
     const attention_tile t = b.t;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
     if (t.at < 0) return;
@@ -3829,40 +3834,44 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     const attention_rows v = {&p.v, NULL, k.first, k.count};
     float dk[4][4], dv[4][4];
     TT__UNROLL for (int a = 0; a < 4; a++) TT__UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
-    for (int from = p.causal && !p.query_row ? t.at : 0; from < t.queries; from += 64) {
-        const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)};
-        const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
-        float s[4][4], ds[4][4];
-        if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, t.at, b.head);
-        attention_scores(s, stage, k, q, b.head, p.head_size);
-        attention_scores(ds, stage, v, dout, b.head, p.head_size);
-        TT__UNROLL for (int c = 0; c < 4; c++) {
-            const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
-            const int64_t at = attention_sums_at(p, query, b.head);
-            const int last = i >= q.count ? -1 : p.causal
-                ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
-            const float lse = p.lse[at], delta = p.delta[at];
-            TT__UNROLL for (int a = 0; a < 4; a++) {
-                const int r = y + 16 * a;
-                const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
-                attention_gradient(p, s[a][c], ds[a][c], t.at + r <= last, kept, lse, delta);
-                tile[r * ATTENTION_PITCH + i] = s[a][c];
+    for (int head = b.head * p.group; head < (b.head + 1) * p.group; head++) {
+        const int64_t column = (int64_t)head * p.head_size + b.skip;
+        for (int from = p.causal && !p.query_row ? t.at : 0; from < t.queries; from += 64) {
+            const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)};
+            const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
+            float s[4][4], ds[4][4];
+            if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, t.at, head);
+            attention_scores(s, stage, k, q, b.head, head, p.head_size);
+            attention_scores(ds, stage, v, dout, b.head, head, p.head_size);
+            TT__UNROLL for (int c = 0; c < 4; c++) {
+                const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
+                const int64_t at = attention_sums_at(p, query, head);
+                const int last = i >= q.count ? -1 : p.causal
+                    ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+                const float lse = p.lse[at], delta = p.delta[at];
+                TT__UNROLL for (int a = 0; a < 4; a++) {
+                    const int r = y + 16 * a;
+                    const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
+                    attention_gradient(p, s[a][c], ds[a][c], t.at + r <= last, kept, lse, delta);
+                    tile[r * ATTENTION_PITCH + i] = s[a][c];
+                }
             }
+            attention_add(dv, tile, stage, dout, column, b.columns);
+            __syncthreads();
+            TT__UNROLL for (int a = 0; a < 4; a++)
+                TT__UNROLL for (int c = 0; c < 4; c++)
+                    tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
+            attention_add(dk, tile, stage, q, column, b.columns);
         }
-        attention_add(dv, tile, stage, dout, b.column, b.columns);
-        __syncthreads();
-        TT__UNROLL for (int a = 0; a < 4; a++)
-            TT__UNROLL for (int c = 0; c < 4; c++)
-                tile[(y + 16 * a) * ATTENTION_PITCH + x + 16 * c] = ds[a][c];
-        attention_add(dk, tile, stage, q, b.column, b.columns);
     }
     // One thread has an element of dk and of dv, which may be the same.
+    const int64_t column = (int64_t)b.head * p.head_size + b.skip;
     TT__UNROLL for (int a = 0; a < 4; a++) {
         if (y + 16 * a >= k.count) continue;
         if (p.dk.data)
-            attention_write(p.dk, k.first + y + 16 * a, b.column, b.columns, dk[a], p.scale, p.add_dk);
+            attention_write(p.dk, k.first + y + 16 * a, column, b.columns, dk[a], p.scale, p.add_dk);
         if (p.dv.data)
-            attention_write(p.dv, k.first + y + 16 * a, b.column, b.columns, dv[a], p.keep_scale, p.add_dv);
+            attention_write(p.dv, k.first + y + 16 * a, column, b.columns, dv[a], p.keep_scale, p.add_dv);
     }
 }
 
@@ -4042,12 +4051,13 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     return true;
 }
 
-// Tile `key` of a sequence's keys and values, of their two stages.
+// Tile `key` of a sequence's keys and values, of their two stages. head: of q.
 template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
 {
     const int at = stage * KEYS * (D + 8);
+    head /= p.group;
     attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
     attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
     tt__cp_async_commit();
@@ -4202,9 +4212,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
-    const int head = p.first_head + (int)(blockIdx.x % p.heads), mine = (int)threadIdx.x / 32 * 16 * MT;
+    const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
+    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-    const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / p.heads));
+    const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
     if (t.at < 0) return;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
@@ -4214,10 +4225,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int n = 0; n < D / 8; n++)
             TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, head, p.head_size);
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
     tt__cp_async_commit();
-    const auto fetch = [&](int from, int stage) { // queries from ... of the sequence
+    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         const int first = t.first + from, n = t.queries - from, i = threadIdx.x;
         attention_fetch<T, D, QUERIES>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n, head,
                                        p.head_size);
@@ -4233,14 +4244,19 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         tt__cp_async_commit();
     };
     const int begin = diagonal ? t.at : 0;
-    if (begin < t.queries) fetch(begin, 0);
-    for (int from = begin, stage = 0; from < t.queries; from += QUERIES, stage ^= 1) {
+    const int heads_end = begin < t.queries ? (key_head + 1) * p.group : 0; // of q, that the keys serve
+    int from = begin, head = key_head * p.group, next, next_head;
+    if (head < heads_end) fetch(from, head, 0);
+    for (int stage = 0; head < heads_end; from = next, head = next_head, stage ^= 1) {
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
         const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
         const int *row = rows + stage * QUERIES;
         tt__cp_async_wait<0>();
         __syncthreads();
-        if (from + QUERIES < t.queries) fetch(from + QUERIES, stage ^ 1);
+        next = from + QUERIES;
+        next_head = head;
+        if (next >= t.queries) { next = begin; next_head++; }
+        if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
@@ -4286,9 +4302,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         TT__UNROLL for (int h = 0; h < 2; h++) {
             const int r = mine + 16 * m + 8 * h + group, row = t.begin + t.at + r;
             if (r >= count) continue;
-            if (p.dk.data) attention_store<T, D>(p.dk, row, head, p.head_size, dk[m], h, p.scale, p.add_dk);
+            if (p.dk.data)
+                attention_store<T, D>(p.dk, row, key_head, p.head_size, dk[m], h, p.scale, p.add_dk);
             if (p.dv.data)
-                attention_store<T, D>(p.dv, row, head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
+                attention_store<T, D>(p.dv, row, key_head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
         }
     tt__cp_async_wait<0>(); // where no query came, of k and v
 }
@@ -4310,6 +4327,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->seqs = (int)(starts->rows - 1);
     p->run = TT__RUN_OF(l);
     p->heads = attr->heads;
+    p->group = attr->heads / attr->key_heads;
     p->head_size = (int)(p->q.cols / p->heads);
     p->first_head = (int)(l->first_col / p->head_size);
     p->causal = attr->causal;
@@ -4348,12 +4366,12 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
-// Launches with a block of `threads` for each tile of `size` of these rows, each head and each of `parts`.
+// Launches with a block of `threads` for each tile of `size` of these rows, each of so many heads and parts.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
-                             int parts, unsigned threads, size_t shared)
+                             int heads, int parts, unsigned threads, size_t shared)
 {
-    const unsigned blocks = (unsigned)((rows / size + p->seqs) * p->heads * parts);
+    const unsigned blocks = (unsigned)((rows / size + p->seqs) * heads * parts);
     cudaError_t e = shared > 48 << 10
         ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared)
         : cudaSuccess;
@@ -4365,7 +4383,7 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
 template <class T, int D> cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
-    return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, 1, 128,
+    return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, p->heads, 1, 128,
                             (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
@@ -4375,10 +4393,11 @@ template <class T, int D> cudaError_t attention_backward_on(tt__device *d, const
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
-        e = attention_launch(d, attention_dq<T, D, QMT, KEYS>, p, p->q.rows, 64 * QMT, 1, 128,
+        e = attention_launch(d, attention_dq<T, D, QMT, KEYS>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
                              (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES>, p, p->k.rows, 64 * KMT, 1, 128,
+        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES>, p, p->k.rows, 64 * KMT,
+                             p->heads / p->group, 1, 128,
                              (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T)
                              + 6 * QUERIES * sizeof(float));
     return e;
@@ -4402,10 +4421,12 @@ template <class T> cudaError_t attention_on(tt__device *d, const attention_args 
 // back by the heads before, so that it is the only number that a head has, and takes no register more.
 cudaError_t attention_on_cores(tt__device *d, attention_args *p)
 {
-    tt__mat *mats[] = {&p->q, &p->k, &p->v, &p->out, &p->dout, &p->dq, &p->dk, &p->dv};
-    const int64_t columns = (int64_t)p->first_head * p->head_size;
-    for (tt__mat *m : mats)
+    tt__mat *mats[] = {&p->q, &p->out, &p->dout, &p->dq, &p->k, &p->v, &p->dk, &p->dv};
+    for (int k = 0; k < 8; k++) {
+        tt__mat *m = mats[k];
+        const int64_t columns = (int64_t)(k < 4 ? p->first_head : p->first_head / p->group) * p->head_size;
         if (m->data) m->data = (char *)m->data - columns * (int64_t)tt_dtype_bytes(m->dtype);
+    }
     if (p->lse) p->lse -= p->first_head;
     if (p->delta) p->delta -= p->first_head;
     return p->q.dtype == TT_BF16 ? attention_on<bf16>(d, p) : attention_on<f16>(d, p);
@@ -4421,7 +4442,8 @@ cudaError_t run_attention(const tt__launch *l)
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
     if (attention_fast(&p)) return attention_on_cores(d, &p);
-    return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, (p.head_size + 63) / 64, 256, 0);
+    return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256,
+                            0);
 }
 
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)
@@ -4453,10 +4475,10 @@ cudaError_t run_attention_backward(const tt__launch *l)
     if (e == cudaSuccess && attention_fast(&p)) return attention_on_cores(d, &p);
     const int parts = (p.head_size + 63) / 64;
     if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
-        e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, parts, 256, 0);
+        e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, p.heads, parts, 256, 0);
     // Where no query sees a key, its gradients are 0.
     if (e == cudaSuccess && (p.dk.data || p.dv.data))
-        e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, parts, 256, 0);
+        e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, p.heads / p.group, parts, 256, 0);
     return e;
 }
 

@@ -554,6 +554,7 @@ static int dropout(int x, float p)
 TEST_PLAIN static void eval_attention(node *n)
 {
     int heads = n->k, size = n->cols / heads, width = n->cols;
+    int key_width = IN(1)->cols, group = width / key_width; /* heads of q that one of k serves */
     const int32_t *start = g->nodes[g->starts].index;
     uint64_t key = node_key(n);
     double *w = (double *)malloc(sizeof(double) * (size_t)n->rows);
@@ -564,8 +565,9 @@ TEST_PLAIN static void eval_attention(node *n)
                 double most = -INFINITY, sum = 0, *out = n->v + i * width + h * size;
                 for (int j = start[s]; j < last; j++) {
                     double dot = 0;
-                    for (int c = h * size; c < (h + 1) * size; c++)
-                        dot += IN(0)->v[i * width + c] * IN(1)->v[j * width + c];
+                    const double *q = IN(0)->v + i * width + h * size;
+                    const double *k = IN(1)->v + j * key_width + h / group * size;
+                    for (int c = 0; c < size; c++) dot += q[c] * k[c];
                     w[j] = dot * n->a;
                     if (w[j] > most) most = w[j];
                 }
@@ -575,8 +577,8 @@ TEST_PLAIN static void eval_attention(node *n)
                     double weight = w[j] / sum;
                     if (g->train && n->b > 0)
                         weight *= kept(key, (uint32_t)i, (uint32_t)(j - start[s]), (uint32_t)h, n->b);
-                    if (weight != 0)
-                        for (int c = 0; c < size; c++) out[c] += weight * IN(2)->v[j * width + h * size + c];
+                    const double *v = IN(2)->v + j * key_width + h / group * size;
+                    for (int c = 0; c < size && weight != 0; c++) out[c] += weight * v[c];
                 }
             }
     free(w);
@@ -584,9 +586,10 @@ TEST_PLAIN static void eval_attention(node *n)
     note(n, IN(2)->magnitude);
 }
 
+/* q has a head for each `D / heads` columns; k and v may have fewer. */
 static int attention(int q, int k, int v, bool causal, float scaling, float p)
 {
-    int from = starts(), heads = g->size->heads;
+    int from = starts(), heads = g->nodes[q].cols / g->size->head_size;
     int at = new_node(eval_attention, g->nodes[q].kind, g->nodes[q].rows, g->nodes[q].cols, q, k, v);
     node *n = &g->nodes[at];
     tt_attention_options o = tt_attention_options_default(heads);
@@ -875,6 +878,15 @@ static int squared_error(int x, int target, bool weighted)
         return add(attention(x, x, x, true, S, 0.2f), x);) \
     X(attention_same_keys_values, ATTENTION, int x = gelu(V(ROWS, D)); \
         return attention(V(ROWS, D), x, x, true, 0, 0);) \
+    X(attention_grouped, ATTENTION, return attention(V(ROWS, 3 * D), V(ROWS, D), V(ROWS, D), false, S, 0);) \
+    X(attention_grouped_causal, ATTENTION, int x = linear(V(ROWS, D), W(4 * D, D), B(4 * D)); \
+        return attention(slice(x, 0, 2 * D), slice(x, 2 * D, D), slice(x, 3 * D, D), true, S, 0.2f);) \
+    X(attention_multi_query, ATTENTION, int h = g->size->head_size; int x = gelu(V(ROWS, 2 * h)); \
+        return attention(V(ROWS, D), slice(x, h, h), slice(x, 0, h), true, 0, 0);) \
+    X(attention_one_key_value, ATTENTION, int x = gelu(V(ROWS, g->size->head_size)); \
+        return attention(V(ROWS, 2 * D), x, x, false, S, 0.1f);) \
+    X(rows_of_attention_grouped, ATTENTION, int i = I(PICKED, R); \
+        return gather_rows(attention(V(ROWS, 2 * D), V(ROWS, D), V(ROWS, D), true, S, 0.1f), i);) \
     X(attention_packed, ATTENTION, int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
         return attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), false, 0, 0.1f);) \
     X(attention_packed_values, ATTENTION, int x = V(ROWS, 3 * D); \
@@ -2324,10 +2336,10 @@ static void attention_of_bf16(const char *by)
             for (int back = 0; back < 2; back++) {
                 tt__instr i = tt__new_instr(back ? TT__OP_ATTENTION_BACKWARD : TT__OP_ATTENTION);
                 tt__launch l;
-                size_t bytes = tt__attention_workspace(ROWS, d, back, 2) +
+                size_t bytes = tt__attention_workspace(ROWS, d, 1, back, 2) +
                                tt__attention_queries_bytes(4, LISTED);
                 memset(&l, 0, sizeof l);
-                i.attr.heads = heads;
+                i.attr.heads = i.attr.key_heads = heads;
                 i.attr.causal = causal;
                 i.attr.dropout = drop ? 0.25f : 0;
                 i.attr.scale = c % 3 ? 1.5f / sqrtf((float)d) : -0.5f;
@@ -2750,6 +2762,12 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(attention_values, TT_ERR_SHAPE, "attention", "'z'", tt_attention(t, x, x, z, s, &two)) \
     X(attention_overlap, TT_ERR_SHAPE, "attention", "slices that overlap", \
         tt_attention(t, tt_slice(t, x, 0, 4), tt_slice(t, x, 2, 4), tt_slice(t, x, 0, 4), s, &two)) \
+    X(attention_key_heads, TT_ERR_SHAPE, "attention", "(rows<=8, 6)", \
+        tt_attention(t, x, tt_slice(t, x, 0, 4), tt_slice(t, x, 0, 4), s, &three)) \
+    X(attention_value_heads, TT_ERR_SHAPE, "attention", "(rows<=8, 3)", \
+        tt_attention(t, x, tt_slice(t, x, 0, 3), x, s, &two)) \
+    X(attention_key_overlap, TT_ERR_SHAPE, "attention", "slices that overlap", \
+        tt_attention(t, x, tt_slice(t, x, 0, 3), tt_slice(t, x, 3, 3), s, &two)) \
     X(attention_starts, TT_ERR_SHAPE, "attention", "'y'", tt_attention(t, x, x, x, y, &two)) \
     X(attention_heads, TT_ERR_SHAPE, "attention", "4 heads", tt_attention(t, x, x, x, s, &four)) \
     X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
@@ -2799,7 +2817,8 @@ TEST(ops_refuse_wrong_operands)
     tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros), *w7 = tt_param_new(ctx, "w7", 2, wide, zeros);
     tt_param *v = tt_param_new(ctx, "v", 1, &dims[1], zeros), *v5 = tt_param_new(ctx, "v5", 1, dims, zeros);
     tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4),
-                         none = tt_attention_options_default(0), dropped = two;
+                         three = tt_attention_options_default(3), none = tt_attention_options_default(0),
+                         dropped = two;
     dropped.dropout = 1;
     for (int k = 0; k < REFUSED_COUNT; k++) {
         tt_tape *t = tt_tape_new(ctx);

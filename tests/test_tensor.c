@@ -132,11 +132,14 @@ static tt_value record_words(net *n)
     n->in.seq_start = tt_seq_start(t, "seq_start", tt_axis(t, "seqs", SEQS));
     tt_param *words = matrix(ctx, "words", n->kind == TIED ? 52 : 50, WIDTH), *w[4];
     static const char *const names[] = {"q", "k", "v", "o"};
-    for (int k = 0; k < 4; k++) w[k] = matrix(ctx, names[k], WIDTH, WIDTH);
+    const int key_heads = n->kind == TIED ? 4 : 2; /* which four ranks cannot split */
+    for (int k = 0; k < 4; k++)
+        w[k] = matrix(ctx, names[k], k == 1 || k == 2 ? WIDTH / 4 * key_heads : WIDTH, WIDTH);
     tt_value x = tt_dropout(t, tt_embedding(t, n->in.ids, words), 0.1f);
     tt_value norm = tt_rmsnorm(t, x, vector(ctx, "norm", WIDTH, true), 1e-5f);
     tt_value q = tt_linear(t, norm, w[0], NULL), k = tt_linear(t, norm, w[1], NULL);
     q = tt_rotary(t, q, n->in.ids, &rotary); /* any numbers will do for positions */
+    rotary.heads = key_heads;
     k = tt_rotary(t, k, n->in.ids, &rotary);
     tt_value h = tt_attention(t, q, k, tt_linear(t, norm, w[2], NULL), n->in.seq_start, &attention);
     x = tt_add(t, x, tt_linear(t, h, w[3], NULL));
