@@ -4245,17 +4245,20 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     };
     const int begin = diagonal ? t.at : 0;
     const int heads_end = begin < t.queries ? (key_head + 1) * p.group : 0; // of q, that the keys serve
-    int from = begin, head = key_head * p.group, next, next_head;
+    int from = begin, head = key_head * p.group;
+    const auto advance = [&](int &to, int &of) { // to the next tile of queries, or the next head's first
+        to += QUERIES;
+        if (to >= t.queries) { to = begin; of++; }
+    };
     if (head < heads_end) fetch(from, head, 0);
-    for (int stage = 0; head < heads_end; from = next, head = next_head, stage ^= 1) {
+    for (int stage = 0; head < heads_end; advance(from, head), stage ^= 1) {
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
         const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
         const int *row = rows + stage * QUERIES;
         tt__cp_async_wait<0>();
         __syncthreads();
-        next = from + QUERIES;
-        next_head = head;
-        if (next >= t.queries) { next = begin; next_head++; }
+        int next = from, next_head = head;
+        advance(next, next_head);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
