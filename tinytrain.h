@@ -464,8 +464,8 @@ tt_loss_scale tt_loss_scale_default(void);
 /* ----------------------------------------------------------------------------------------------- programs */
 
 /* How a program is spread over the ranks of its device: "cpu*4" has four. A rank runs the whole program on
-   its part of the data and of the tensors. Ranks are numbered tensor ranks first: rank = data rank * tensor +
-   tensor rank. */
+   its part of the data and of the tensors. Ranks are numbered tensor ranks first: rank = (stage * data + data
+   rank) * tensor + tensor rank. */
 typedef struct tt_parallel {
     /* Ranks along each axis. Default tensor 1, data 0: the device's ranks / tensor. With several data ranks a
        program that trains has one loss: they divide by its targets on all of them. Tensor ranks split linear
@@ -489,6 +489,17 @@ typedef struct tt_parallel {
     /* Sum the gradients of the ranks after each micro-batch, for the bits of zero 2 and 3, which do so
        anyway; else once a step. Default false. */
     bool reduce_micros;
+    /* Stages: the program is cut at tt_block_end marks, where one value alone goes on, into so many parts of
+       about equal FLOPs, each of which other ranks run. Default 1; 0: 1. The micro-batches of a step follow
+       each other through the stages. "1f1b" (default, and NULL): a stage begins the backward of a micro-batch
+       as soon as it can, so that stage s holds at most pipeline - s of them (Narayanan et al., "PipeDream",
+       2019, as flushed at each step's end). "gpipe": after all forwards, so that all stages hold all of a
+       step's (Huang et al., "GPipe", 2019). The bits are those of one stage; but of a parameter that two
+       stages use, they differ by rounding. Not with zero 2 and 3, server, reduce_micros and update
+       "backward". */
+    int pipeline;
+    const char *schedule;
+    int micros; /* most micro-batches of a step on a data rank; "gpipe" needs it. Default 0: any */
 } tt_parallel;
 tt_parallel tt_parallel_default(void);
 /* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
@@ -615,7 +626,7 @@ const char *tt_category_name(tt_category c);
 
 typedef struct tt_plan {
     const char *device;                /* the kind that it is for: "cpu", "cuda" */
-    int ranks, data, tensor;           /* all of them, and along each axis (tt_parallel) */
+    int ranks, data, tensor, pipeline; /* all of them, and along each axis (tt_parallel) */
     int64_t params, split_params;      /* numbers in the program's parameters; of these, in parameters of
                                           which each tensor rank has a part */
     size_t bytes;                      /* the arena: exactly this much is allocated. Parameters that an
@@ -651,7 +662,10 @@ typedef struct tt_plan {
     double flops;                      /* of matmuls and attention in one run at full capacity */
     double extra_flops;                /* of these, what is computed again */
 } tt_plan;
-tt_plan tt_program_plan(const tt_program *p); /* works before anything is allocated */
+/* Works before anything is allocated. Of a pipeline, as all reports: that of the stage that needs most bytes,
+   for one micro-batch; but `params`, `flops` and `extra_flops` are of all stages. */
+tt_plan tt_program_plan(const tt_program *p);
+tt_plan tt_stage_plan(const tt_program *p, int stage); /* of one stage, 0 to tt_plan.pipeline - 1 */
 
 /* A storage. Values that view it, or work in place on it, share it. */
 typedef struct tt_plan_value {
@@ -667,7 +681,8 @@ int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity);
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity);
 /* An SVG of the bytes in use at each instruction, by category. Returns as tt_plan_text; 0: out of memory. */
 size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
-/* A line per instruction: op, name, operands with dtype, shape and offset. Returns as tt_plan_text. */
+/* A line per instruction: op, name, operands with dtype, shape and offset; of a pipeline, of all its stages.
+   Returns as tt_plan_text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
 /* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
@@ -1347,22 +1362,28 @@ typedef struct tt__attr {
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
 
-/* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. A lap
-   is as many micro-batches as the tree of sums has leaves (see >>ranks). */
-typedef enum tt__segment { TT__EACH_MICRO, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS } tt__segment;
+/* What a segment, a contiguous range of a tape's instructions, is run for. They follow in this order. Of the
+   stages of a pipeline the backwards of micro-batches are a segment of their own. A lap is as many micro-
+   batches as the tree of sums has leaves (see >>ranks). */
+typedef enum tt__segment {
+    TT__EACH_MICRO, TT__EACH_BACKWARD, TT__EACH_LAP, TT__EACH_STEP, TT__SEGMENTS
+} tt__segment;
 
-/* Ranks: devices that run one program together, each on its part of the tensors. Rank number = data rank *
-   tensor ranks + tensor rank. A collective instruction runs on all ranks along an axis at once: its members,
-   numbered along that axis. SLOTS: on the slots of one storage instead (tt__value.slots). */
+/* Ranks: devices that run one program together, each on its part of the tensors. Rank number = (stage * data
+   ranks + data rank) * tensor ranks + tensor rank. A collective instruction runs on all ranks along an axis
+   at once: its members, numbered along that axis; of stages, from the last on. TIED: those of two stages,
+   number `from` and `to`. SLOTS: on the slots of one storage instead (tt__value.slots). */
 enum { TT__RANKS = 64 }; /* the most that run together */
-typedef enum tt__over { TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS } tt__over;
+typedef enum tt__over {
+    TT__ALONE, TT__OVER_DATA, TT__OVER_TENSOR, TT__OVER_SLOTS, TT__OVER_STAGES, TT__OVER_TIED
+} tt__over;
 typedef enum tt__reduce { TT__SUM, TT__MAX, TT__MIN } tt__reduce;
 typedef struct tt__move {
     tt__over over;
     tt__reduce reduce;
     int64_t unit;       /* elements that are never parted: pieces are whole units                           */
     bool root;          /* the piece of member 0 is all, of the others nothing                              */
-    int from, to;       /* members: SEND and RECV                                                           */
+    int from, to;       /* members: SEND and RECV. RECV over stages has no operand: it is another tape's    */
 } tt__move;
 
 /* The elements [*first, *first + count) of `elements` that are the piece of one of `members`; count. */
@@ -1390,6 +1411,7 @@ typedef struct tt__instr {
     tt__attr attr;
     uint32_t random;    /* its stream of random numbers; a recomputed copy has the same                     */
     tt__segment segment;
+    int stage;          /* one more than that of a pipeline that it is of; 0: not known, or there is one    */
     bool backward;      /* autodiff emitted it, or recompute for one that autodiff emitted                  */
     bool again;         /* a copy that recomputes                                                           */
     bool always;        /* ranks without a micro-batch run it too                                           */
@@ -2665,8 +2687,9 @@ struct tt_param {
     tt_status (*read)(void *source, int64_t first, int64_t n, float *to);
     void (*release)(tt_context *ctx, void *source);
     void *source;
-    /* The arena that holds its values, from the compilation of the first program with it; NULL: none. */
-    struct tt__arena *holder;
+    /* The arena that holds its values, from the compilation of the first program with it; NULL: none. Where
+       two stages of a pipeline have it, `again` is the other's. */
+    struct tt__arena *holder, *again;
 };
 
 /* STEP: the step's settings and results. */
@@ -2708,6 +2731,13 @@ typedef struct tt__value {
     /* Of a storage, how many times it is there, one behind the other (0: once): gradients of several leaves.
        Of a view, one more than the slot that it is of; 0: that of the micro-batch that is run. */
     int32_t slots, slot;
+    /* Of a storage of a pipeline's stage. stays: from a micro-batch's forward to its backward, or until
+       another stage has taken it; `copies` (0: 1) micro-batches have it at once. */
+    bool stays;
+    int32_t copies;
+    int32_t ends;       /* one more than the stage that ends with it, of a pipeline; 0: none does */
+    bool elsewhere;     /* a parameter that other stages have */
+    int tied[2];        /* the two stages that have it, the lower first; [1] 0: one has it */
     bool parted;        /* of a program: it, or its storage, is more than a place: see tt__resolve_part */
     int32_t base;       /* the value whose storage it shares: itself unless it is a view */
     int64_t offset;     /* elements from the start of base */
@@ -2750,6 +2780,7 @@ struct tt_tape {
     int zero;                                       /* tt_parallel's */
     bool early;                                     /* parameters are updated in the backward */
     bool server, sums_micros;                       /* sums are of micro-batches (see >>ranks) */
+    int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
     int tensor;                                     /* ranks over which it is split; 0, 1: one */
     /* the step's settings and results, and views of these: tt__totals, tt__scale, tt__clipped; 0: none */
     int32_t run, results, totals, scale, clipped;
@@ -2954,7 +2985,8 @@ static size_t tt__slot_bytes(const tt__value *v)
 
 static size_t tt__storage_bytes(const tt__value *v)
 {
-    return tt__slot_bytes(v) * (v->slots > 1 ? (size_t)v->slots : 1);
+    return tt__slot_bytes(v) * (v->slots > 1 ? (size_t)v->slots : 1) *
+           (v->copies > 1 ? (size_t)v->copies : 1);
 }
 
 static tt_value tt__handle(int32_t id) { tt_value v; v.id = id; return v; }
@@ -3151,7 +3183,8 @@ static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].produ
 static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
 {
     const tt__value *x = &t->values[v];
-    return v && v != root && !x->keep && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
+    const bool kept = v == root || x->keep || x->ends;
+    return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
 }
 
 /* Instruction `at`, alone in writing its out[0], may run at `later`: until then none writes what it reads. */
@@ -3253,6 +3286,7 @@ typedef struct tt__builder {
     bool ok;              /* false: out of memory                                                           */
     tt__segment segment;  /* of what it emits                                                               */
     bool backward;
+    int stage;
 } tt__builder;
 
 /* The backward of an op. */
@@ -3560,6 +3594,7 @@ static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int
     if (!(b->ok = i != NULL)) return NULL;
     i->segment = b->segment;
     i->backward = b->backward;
+    i->stage = b->stage;
     for (int k = 0; k < n; k++) i->in[k] = in[k];
     if (!f) return i;
     i->attr = f->attr;
@@ -5125,6 +5160,9 @@ static bool tt__shape_BROADCAST(tt_tape *t, const tt__instr *i, tt__shape *out)
 
 static bool tt__shape_RECV(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
+    const tt__value *y = &t->values[i->out[0]];
+    out[0] = y->shape;
+    if (!i->in[0]) return tt__contiguous(y) || tt__bad_result(t, i, "a contiguous matrix");
     return tt__shape_alike(t, i, out) && tt__moved(t, i, false);
 }
 
@@ -5137,8 +5175,7 @@ static bool tt__shape_SEND(tt_tape *t, const tt__instr *i, tt__shape *out) /* it
 /* Over the tensor ranks a collective makes one layout of another; of others it keeps it. */
 static bool tt__layout_of_move(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
 {
-    (void)t;
-    out[0] = in[0];
+    out[0] = i->in[0] ? in[0] : t->values[i->out[0]].part.split;
     if (i->move.over != TT__OVER_TENSOR) return true;
     out[0] = i->op == TT__OP_REDUCE_SCATTER ? TT__ROWS : TT__WHOLE;
     if (i->op == TT__OP_REDUCE_SCATTER || i->op == TT__OP_ALL_REDUCE) return in[0] == TT__PARTIAL;
@@ -5530,6 +5567,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     if (b.ok) t->code[t->n_code - 1].in[0] = t->scale;
     for (int k = forward - 1; k >= 0 && b.ok; k--) {
         tt__instr f = t->code[k];
+        b.stage = f.stage;
         int32_t g = t->values[f.out[0]].grad;
         const tt__gradient *how = &tt__rules_of(&f)->backward;
         if (!g || !t->values[f.out[0]].needs_grad) continue;
@@ -6727,7 +6765,7 @@ static tt_status tt__new_results(tt_tape *t, bool train, bool scales)
     t->results = tt__new_step_value(t, TT__F64, (int64_t)(sizeof(tt__results) / 8), 0, 0, "step results");
     if (!t->results) return TT_ERR_MEMORY;
     t->values[t->results].keep = true;
-    t->values[t->results].persistent = t->accumulate || scales;
+    t->values[t->results].persistent = t->accumulate || scales || t->stages > 1;
     t->totals = tt__new_step_value(t, TT__F64, 3, t->results, 0, "totals");
     if (train && (t->data > 1 || t->slots > 1)) {
         t->counted = tt__new_step_value(t, TT__F64, 3, 0, 0, "counted on a rank");
@@ -6776,6 +6814,415 @@ static tt_status tt__pass_settings(tt_tape *t)
 static bool tt__is_trained(const tt_tape *t, int32_t v)
 {
     return t->values[v].storage == TT__PARAMETER && t->values[v].base == v && t->values[v].grad;
+}
+
+/* ------------------------------------------------------------------------------------------------- stages
+   A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
+   own. Every stage has a program of its own, made of the same tape by the same passes up to this one, which
+   leaves a stage its instructions. So values have the same numbers in all of them, and instructions the same
+   random numbers. Forwards and backwards of micro-batches are two segments, which >>run runs by a schedule.
+   Between two stages one value goes on in the forward, and its gradient goes back: by a SEND on one stage and
+   a RECV on the other. What the backward of a micro-batch reads of its forward is there once for each micro-
+   batch that the stage holds (tt__value.copies). A stage has the parameters that it reads. */
+
+/* A place where the forward may be cut: after an instruction, whose result alone goes on. */
+typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to it */
+
+static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
+{
+    tt__mat in[TT__MAX_IN];
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+    return i->in[0] ? tt__flops(i, in) : 0;
+}
+
+/* Notes of each storage, in its `instead`, one more than the instruction that writes it first; 0: none. */
+static void tt__note_first_writers(tt_tape *t)
+{
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+    for (int k = t->n_code - 1; k >= 0; k--)
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j]) t->values[t->values[t->code[k].out[j]].base].instead = k + 1;
+}
+
+static void tt__forget_first_writers(tt_tape *t)
+{
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+}
+
+/* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
+   how many there are. */
+static int tt__find_cuts(tt_tape *t, int n, tt__cut *cut, int *cross, double *all)
+{
+    int cuts = 0, crossing = 0;
+    *all = 0;
+    tt__note_first_writers(t);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        if (x->base != v || x->storage != TT__TRANSIENT || !x->instead || x->reader < x->instead) continue;
+        cross[x->instead - 1]++;
+        cross[x->reader]--;
+    }
+    tt__forget_first_writers(t);
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        *all += tt__forward_cost(t, i);
+        crossing += cross[k];
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            const int32_t v = i->out[j];
+            const tt__value *x = &t->values[v];
+            const bool may = v && x->block_end && x->base == v && x->writer == k && x->reader > k;
+            if (!may || crossing != 1) continue;
+            const tt__cut c = {k, v, *all};
+            cut[cuts++] = c;
+        }
+    }
+    return cuts;
+}
+
+/* Chooses stages - 1 of the cuts, so that the stage with most FLOPs has as few as can be: best[s][c] is the
+   most of the first s + 1 stages if the last of them ends at cut c, and from[s][c] the cut before that. */
+static bool tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
+{
+    const size_t size = (size_t)stages * (size_t)(cuts + 1);
+    double *best = (double *)tt__alloc(t->ctx, sizeof *best * size);
+    int *from = (int *)tt__calloc(t->ctx, sizeof *from * size);
+    const int row = cuts + 1; /* cut number `cuts` is the end of the tape */
+    for (int s = 0; s < stages && best && from; s++)
+        for (int c = 0; c <= cuts; c++) {
+            const double end = c < cuts ? cut[c].cost : all;
+            double *most = &best[s * row + c];
+            *most = s ? INFINITY : end;
+            for (int b = s - 1; b < c && s; b++) {
+                const double with = fmax(best[(s - 1) * row + b], end - cut[b].cost);
+                if (!(with < *most)) continue;
+                *most = with;
+                from[s * row + c] = b;
+            }
+        }
+    for (int s = stages - 1, c = cuts; s > 0 && best && from; s--) {
+        c = from[s * row + c];
+        t->values[cut[c].value].ends = s;
+    }
+    const bool ok = best && from;
+    tt__free(t->ctx, best);
+    tt__free(t->ctx, from);
+    return ok;
+}
+
+/* Marks the values with which stages end. */
+static tt_status tt__pass_ends(tt_tape *t)
+{
+    const int n = tt__index(t), stages = t->stages;
+    char names[256] = "";
+    tt__text text = {names, sizeof names, 0};
+    double all;
+    tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
+    int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
+    bool ok = cut && cross;
+    const int cuts = ok ? tt__find_cuts(t, n, cut, cross, &all) : 0;
+    if (ok && cuts >= stages - 1) ok = tt__choose_cuts(t, cut, cuts, all, stages);
+    for (int k = 0; k < cuts && cuts < stages - 1; k++)
+        tt__print(&text, "%s'%s'", k ? ", " : ": ", t->values[cut[k].value].name);
+    tt__free(t->ctx, cut);
+    tt__free(t->ctx, cross);
+    for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
+    if (!ok) return TT_ERR_MEMORY;
+    if (cuts >= stages - 1) return TT_OK;
+    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
+                    "values that tt_block_end marks, all that follows depends on the marked value alone at %d"
+                    "%s: mark more ends of blocks, or use fewer stages", stages, stages - 1, marks, cuts,
+                    names);
+}
+
+/* Tells the forward's instructions their stages; what autodiff emits for them has these too. */
+static void tt__number_stages(tt_tape *t)
+{
+    int stage = 1;
+    for (int k = 0; k < t->n_code; k++) {
+        int ends = 0;
+        t->code[k].stage = stage;
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            const tt__value *y = &t->values[t->code[k].out[j]];
+            if (t->code[k].out[j] && y->ends) ends = y->ends;
+        }
+        if (ends) stage = ends + 1;
+    }
+}
+
+typedef struct tt__cutter {
+    tt_tape *t;
+    int n, forward;     /* instructions; those of the forward */
+    int me;             /* one more than the stage */
+    bool *kept;         /* of each instruction */
+} tt__cutter;
+
+static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
+{
+    return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
+}
+
+/* Instructions that passes have put in since are of the stage of what they stand before, collectives of what
+   they stand behind. */
+static void tt__complete_stages(const tt__cutter *c)
+{
+    tt__instr *code = c->t->code;
+    for (int part = 0; part < 2; part++) {
+        const int from = part ? c->forward : 0, end = part ? c->n : c->forward;
+        for (int k = from + 1; k < end; k++)
+            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = code[k - 1].stage;
+        for (int k = end - 1; k >= from; k--)
+            if (!code[k].stage && k + 1 < end) code[k].stage = code[k + 1].stage;
+        for (int k = from; k < end; k++)
+            if (!code[k].stage) code[k].stage = k > from ? code[k - 1].stage : part ? c->t->stages : 1;
+        for (int k = from + 1; k < end; k++) { /* stages follow each other, in the backward from the last */
+            const int before = code[k - 1].stage;
+            const bool turns = part ? code[k].stage > before : code[k].stage < before;
+            if (turns) code[k].stage = before;
+        }
+    }
+}
+
+/* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
+   gradient of what these begin with. 0: none; *other: a second one, if there is. */
+static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
+{
+    tt_tape *t = c->t;
+    int32_t found = 0;
+    *other = 0;
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    for (int k = 0; k < c->n; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool inside = i->stage <= stage || tt__casts_weight(t, i);
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT && inside && k >= c->forward; j++) {
+            const int out = j - TT__MAX_IN;
+            const int32_t base = t->values[out < 0 ? i->in[j] : i->out[out]].base;
+            const bool needs = base && (out < 0 || (i->add >> out & 1));
+            if (!needs || t->values[base].storage != TT__TRANSIENT || t->values[base].instead) continue;
+            if (found && base != found) *other = base;
+            else found = base;
+        }
+        for (int j = 0; j < TT__MAX_OUT && inside; j++) t->values[t->values[i->out[j]].base].instead = 1;
+    }
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+    return found;
+}
+
+/* Fails where the forward of the stage reads more of the stages before than what they end with. */
+static tt_status tt__check_forward(const tt__cutter *c)
+{
+    const tt_tape *t = c->t;
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < TT__MAX_IN && c->kept[k]; j++) {
+            const int32_t base = t->values[t->code[k].in[j]].base;
+            const tt__value *x = &t->values[base];
+            const int at = x->producer - 1;
+            if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
+            if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: stage %d of the pipeline would need '%s' "
+                            "of stage %d, beside what that ends with: use fewer stages, or mark other ends "
+                            "of blocks with tt_block_end", c->me - 1, x->name, t->code[at].stage - 1);
+        }
+    return TT_OK;
+}
+
+/* Which stages read a parameter, a bit for each. */
+static uint64_t tt__stages_reading(const tt__cutter *c, int32_t v)
+{
+    const tt_tape *t = c->t;
+    uint64_t stages = 0;
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const tt__instr *i = &t->code[k];
+            if (!i->in[j] || t->values[i->in[j]].base != v) continue;
+            if (!tt__casts_weight(t, i)) stages |= 1ull << (i->stage - 1);
+            else stages |= tt__stages_reading(c, t->values[i->out[0]].base);
+        }
+    return stages;
+}
+
+/* Parameters that the stage does not read are elsewhere; those that nothing reads are the first stage's. */
+static tt_status tt__share_parameters(const tt__cutter *c)
+{
+    tt_tape *t = c->t;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        uint64_t stages = tt__stages_reading(c, v);
+        if (!stages) stages = 1;
+        for (x->tied[0] = 0; !(stages >> x->tied[0] & 1);) x->tied[0]++;
+        for (int s = x->tied[0] + 1, n = 1; s < t->stages; s++) {
+            if (!(stages >> s & 1)) continue;
+            x->tied[1] = s;
+            if (++n < 3) continue;
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: parameter '%s' is read by more than two "
+                            "of the %d stages of the pipeline: use fewer stages", x->name, t->stages);
+        }
+        if (stages >> (c->me - 1) & 1) continue;
+        x->elsewhere = true;
+        x->persistent = false;
+        x->storage = TT__TRANSIENT;
+    }
+    return TT_OK;
+}
+
+/* The first contribution to a parameter's gradient on this stage writes, also where another stage has one
+   before it. Of a parameter that two stages read, each has a gradient. */
+static bool tt__begin_gradients(const tt__cutter *c)
+{
+    tt_tape *t = c->t;
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
+            tt__instr *i = &t->code[k];
+            const int32_t y = i->out[j], base = t->values[y].base;
+            tt__value *g = &t->values[base];
+            if (!y || g->storage != TT__GRADIENT || g->instead) continue;
+            g->instead = 1;
+            if (!(i->add >> j & 1)) continue;
+            const tt__value *x = &t->values[y];
+            if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
+                i->add &= ~(1u << j);
+                if (g->persistent) i->add_later |= 1u << j;
+                continue;
+            }
+            tt__instr zeros = tt__new_instr(TT__OP_FILL); /* other parts of it may be added to */
+            zeros.out[0] = base;
+            zeros.backward = true;
+            zeros.add_later = g->persistent;
+            zeros.segment = k < c->forward ? TT__EACH_MICRO : TT__EACH_BACKWARD;
+            if (!tt__insert(t, k, &zeros)) return false;
+        }
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v], *g = &t->values[x->grad];
+        const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
+        if (!trained || g->instead) continue;
+        if (x->elsewhere) { g->persistent = false; continue; }
+        tt__instr zeros = tt__new_instr(TT__OP_FILL);
+        zeros.out[0] = x->grad;
+        zeros.backward = true;
+        zeros.segment = TT__EACH_BACKWARD;
+        if (!tt__insert(t, c->n, &zeros)) return false;
+    }
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+    return true;
+}
+
+/* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
+static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
+{
+    tt__instr i = tt__new_instr(sends ? TT__OP_SEND : TT__OP_RECV);
+    const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
+    if (sends) i.in[0] = v;
+    else i.out[0] = v;
+    i.segment = segment;
+    i.backward = segment == TT__EACH_BACKWARD;
+    i.move.over = TT__OVER_STAGES;
+    i.move.from = sends ? me : other;
+    i.move.to = sends ? other : me;
+    return tt__insert(t, at, &i) != 0;
+}
+
+/* Right behind the last kept instruction, from `first` on, that writes a storage. */
+static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
+{
+    int at = first;
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
+            const int32_t y = c->t->code[k].out[j];
+            if (y && c->t->values[y].base == base && k >= at) at = k + 1;
+        }
+    return at;
+}
+
+/* What goes from stage to stage. */
+static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_before)
+{
+    tt_tape *t = c->t;
+    const int values = t->n_values, s = t->stage;
+    bool ok = true;
+    for (int32_t v = 1; v < values && ok; v++) {
+        const int ends = t->values[v].base == v ? t->values[v].ends : 0;
+        if (ends && ends == s) ok = tt__put_move(t, false, v, s - 1, 0, TT__EACH_MICRO);
+        if (ends && ends == s + 1)
+            ok = tt__put_move(t, true, v, s + 1, tt__behind_writer(c, v, 0), TT__EACH_MICRO);
+    }
+    const int behind = tt__behind_writer(c, to_before, c->forward);
+    if (from_next && ok) ok = tt__put_move(t, false, from_next, s + 1, c->forward, TT__EACH_BACKWARD);
+    if (to_before && ok) ok = tt__put_move(t, true, to_before, s - 1, behind, TT__EACH_BACKWARD);
+    return ok;
+}
+
+static tt_status tt__cut_stage(tt__cutter *c)
+{
+    tt_tape *t = c->t;
+    int32_t other = 0, more = 0;
+    tt__complete_stages(c);
+    for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
+        const tt__instr *i = &t->code[k];
+        c->kept[k] = i->stage == c->me;
+        if (tt__casts_weight(t, i))
+            c->kept[k] = tt__stages_reading(c, t->values[i->out[0]].base) >> (c->me - 1) & 1;
+    }
+    const int32_t from_next = c->me < t->stages ? tt__gradient_between(c, c->me, &other) : 0;
+    const int32_t to_before = c->me > 1 ? tt__gradient_between(c, c->me - 1, &more) : 0;
+    if (other || more)
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: beside the gradient '%s', '%s' too would have "
+                        "to go from a stage of the pipeline to the one before: use fewer stages, or mark "
+                        "other ends of blocks with tt_block_end",
+                        t->values[other ? from_next : to_before].name, t->values[other ? other : more].name);
+    tt_status status = tt__check_forward(c);
+    if (status == TT_OK) status = tt__share_parameters(c);
+    if (status != TT_OK) return status;
+    bool counts = false;
+    for (int k = 0; k < c->n; k++) {
+        if (k >= c->forward) t->code[k].segment = TT__EACH_BACKWARD;
+        if (k + 1 < c->n && !c->kept[k + 1]) t->code[k].with_next = false;
+        counts = counts || (c->kept[k] && t->code[k].out[0] && t->code[k].out[0] == t->counted);
+    }
+    if (!tt__begin_gradients(c) || !tt__join_stages(c, from_next, to_before)) return TT_ERR_MEMORY;
+    if (t->counted && !counts) {
+        t->values[t->counted].persistent = false;
+        t->counted = 0;
+    }
+    for (int k = 0; k < c->n; k++) if (!c->kept[k]) t->code[k].op = -1;
+    return tt__settle(t, c->n);
+}
+
+/* Leaves the tape what its stage runs. */
+static tt_status tt__pass_stages(tt_tape *t)
+{
+    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL};
+    while (c.forward < c.n && !t->code[c.forward].backward) c.forward++;
+    c.kept = (bool *)tt__calloc(t->ctx, sizeof *c.kept * (size_t)(c.n + 1));
+    tt_status status = c.kept ? tt__cut_stage(&c) : TT_ERR_MEMORY;
+    tt__free(t->ctx, c.kept);
+    return status;
+}
+
+/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward. */
+static void tt__hold_micros(tt_tape *t, int most)
+{
+    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
+    tt__note_first_writers(t);
+    for (int k = backward; k < end; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t base = t->values[t->code[k].in[j]].base;
+            tt__value *x = &t->values[base];
+            const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
+            const int made = x->instead - 1;
+            if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
+            x->stays = true; /* copies of weights are alike in all micro-batches */
+            x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
+        }
+    for (int k = 0; k < end; k++) {
+        const tt__instr *i = &t->code[k];
+        if (i->move.over != TT__OVER_STAGES || !i->in[0]) continue;
+        tt__value *x = &t->values[t->values[i->in[0]].base];
+        if (i->segment == TT__EACH_MICRO) x->copies = most;
+        else if (!x->stays) x->copies = 1;
+        x->stays = true;
+    }
+    tt__forget_first_writers(t);
 }
 
 /* --------------------------------------------------------------------------------------------------- data
@@ -6878,7 +7325,7 @@ static tt_status tt__sum_steps(tt_tape *t)
                 if ((part.unit == 0) != stage) continue;
                 ok = tt__sum_leaves_of(t, t->values[v].grad, 0, &part, stage, k);
             }
-            if (stage && ok) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, stage, k);
+            if (stage && ok && t->counted) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, stage, k);
         }
     for (int32_t v = 1; v < values && ok; v++) {
         if (!tt__is_trained(t, v)) continue;
@@ -6890,7 +7337,7 @@ static tt_status tt__sum_steps(tt_tape *t)
         t->values[v].grad = y;
         ok = ok && y;
     }
-    if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
+    if (ok && t->slots > 1 && t->counted) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
     return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
@@ -7085,6 +7532,12 @@ static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param
     return true;
 }
 
+/* A parameter that is trained here or on another stage. */
+static bool tt__is_listed(const tt_tape *t, int32_t v)
+{
+    return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
+}
+
 /* Trained parameters, in the order of the rows of `squares`: (n) values, to be freed, of which tensor ranks
    have parts of the first `parted`. NULL: no memory. */
 static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
@@ -7093,11 +7546,17 @@ static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
     *n = *parted = 0;
     for (int whole = 0; whole < 2 && list; whole++)
         for (int32_t v = 1; v < t->n_values; v++) {
-            if (!tt__is_trained(t, v) || (t->values[v].part.split == TT__WHOLE) != whole) continue;
+            if (!tt__is_listed(t, v) || (t->values[v].part.split == TT__WHOLE) != whole) continue;
             list[(*n)++] = v;
             *parted += !whole;
         }
     return list;
+}
+
+/* A trained parameter whose squares the first of the two stages sums that have it, and this is the other. */
+static bool tt__is_tied_again(const tt_tape *t, int32_t v)
+{
+    return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
 }
 
 /* An instruction at the end of the step, which runs together with the one before if that is of its op. */
@@ -7143,7 +7602,7 @@ static bool tt__square_gradients(tt__updater *u)
     for (int m = 0; m < u->rows && ok; m++) {
         const int k = u->row[m];
         const int32_t g = t->values[u->list[k]].grad;
-        if (t->values[g].part.unit) continue;
+        if (t->values[g].part.unit || tt__is_tied_again(t, u->list[k])) continue;
         ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
                            tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
     }
@@ -7153,7 +7612,7 @@ static bool tt__square_gradients(tt__updater *u)
             tt__value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
-            if (!part.unit) continue;
+            if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
             part.of = tt__ceil_div(part.of, part.unit);
             part.unit = 1;
             part.split = TT__WHOLE;
@@ -7206,6 +7665,47 @@ static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
     return x && y && tt__append_step(u->t, &i, true);
 }
 
+/* Over all ranks of a pipeline at the same place of their stages, in place. */
+static bool tt__over_stages(tt_tape *t, int op, int32_t x)
+{
+    tt__instr i = tt__data_move(op, x, x, NULL);
+    i.move.over = TT__OVER_STAGES;
+    return x && tt__append_step(t, &i, false);
+}
+
+static bool tt__append_zeros(tt_tape *t, int32_t v)
+{
+    tt__instr i = tt__new_instr(TT__OP_FILL);
+    i.out[0] = v;
+    return tt__append_step(t, &i, false);
+}
+
+/* Of a pipeline's stage: what losses counted, which the last stage knows; what two stages have of the
+   gradient of a parameter; and 0 for the squares of what other stages have. */
+static bool tt__before_squares(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    if (t->stages <= 1) return true;
+    bool ok = tt__over_stages(t, TT__OP_BROADCAST, t->totals) && tt__append_zeros(t, t->squares) &&
+              (!u->parted || tt__append_zeros(t, u->parts));
+    for (int m = 0; m < u->rows && ok; m++) {
+        const tt__value *x = &t->values[u->list[u->row[m]]];
+        if (!x->tied[1]) continue;
+        tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, x->grad, x->grad, NULL);
+        sum.move.over = TT__OVER_TIED;
+        sum.move.from = x->tied[0];
+        sum.move.to = x->tied[1];
+        ok = tt__append_step(t, &sum, false);
+    }
+    return ok;
+}
+
+/* The squares of all stages' gradients: of each, all others have 0. */
+static bool tt__after_squares(tt__updater *u)
+{
+    return u->t->stages <= 1 || tt__over_stages(u->t, TT__OP_ALL_REDUCE, u->t->squares);
+}
+
 /* A norm and a factor for each parameter, so that one whose gradient is not finite is left as it is. */
 static bool tt__clip_alone(tt__updater *u)
 {
@@ -7249,7 +7749,9 @@ static bool tt__prepare_updates(tt__updater *u)
     const bool adam = u->o->kind != TT_SGD;
     for (int32_t v = 1; v < values && b.ok; v++) {
         tt__due *d = &u->due[v];
-        if (!tt__is_trained(t, v)) continue;
+        if (!tt__is_listed(t, v)) continue;
+        d->random = ++t->n_random;
+        if (t->values[v].elsewhere) continue;
         const tt__part part = t->values[t->values[v].grad].part;
         const bool piece = part.unit && !t->values[v].part.unit;
         d->target = piece ? tt__piece_view(t, v, &part) : v;
@@ -7257,7 +7759,6 @@ static bool tt__prepare_updates(tt__updater *u)
         if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
         if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
         d->clipped = t->clipped;
-        d->random = ++t->n_random;
     }
     return b.ok;
 }
@@ -7371,8 +7872,9 @@ static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
 {
     tt_tape *t = u->t;
-    for (; u->rows < u->n; u->rows++) u->row[u->rows] = u->rows;
-    const bool ok = tt__square_gradients(u) && tt__sum_parts(u) &&
+    for (int k = 0; k < u->n; k++) if (!t->values[u->list[k]].elsewhere) u->row[u->rows++] = k;
+    const bool ok = tt__before_squares(u) && tt__square_gradients(u) && tt__sum_parts(u) &&
+                    tt__after_squares(u) &&
                     tt__emit_clip(u, t->squares, t->clipped) && tt__emit_updates(u) &&
                     tt__spread_parameters(u);
     if (!ok) return TT_ERR_MEMORY;
@@ -7813,6 +8315,7 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
 {
     const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    if (i->out[0] && i->move.over == TT__OVER_STAGES && i->move.from != i->move.to) return TT__RANKS_STREAM;
     if (!i->in[0] || !i->out[0] || tt__is(i, TT__WAITS)) return TT__COMPUTE_STREAM;
     if (tt__is(i, TT__ANY_SPACE) && x->space != y->space)
         return y->space == TT__HOST ? TT__OUT_STREAM : TT__IN_STREAM;
@@ -7899,6 +8402,8 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
     tt_costs c = *costs;
     const double launch = first ? c.launch : 0, meeting = first ? c.meeting : 0;
     if (tt__is(i, TT__WAITS)) return 0;
+    if (i->move.over == TT__OVER_STAGES && i->move.from != i->move.to)
+        return tt__operand_bytes(t, i->out[0]) / c.between_ranks + meeting;
     if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + meeting;
     if (stream) return launch + tt__operand_bytes(t, i->in[0]) /
                                 (stream == TT__OUT_STREAM ? c.to_host : c.from_host);
@@ -8083,7 +8588,7 @@ static void tt__mark_blocks(tt__order *o, int n)
         if (t->values[v].block_end && t->values[v].base == v) o->ends[tt__last_reader(t, v)] = true;
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
-        const bool alone = i->segment != TT__EACH_MICRO && !i->with_next && !tt__stream_beside(t, i);
+        const bool alone = i->segment > TT__EACH_BACKWARD && !i->with_next && !tt__stream_beside(t, i);
         if (alone || (!marked && tt__is(i, TT__PRODUCT))) o->ends[k] = true;
     }
 }
@@ -8556,6 +9061,7 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
     tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
     int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value */
     int n = 0, group = 0, group_end = 0; /* of the instructions that run together */
+    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
     *out = box;
     if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
     for (int32_t v = 0; v < t->n_values; v++) of[v] = -1;
@@ -8571,8 +9077,10 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             if (v->persistent) continue;
             bool given = v->storage == TT__INPUT || base == t->run; /* the host writes it before the run */
             const int first = given ? 0 : group;
-            if (of[base] < 0) tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), first, 0);
-            box[of[base]].last = v->keep || base == t->values[root].base ? end : group_end;
+            if (of[base] < 0)
+                tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), v->stays ? 0 : first, 0);
+            const int last = v->stays && group_end < micro_end ? micro_end : group_end;
+            box[of[base]].last = v->keep || base == t->values[root].base ? end : last;
         }
         if (i->workspace) tt__new_box(t, box, n++, 0, i->workspace, k, k);
     }
@@ -12763,6 +13271,9 @@ typedef struct tt__world {
     int spins;               /* times that a rank looks for another before it sleeps */
     int failed;              /* atomic: a rank has failed, and none waits any more */
     uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to meet b */
+    /* Atomic; of the micro-batches that a pipeline runs: how many values a rank has sent to the next stage
+       (0) and gradients to the one before (1), and how many it has taken of each from the other side. */
+    uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
 } tt__world;
 
 /* Ranks first, first + stride, ...: `count` of them. */
@@ -12807,16 +13318,18 @@ static void tt__world_fail(tt__world *w)
 static void tt__world_reset(tt__world *w)
 {
     memset(w->met, 0, sizeof w->met);
+    memset(w->sent, 0, sizeof w->sent);
+    memset(w->taken, 0, sizeof w->taken);
     w->failed = 0;
 }
 
-static bool tt__has_come(tt__world *w, int rank, int to, uint64_t times)
+static bool tt__has_come(const uint64_t *count, uint64_t times)
 {
-    return __atomic_load_n(&w->met[rank][to], __ATOMIC_SEQ_CST) >= times;
+    return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Sleeps until `rank` has come or a rank has failed. False: neither within the timeout. */
-static bool tt__await(tt__world *w, int me, int rank, uint64_t times)
+/* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
+static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
     const double begin = tt__seconds();
     bool done = false;
@@ -12828,35 +13341,48 @@ static bool tt__await(tt__world *w, int me, int rank, uint64_t times)
         const double second = (double)until.tv_nsec * 1e-9 + fmin(left, 1);
         until.tv_sec += (time_t)second;
         until.tv_nsec = (long)((second - floor(second)) * 1e9);
-        done = tt__has_come(w, rank, me, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+        done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
         if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
     }
-    done = tt__has_come(w, rank, me, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+    done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
     __atomic_sub_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&w->mutex);
     return done;
+}
+
+/* Waits until a count of `rank` is `times`. False: it is not in time, or a rank has failed. */
+static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
+{
+    for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
+    const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
+    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come", me,
+                 w->timeout, rank);
+        tt__world_wake(w);
+    }
+    return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+}
+
+/* Adds one to a count of this rank's, for which another may wait. */
+static void tt__count_on(tt__world *w, uint64_t *count)
+{
+    __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
 }
 
 /* Waits until all members have come here as often as rank `me`, one of them, has come to meet each. What any
    of them wrote before, all see afterwards. False: a rank has failed, or one has not come in time. */
 static bool tt__meet(tt__world *w, int me, tt__members members)
 {
-    int late = -1;
+    bool come = true;
     for (int k = 0; k < members.count; k++)
         __atomic_add_fetch(&w->met[me][members.first + k * members.stride], 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
-    for (int k = 0; k < members.count && late < 0; k++) {
+    for (int k = 0; k < members.count && come; k++) {
         const int rank = members.first + k * members.stride;
-        const uint64_t times = w->met[me][rank];
-        for (int i = 0; i < w->spins && !tt__has_come(w, rank, me, times); i++) tt__pause();
-        if (!tt__has_come(w, rank, me, times) && !tt__await(w, me, rank, times)) late = rank;
+        come = tt__wait_for(w, me, rank, &w->met[rank][me], w->met[me][rank]);
     }
-    if (late >= 0 && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come", me,
-                 w->timeout, late);
-        tt__world_wake(w);
-    }
-    return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+    return come;
 }
 
 /* ===========================================================================================================
@@ -12928,6 +13454,7 @@ typedef struct tt__arena {
     const tt__device_kind *kind;
     tt__crew *crew;
     int data, tensor;   /* ranks along these axes */
+    int stage, stages;  /* of a pipeline; the first stage's are 0, and 1 without one */
     bool allocated;
     tt__memory_kind memory_kind;
     tt__paging *paging; /* NULL: all of the memory is on the device */
@@ -12956,6 +13483,11 @@ static void tt__host_release(tt_context *ctx, const tt__crew *c, int rank, char 
     else if (memory) c->kind->backend->release_host(c->device[rank], memory);
 }
 
+/* The ranks that have an arena: [tt__first_rank, tt__end_rank). */
+static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
+static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
+static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
+
 static void tt__paging_free(tt_context *ctx, tt__arena *a)
 {
     tt__paging *g = a->paging;
@@ -12974,7 +13506,7 @@ static void tt__paging_free(tt_context *ctx, tt__arena *a)
 static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
     tt__paging_free(ctx, a);
-    for (int r = 0; r < a->crew->ranks; r++) {
+    for (int r = tt__first_rank(a); r < tt__end_rank(a); r++) {
         if (a->memory[r]) a->kind->backend->release(a->crew->device[r], a->memory[r]);
         if (a->bounce[r]) a->kind->backend->release_host(a->crew->device[r], a->bounce[r]);
         tt__host_release(ctx, a->crew, r, a->host[r]);
@@ -12993,7 +13525,7 @@ static void tt__arena_release(tt_context *ctx, tt__arena *a)
 /* Bytes of a rank's memory. */
 static size_t tt__arena_size(const tt__arena *a, int rank)
 {
-    return a->persistent + a->transient + (rank < a->tensor ? a->of_first : 0);
+    return a->persistent + a->transient + (rank - tt__first_rank(a) < a->tensor ? a->of_first : 0);
 }
 
 /* The home that an arena has for a parameter, NULL if there is none. */
@@ -13015,10 +13547,14 @@ static tt_status tt__homes_grow(tt_context *ctx, tt__arena *a)
 }
 
 /* The arena in which a program of arena `a` finds a parameter: the holder, or, where no program of the kind
-   can run and so none may hold it, a itself. NULL: there is none yet. */
-static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p)
+   can run and so none may hold it, a itself. NULL: there is none yet. Of a pipeline of so many stages, each
+   stage has its own. */
+static tt__arena *tt__home_arena(const tt__device_kind *kind, tt__arena *a, const tt_param *p, int stage,
+                                 int stages)
 {
-    return kind->backend ? p->holder : tt__home_in(a, p->index) ? a : NULL;
+    if (!kind->backend) return tt__home_in(a, p->index) ? a : NULL;
+    if (!p->holder || p->holder->stages != stages || p->holder->stage == stage) return p->holder;
+    return p->again && p->again->stage == stage ? p->again : NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------ devices */
@@ -13436,12 +13972,20 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     char text[512];
     tt__text all = {text, sizeof text, 0};
     if (p->tensor == 0) p->tensor = 1;
-    if (p->data == 0 && p->tensor > 0) p->data = (int)tt__max(1, c->ranks / p->tensor);
+    if (p->pipeline == 0) p->pipeline = 1;
+    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
+        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
     if (p->groups == 0) p->groups = p->data;
+    const char *schedule = p->schedule ? p->schedule : "1f1b";
+    const bool gpipe = strcmp(schedule, "gpipe") == 0;
     const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    if (p->data < 1 || p->tensor < 1 || (int64_t)p->data * p->tensor != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, (long long)p->data * p->tensor);
+    char stages[32] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
+    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+                  (long long)p->data * p->tensor * p->pipeline);
     else if (p->groups < 0 || p->groups % p->data)
         tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
     else if (p->groups > p->data && !power)
@@ -13452,6 +13996,16 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     if (p->server && p->zero > 1)
         tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
     if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
+    if (!gpipe && strcmp(schedule, "1f1b") != 0)
+        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
+    if (p->pipeline > 1 && (p->zero > 1 || p->server || p->reduce_micros))
+        tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
+                  p->zero > 1 ? "zero 2 and 3" : p->server ? "server" : "reduce_micros");
+    if (p->pipeline > 1 && gpipe && p->micros == 0)
+        tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
+                  "for which it plans memory");
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
@@ -13731,6 +14285,7 @@ static void tt__params_undo(tt_context *ctx, int count)
         ctx->n_params--;
         tt__param_drop_source(last);
         tt__arena_release(ctx, last->holder);
+        tt__arena_release(ctx, last->again);
         tt__free(ctx, last->name);
         tt__free(ctx, last);
     }
@@ -13756,25 +14311,33 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
+/* Has a rank of an arena, which may be NULL, memory there? */
+static bool tt__has_rank(const tt__arena *a, int rank)
+{
+    return a && rank >= tt__first_rank(a) && rank < tt__end_rank(a);
+}
+
 /* A rank's part of its values, which have memory. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
-    const tt__home *home = tt__param_home(p);
-    return (home->space == TT__HOST ? p->holder->host : p->holder->memory)[rank] + home->offset;
+    tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
+    const tt__home *home = tt__home_in(a, p->index);
+    return (home->space == TT__HOST ? a->host : a->memory)[rank] + home->offset;
 }
 
 /* A tensor (rows, cols) of which ranks store parts. */
 typedef struct tt__stored {
     int64_t rows, cols;
     tt__part part;
-    int data, tensor;   /* ranks along these axes */
+    int data, tensor;   /* ranks along these axes ... */
+    int first;          /* ... from this one on */
 } tt__stored;
 
 /* Of what is shaped like a parameter. */
 static tt__stored tt__stored_of(const tt_param *p, const tt__part *part, const tt__arena *a)
 {
     const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
-    const tt__stored s = {rows, p->size / rows, *part, a->data, a->tensor};
+    const tt__stored s = {rows, p->size / rows, *part, a->data, a->tensor, tt__first_rank(a)};
     return s;
 }
 
@@ -13788,7 +14351,7 @@ static int64_t tt__stored_piece(const tt__stored *s, int rank, int64_t *first)
 {
     *first = 0;
     if (!s->part.unit) return s->rows * s->cols / (s->part.split ? s->tensor : 1);
-    return tt__piece(s->part.of, s->part.unit, s->part.root, rank / s->tensor, s->data, first);
+    return tt__piece(s->part.of, s->part.unit, s->part.root, (rank - s->first) / s->tensor, s->data, first);
 }
 
 /* The number in the tensor of what a rank has stored as its element `at`; *n of them follow one another in
@@ -13821,7 +14384,7 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
         *n = part_cols - e % part_cols;
     }
     for (int d = 0; d < s->data; d++) {
-        *rank = d * s->tensor + (int)tensor_rank;
+        *rank = s->first + d * s->tensor + (int)tensor_rank;
         count = tt__stored_piece(s, *rank, &first);
         if (at < first + count) break;
     }
@@ -13886,14 +14449,24 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
     return TT_OK;
 }
 
+/* Elements [first, first + n) of p for an arena that is to have them: from its source or, where the first of
+   two arenas has memory already, from there. first: a multiple of 4. */
+static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
+                                    float *to)
+{
+    const bool other = a == p->again && tt__has_memory(p);
+    return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
+}
+
 /* Fills a rank's part of p from its source, which stays, in case another parameter fails. `piece` has
    TT__PIECE floats. An initialiser whose numbers need no check writes where they stay. */
 static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
 {
     char *memory = tt__param_memory(p, rank);
-    const tt__arena *a = p->holder;
-    const tt__home *home = tt__param_home(p);
-    const tt__stored stored = tt__param_stored(p);
+    const tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
+    const tt__home *home = tt__home_in(a, p->index);
+    const tt__stored stored = tt__stored_of(p, &home->part, a);
+    const bool of_source = a == p->holder || !tt__has_memory(p);
     /* f16 can hold what is at most this: normal numbers are up to sqrt(-2 log(2^-25)) = 5.9 deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
@@ -13904,13 +14477,13 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
         const int64_t e = tt__stored_element(&stored, rank, at, &n), before = e % 4;
         char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-        if (!p->read && fits && !before) {
+        if (!p->read && fits && !before && of_source) {
             status = b->init(a->crew->device[rank], to, home->dtype, e, n, p->init, tt__init_key(p));
             status = tt__device_status(p->ctx, a->crew, rank, status);
             continue;
         }
         n = tt__min(TT__PIECE - before, n);
-        status = tt__param_read_source(p, e - before, n + before, piece);
+        status = tt__param_read_for(p, a, e - before, n + before, piece);
         if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
         if (status == TT_OK)
             status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, piece + before, TT_F32,
@@ -13928,22 +14501,24 @@ static tt_status tt__read_copy(void *source, int64_t first, int64_t n, float *to
 
 tt_status tt_param_set(tt_param *p, const float *values)
 {
-    if (tt__has_memory(p)) {
-        const tt__home *home = tt__param_home(p);
-        const tt__stored stored = tt__param_stored(p);
-        tt_status status = tt__param_fits(p, values, 0, p->size);
-        for (int rank = 0; rank < p->holder->crew->ranks; rank++) {
+    tt_status status = tt__has_memory(p) ? tt__param_fits(p, values, 0, p->size) : TT_OK;
+    for (int k = 0; k < 2 && tt__has_memory(p); k++) {
+        const tt__arena *a = k ? p->again : p->holder;
+        if (!a || !a->allocated) continue; /* then it is filled of the other */
+        const tt__home *home = tt__home_in(a, p->index);
+        const tt__stored stored = tt__stored_of(p, &home->part, a);
+        for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
             char *memory = tt__param_memory(p, rank);
             int64_t first, count = tt__stored_piece(&stored, rank, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
                 char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-                status = tt__write_memory(p->ctx, p->holder, rank, home->space, to, home->dtype, values + e,
-                                          TT_F32, (size_t)n);
+                status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, values + e, TT_F32,
+                                          (size_t)n);
             }
         }
-        return status;
     }
+    if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
     memcpy(copy, values, sizeof(float) * (size_t)p->size);
@@ -14003,6 +14578,8 @@ typedef struct tt__settings {
     const tt__device_kind *kind;
     tt__crew *crew;
     int threads;            /* of a rank on the device "cpu" */
+    int stage;              /* of a pipeline, that the program is of */
+    int in_flight;          /* most micro-batches that it has between their forward and their backward */
     tt__precision precision;
     tt__matmul matmul;
     tt__recompute recompute;
@@ -14041,6 +14618,10 @@ typedef struct tt__built {
     size_t of_first;        /* bytes on the device of what only data rank 0 has */
     int together;           /* most instructions that run together */
     int under_way;          /* most that have been started on other streams and are not waited for yet */
+    /* Of a pipeline's stage: one more than the SEND to the next stage and to the one before, and the segment
+       that first writes what that sends. */
+    int send[2];
+    tt__segment sends_from[2];
     tt__replay replay;      /* of a step */
     int forward_values;     /* values with smaller numbers are the forward's, the same for any choice */
 } tt__built;
@@ -14054,6 +14635,8 @@ typedef struct tt__started {
     int at;                 /* one more than the number of the instruction; 0: this entry is free */
     void *done;             /* an event, after it */
 } tt__started;
+
+typedef struct tt__passed { void *sent[2], *taken[2]; } tt__passed; /* events */
 
 /* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
@@ -14069,6 +14652,9 @@ typedef struct tt__rank {
     tt__mat *peers;         /* operands of these in other ranks */
     void *event;            /* with which other ranks' devices wait for this one's */
     void *ready;            /* ... and other streams for that of computation */
+    /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
+       the one before (1) is there; what has come that way has been taken. */
+    tt__passed *passed;
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
@@ -14076,8 +14662,21 @@ typedef struct tt__rank {
     char why[256];          /* ... which is still to be told */
 } tt__rank;
 
+/* The inputs of a micro-batch on a data rank, until a pipeline runs it. */
+typedef struct tt__fed {
+    char *inputs;           /* each from tt_program.fed_at on */
+    int64_t *rows;          /* of each axis */
+} tt__fed;
+
 struct tt_program {
     tt_context *ctx;
+    /* Of a pipeline: the programs of all stages. What follows is the first stage's, but for the step at hand,
+       which is that of all: those of other stages are used as tt__stage_view shows them. NULL: one stage. */
+    struct tt_program **stage;
+    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
+    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all */
+    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
+    int64_t last_round;     /* that was run */
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
@@ -14101,7 +14700,7 @@ struct tt_program {
 
 tt_parallel tt_parallel_default(void)
 {
-    const tt_parallel p = {0, 1, 1, false, false, 0, false};
+    const tt_parallel p = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0};
     return p;
 }
 
@@ -14250,6 +14849,9 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
     tt__free(ctx, b->box);
 }
 
+static int tt__stages(const tt_program *p) { return p->stage ? p->settings.options.parallel.pipeline : 1; }
+static tt_program *tt__stage_of(tt_program *p, int s) { return s ? p->stage[s] : p; }
+
 /* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
 static void tt__leave_arena(tt_program *p)
 {
@@ -14259,8 +14861,13 @@ static void tt__leave_arena(tt_program *p)
     while (*at != p) at = &(*at)->next;
     *at = p->next;
     for (int k = 0; k < a->n_homes && !a->programs && !a->allocated; k++) {
-        if (p->ctx->params[k]->holder != a) continue;
-        p->ctx->params[k]->holder = NULL;
+        tt_param *param = p->ctx->params[k];
+        if (param->again == a) param->again = NULL;
+        else if (param->holder != a) continue;
+        else {
+            param->holder = param->again;
+            param->again = NULL;
+        }
         a->references--;
     }
     tt__arena_release(p->ctx, a);
@@ -14279,6 +14886,11 @@ static void tt__rank_free(tt_program *p, int rank)
     }
     if (r->staging) b->release_host(d, r->staging);
     tt__host_release(ctx, p->settings.crew, rank, r->host);
+    for (int k = 0; k < 2 * p->settings.in_flight && r->passed; k++) {
+        if (r->passed[k / 2].sent[k % 2]) b->release_event(d, r->passed[k / 2].sent[k % 2]);
+        if (r->passed[k / 2].taken[k % 2]) b->release_event(d, r->passed[k / 2].taken[k % 2]);
+    }
+    tt__free(ctx, r->passed);
     if (r->event) b->release_event(d, r->event);
     if (r->ready) b->release_event(d, r->ready);
     for (int k = 0; k < p->built.under_way && r->started; k++)
@@ -14299,6 +14911,14 @@ void tt_program_free(tt_program *p)
 {
     if (!p) return;
     tt_context *ctx = p->ctx;
+    for (int s = 1; p->stage && s < p->settings.options.parallel.pipeline; s++) tt_program_free(p->stage[s]);
+    tt__free(ctx, p->stage);
+    for (int k = 0; k < p->n_fed; k++) {
+        tt__free(ctx, p->fed[k].inputs);
+        tt__free(ctx, p->fed[k].rows);
+    }
+    tt__free(ctx, p->fed);
+    tt__free(ctx, p->fed_at);
     for (int r = 0; p->rank && r < p->settings.crew->ranks; r++) tt__rank_free(p, r);
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
@@ -14341,10 +14961,12 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
     TT__PASS(t, "rows", tt__pass_rows(t, b->root));
+    if (t->stages > 1) TT__PASS(t, "ends of stages", tt__pass_ends(t));
     if (tensor > 1) TT__PASS(t, "tensor", tt__pass_tensor(t, b->root, tensor, s->options.parallel.sequence,
                                                           train));
     TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
     TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
+    if (t->stages > 1) tt__number_stages(t);
     for (int k = 0; k < t->n_code; k++) losses += tt__is(&t->code[k], TT__LOSS);
     tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
     if (status == TT_OK && t->accumulate && losses != 1)
@@ -14363,6 +14985,7 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
     if (tensor > 1) TT__PASS(t, "tensor losses", tt__pass_tensor_losses(t));
     TT__PASS(t, "counts", tt__pass_counts(t));
+    if (t->stages > 1) TT__PASS(t, "stages", tt__pass_stages(t));
     TT__PASS(t, "gather", tt__pass_gather(t));
     if (train) TT__PASS(t, "sums", tt__pass_sums(t, accumulate));
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
@@ -14426,6 +15049,7 @@ static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, 
                   "only", o->optimizer.clip_norm);
     if (scales) tt__print(&all, ", nor with precision '%s', as loss scaling skips whole steps", o->precision);
     if (o->parallel.server) tt__print(&all, ", nor with parallel.server");
+    if (o->parallel.pipeline > 1) tt__print(&all, ", nor with parallel.pipeline");
     if (!all.length) return TT_OK;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
 }
@@ -14534,6 +15158,8 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->slots = s->options.accumulate ? p->groups / p->data : 1;
     t->zero = p->zero;
     t->server = p->server;
+    t->stages = p->pipeline;
+    t->stage = s->stage;
     t->early = s->options.train && choice->update_in_backward;
     t->sums_micros = p->zero > 1 || p->reduce_micros || (t->early && p->data > 1);
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
@@ -14542,7 +15168,8 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
 /* Are the ranks of an arena's programs laid out along the axes as these settings say? */
 static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
 {
-    return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor;
+    return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
+           a->stages == s->options.parallel.pipeline;
 }
 
 /* Tells a tape how the tensor ranks hold its parameters already: what it splits must be split as there. */
@@ -14552,10 +15179,25 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
-        const tt__arena *a = tt__home_arena(s->kind, shared, t->ctx->params[x->param]);
+        const tt__arena *a = tt__home_arena(s->kind, shared, t->ctx->params[x->param], t->stage, t->stages);
         const tt__home *home = tt__home_in(a, x->param);
         if (home && a->crew == s->crew && tt__same_ranks(a, s)) x->held = 1 + (int)home->part.split;
     }
+}
+
+/* Notes what goes to other stages, and where it is written first. */
+static void tt__note_sends(tt__built *b)
+{
+    tt_tape *t = b->t;
+    tt__note_first_writers(t);
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (i->move.over != TT__OVER_STAGES || i->out[0]) continue;
+        const int way = i->move.to > i->move.from;
+        b->send[way] = k + 1;
+        b->sends_from[way] = t->code[t->values[t->values[i->in[0]].base].instead - 1].segment;
+    }
+    tt__forget_first_writers(t);
 }
 
 /* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
@@ -14578,9 +15220,14 @@ static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s
         if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
         status = tt__run_passes(b, s, choice);
     }
+    if (status == TT_OK && s->options.parallel.pipeline > 1) {
+        tt__hold_micros(b->t, s->in_flight);
+        tt__note_sends(b);
+    }
     for (int32_t v = 1; status == TT_OK && v < b->t->n_values; v++) {
         tt__value *x = &b->t->values[v];
-        x->parted = b->t->values[x->base].slots > 1 || x->part.unit || tt__is_own_rows(b->t, v);
+        const tt__value *base = &b->t->values[x->base];
+        x->parted = base->slots > 1 || base->copies > 1 || x->part.unit || tt__is_own_rows(b->t, v);
     }
     for (int k = 0, n = 1, started = 0; status == TT_OK && k < b->t->n_code; k++) {
         tt__instr *i = &b->t->code[k];
@@ -14643,7 +15290,8 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
         const tt__value *x = &t->values[v];
         const tt__arena *home = NULL;
         if (!tt__in_arena(x) || x->base != v) continue;
-        if (x->storage == TT__PARAMETER) home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param]);
+        if (x->storage == TT__PARAMETER)
+            home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param], t->stage, t->stages);
         tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
         if (status != TT_OK) return status;
         if (!home && !x->part.root) bytes[x->space] += tt__arena_bytes(t, x);
@@ -15155,7 +15803,7 @@ static void tt__place_persistent(tt_program *p)
         tt__value *x = &t->values[v];
         tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
         if (!tt__in_arena(x) || x->base != v) continue;
-        if (param && tt__home_arena(a->kind, a, param)) continue;
+        if (param && tt__home_arena(a->kind, a, param, a->stage, a->stages)) continue;
         size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
         x->place = *end;
         *end += tt__arena_bytes(t, x);
@@ -15165,7 +15813,8 @@ static void tt__place_persistent(tt_program *p)
         a->home[x->param].space = x->space;
         a->home[x->param].part = x->part;
         if (!a->kind->backend) continue;
-        param->holder = a;
+        if (param->holder) param->again = a;
+        else param->holder = a;
         a->references++;
     }
 }
@@ -15186,6 +15835,8 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
         a->crew = s->crew;
         a->data = s->options.parallel.data;
         a->tensor = s->options.parallel.tensor;
+        a->stages = s->options.parallel.pipeline;
+        a->stage = s->stage;
         a->persistent = s->kind->resident;
         a->memory_kind = s->memory;
     }
@@ -15218,17 +15869,23 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r)
     r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)(p->built.under_way + 1));
     if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers || !r->started)
         return TT_ERR_MEMORY;
+    const size_t micros = (size_t)p->settings.in_flight;
+    if (micros) r->passed = (tt__passed *)tt__calloc(p->ctx, sizeof *r->passed * micros);
+    if (micros && !r->passed) return TT_ERR_MEMORY;
     for (size_t k = 0; k < axes; k++) r->axis_rows[k] = -1;
     return TT_OK;
 }
 
 static tt_status tt__make_ranks(tt_program *p)
 {
-    const int ranks = p->settings.crew->ranks;
+    const tt_parallel *how = &p->settings.options.parallel;
+    const int ranks = p->settings.crew->ranks, of_stage = how->data * how->tensor;
+    const int first = p->settings.stage * of_stage;
     tt_status status = TT_OK;
     p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)ranks);
     if (!p->rank) return TT_ERR_MEMORY;
-    for (int r = 0; r < ranks && status == TT_OK; r++) status = tt__make_rank(p, &p->rank[r]);
+    for (int r = first; r < first + of_stage && status == TT_OK; r++)
+        status = tt__make_rank(p, &p->rank[r]);
     return status;
 }
 
@@ -15250,7 +15907,18 @@ static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
                     s->options.parallel.data, s->options.parallel.tensor);
 }
 
-static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o)
+/* Tells a program which stage of a pipeline it is of. */
+static void tt__set_stage(tt__settings *s, int stage)
+{
+    const tt_parallel *p = &s->options.parallel;
+    const int micros = !s->options.train || !s->options.accumulate ? 1 : p->micros ? p->micros : INT_MAX;
+    const bool gpipe = p->schedule && strcmp(p->schedule, "gpipe") == 0;
+    s->stage = stage;
+    s->in_flight = p->pipeline == 1 ? 0 : gpipe ? micros : (int)tt__min(micros, p->pipeline - stage);
+}
+
+static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
+                                  int stage)
 {
     tt__choice choice = {TT__RECOMPUTE_NONE, 0, INT_MAX, false, 0, INT_MAX, NULL, 0};
     tt__extent extent;
@@ -15259,6 +15927,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape",
                         (int)root);
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
+    if (status == TT_OK) tt__set_stage(&p->settings, stage);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     choice.recompute = p->settings.recompute;
     choice.offload = p->settings.offload;
@@ -15288,6 +15957,8 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
     *all = *split = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
+        if (p->stage && v >= p->n_recorded) break;
+        for (int s = 0; s < tt__stages(p) && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         *all += p->ctx->params[x->param]->size;
         if (x->part.split != TT__WHOLE) *split += p->ctx->params[x->param]->size;
@@ -15305,13 +15976,54 @@ static void tt__tell_unsplit(const tt_program *p)
             (int)TT__TENSOR_LEAST);
 }
 
+/* Is an input read by a stage? */
+static bool tt__reads_input(const tt_program *p, int32_t v)
+{
+    bool read = p->built.t->values[v].place != TT__NO_PLACE;
+    for (int s = 1; s < tt__stages(p) && !read; s++)
+        read = p->stage[s]->built.t->values[v].place != TT__NO_PLACE;
+    return read;
+}
+
+/* Compiles the other stages of a pipeline, of which p is the first. */
+static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t root,
+                                    const tt_compile_options *o)
+{
+    const int stages = p->settings.options.parallel.pipeline;
+    const size_t values = (size_t)t->n_values;
+    tt_status status = TT_OK;
+    if (stages == 1) return TT_OK;
+    p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
+    p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
+    if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
+    p->stage[0] = p;
+    p->n_recorded = t->n_values;
+    p->n_axes = t->n_axes;
+    for (int s = 1; s < stages && status == TT_OK; s++) {
+        tt_compile_options of_stage = *o;
+        tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
+        if (!q) return TT_ERR_MEMORY;
+        q->ctx = p->ctx;
+        if (o->share) of_stage.share = o->share->stage[s];
+        status = tt__compile_into(q, t, root, &of_stage, s);
+    }
+    for (size_t v = 1; v <= values && status == TT_OK; v++) {
+        const tt__value *x = &p->built.t->values[v - 1];
+        const bool fed = x->storage == TT__INPUT && x->base == (int32_t)v - 1 && tt__reads_input(p, x->base);
+        p->fed_at[v] = p->fed_at[v - 1] + (fed ? tt__slot_bytes(x) : 0);
+    }
+    return status;
+}
+
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     const tt_compile_options defaults = tt_compile_options_default();
     tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
     if (!p) return NULL;
     p->ctx = t->ctx;
-    if (tt__compile_into(p, t, root.id, o ? o : &defaults) != TT_OK) {
+    tt_status status = tt__compile_into(p, t, root.id, o ? o : &defaults, 0);
+    if (status == TT_OK) status = tt__compile_stages(p, t, root.id, o ? o : &defaults);
+    if (status != TT_OK) {
         tt_program_free(p);
         return NULL;
     }
@@ -15429,9 +16141,40 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
    above.
    ======================================================================================================== */
 
-/* The first rank of a data rank. */
-static int tt__first_of(const tt_program *p, int data_rank) { return data_rank * p->arena->tensor; }
-static int tt__data_rank(const tt_program *p, int rank) { return rank / p->arena->tensor; }
+/* The first rank of a data rank, of the program's stage. */
+static int tt__first_of(const tt_program *p, int data_rank)
+{
+    return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
+}
+
+static int tt__data_rank(const tt_program *p, int rank)
+{
+    return rank / p->arena->tensor % p->arena->data;
+}
+
+/* The program as its stage number s has it: itself, or *room, where it has several. */
+static tt_program *tt__stage_view(const tt_program *p, int s, tt_program *room)
+{
+    if (!p->stage) return (tt_program *)(uintptr_t)p;
+    const tt_program *q = p->stage[s];
+    *room = *p;
+    room->settings = q->settings;
+    room->built = q->built;
+    room->arena = q->arena;
+    room->rank = q->rank;
+    return room;
+}
+
+static tt_program *tt__rank_view(const tt_program *p, int rank, tt_program *room)
+{
+    return tt__stage_view(p, rank / tt__stage_ranks(p->arena), room);
+}
+
+/* The last stage, which has the loss. */
+static tt_program *tt__last_view(const tt_program *p, tt_program *room)
+{
+    return tt__stage_view(p, tt__stages(p) - 1, room);
+}
 
 /* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
 static int tt__slots(const tt_program *p)
@@ -15473,13 +16216,15 @@ static tt_status tt__params_ready(const tt_program *p)
     for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
         if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v) continue;
         const tt_param *param = p->ctx->params[t->values[v].param];
-        if (!param->holder)
+        const tt__arena *a = tt__home_arena(p->settings.kind, p->arena, param, p->arena->stage,
+                                            p->arena->stages);
+        if (!a)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
                             "it was allocated: compile this one again", param->name);
-        if (param->holder != p->arena && !param->holder->allocated)
+        if (a != p->arena && !a->allocated)
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
                             "allocated: allocate that one first, or compile with `share`", param->name);
-        status = tt__check_home(p, param->holder, v);
+        status = tt__check_home(p, a, v);
     }
     return status;
 }
@@ -15495,7 +16240,8 @@ static size_t tt__region(const tt_program *p, const tt__value *x)
 static size_t tt__host_size(const tt_program *p, int rank)
 {
     const tt__built *b = &p->built;
-    return b->host_persistent + b->host_transient + (rank < p->arena->tensor ? b->host_of_first : 0);
+    const bool first = rank - tt__first_rank(p->arena) < p->arena->tensor;
+    return b->host_persistent + b->host_transient + (first ? b->host_of_first : 0);
 }
 
 static size_t tt__host_region(const tt_program *p, const tt__value *x)
@@ -15518,7 +16264,8 @@ static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
-    for (int r = 0; r < a->crew->ranks && !p->zeroed && status == TT_OK; r++) {
+    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
+    for (int r = tt__first_rank(a); r < tt__end_rank(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];
             const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
@@ -15779,7 +16526,8 @@ static tt_status tt__allocate_memory(tt_context *ctx, tt__arena *a, int rank, fl
     if (status == TT_OK && a->kind->resident) status = b->fill(d, a->memory[rank], 0, a->kind->resident);
     status = tt__device_status(ctx, a->crew, rank, status);
     for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
-        if (ctx->params[k]->holder == a) status = tt__param_fill(ctx->params[k], rank, piece);
+        if (ctx->params[k]->holder == a || ctx->params[k]->again == a)
+            status = tt__param_fill(ctx->params[k], rank, piece);
     return status;
 }
 
@@ -15790,7 +16538,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     if (status != TT_OK) return status;
     float *piece = (float *)tt__alloc(ctx, TT__BOUNCE);
     if (!piece) return TT_ERR_MEMORY;
-    for (int r = 0; r < a->crew->ranks && status == TT_OK; r++)
+    for (int r = tt__first_rank(a); r < tt__end_rank(a) && status == TT_OK; r++)
         status = tt__allocate_memory(ctx, a, r, piece);
     tt__free(ctx, piece);
     a->allocated = status == TT_OK;
@@ -15808,12 +16556,18 @@ static bool tt__is_staged(const tt_program *p, int32_t v)
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
+/* Bytes of what one micro-batch has of a storage. */
+static size_t tt__micro_bytes(const tt__value *x)
+{
+    return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
+}
+
 /* Bytes of a rank's buffers that the host writes such values from: one is filled while another is copied. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_staged(p, v)) bytes += 2 * tt__storage_bytes(&p->built.t->values[v]);
+        if (tt__is_staged(p, v)) bytes += 2 * tt__micro_bytes(&p->built.t->values[v]);
     return bytes;
 }
 
@@ -15825,12 +16579,17 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->settings.crew->device[rank];
     tt__rank *r = &p->rank[rank];
+    for (int k = 0; k < 2 * p->settings.in_flight && !p->settings.kind->host; k++) {
+        tt_status status = b->mark(d, TT__COMPUTE_STREAM, &r->passed[k / 2].sent[k % 2]);
+        if (status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &r->passed[k / 2].taken[k % 2]);
+        if (status != TT_OK) return status;
+    }
     if (on_host && !r->host && !(r->host = tt__host_allocate(p->ctx, p->settings.crew, rank, on_host)))
         return TT_ERR_MEMORY;
     if (bytes && !(r->staging = (char *)b->allocate_host(d, bytes))) return TT_ERR_MEMORY;
     char *at = r->staging;
     for (int32_t v = 1; v < t->n_values; v++)
-        for (int k = 0; k < 2 && tt__is_staged(p, v); k++, at += tt__storage_bytes(&t->values[v]))
+        for (int k = 0; k < 2 && tt__is_staged(p, v); k++, at += tt__micro_bytes(&t->values[v]))
             r->staged[v].buffer[k] = at;
     return TT_OK;
 }
@@ -15843,8 +16602,9 @@ tt_status tt_allocate(tt_program *p)
                         "run them: compile for \"cpu\" to run this one", p->settings.kind->name);
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
-    for (int r = 0; r < p->settings.crew->ranks && status == TT_OK; r++)
+    for (int r = tt__first_of(p, 0); r < tt__end_rank(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, p->settings.crew, r, tt__allocate_rank(p, r));
+    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
     p->ready = status == TT_OK;
     return status;
 }
@@ -15866,6 +16626,7 @@ static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat 
     char *data = (char *)m->data;
     int64_t first;
     if (base->slots > 1) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
+    if (base->copies > 1) data += (size_t)(p->round % base->copies) * tt__slot_bytes(base);
     if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, rank, id) * item;
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
@@ -15961,6 +16722,36 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     return tt__write_value(p, rank, v, data, (size_t)rows * row);
 }
 
+/* What a pipeline keeps of the inputs of its next micro-batch on a data rank. NULL: no memory. */
+static tt__fed *tt__fed_of(tt_program *p, int data_rank)
+{
+    const int at = (int)p->round * p->arena->data + data_rank;
+    const size_t bytes = p->fed_at[p->n_recorded], rows = sizeof(int64_t) * (size_t)p->n_axes;
+    while (p->n_fed <= at) {
+        if (!TT__GROW(p->ctx, p->fed, p->n_fed, p->cap_fed)) return NULL;
+        memset(&p->fed[p->n_fed++], 0, sizeof *p->fed);
+    }
+    tt__fed *f = &p->fed[at];
+    if (!f->inputs) f->inputs = (char *)tt__alloc(p->ctx, bytes ? bytes : 1);
+    if (!f->rows) f->rows = (int64_t *)tt__alloc(p->ctx, rows);
+    return f->inputs && f->rows ? f : NULL;
+}
+
+/* The same for a pipeline, which runs the micro-batches of a step at its end, or when there is one only. The
+   ranks of the first stage know what is set. */
+static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const void *data, int64_t rows)
+{
+    const tt__value *x = &p->built.t->values[v];
+    tt__rank *r = &p->rank[tt__first_of(p, data_rank)];
+    const tt__fed *f = tt__fed_of(p, data_rank);
+    tt_status status = !f ? TT_ERR_MEMORY : x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
+    if (status != TT_OK) return status;
+    tt__mark_input(r, v, TT__SET);
+    if (!tt__reads_input(p, v)) return TT_OK;
+    memcpy(f->inputs + p->fed_at[v], data, (size_t)(rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype));
+    return TT_OK;
+}
+
 static tt_status tt__check_data_rank(const tt_program *p, const char *function, int rank)
 {
     if (rank >= 0 && rank < p->arena->data) return TT_OK;
@@ -15982,6 +16773,7 @@ tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld",
                         (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
+    if (p->stage) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
     return status;
@@ -16019,8 +16811,25 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t capacity)
+/* The last stage that has a value, as the last micro-batch left it. */
+static tt_program *tt__view_with(const tt_program *p, int32_t v, tt_program *room)
 {
+    tt_program *q = tt__stage_view(p, 0, room);
+    for (int s = tt__stages(p) - 1; s > 0 && p->stage; s--) {
+        const tt_tape *t = p->stage[s]->built.t;
+        if (v <= 0 || v >= p->n_recorded) break;
+        const tt__value *base = &t->values[t->values[v].base];
+        if (!base->persistent && base->place == TT__NO_PLACE) continue;
+        q = tt__stage_view(p, s, room);
+        break;
+    }
+    if (p->stage) q->round = p->last_round;
+    return q;
+}
+
+tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t capacity)
+{
+    tt_program room, *p = tt__view_with(head, v.id, &room);
     const tt_tape *t = p->built.t;
     const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
@@ -16028,7 +16837,7 @@ tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t cap
     if (!x || !(x->keep || x->persistent || v.id == p->built.root))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this "
                         "program: mark it with tt_output", (int)v.id);
-    if (!p->arena->allocated || (!x->persistent && p->arena->results_of != p))
+    if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
                         "program, before the next tt_set and other programs of its arena", x->name);
     if (!x->persistent && rank >= p->present)
@@ -16045,7 +16854,7 @@ tt_status tt_get_rank(tt_program *p, int rank, tt_value v, float *to, size_t cap
     if (capacity < n)
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
                         capacity);
-    status = x->persistent ? tt__zero_states(p) : TT_OK;
+    status = x->persistent ? tt__zero_states(head) : TT_OK;
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
         status = tt__read_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32, tt__at(&m, r),
                                  m.dtype, (size_t)m.cols);
@@ -16060,7 +16869,7 @@ tt_status tt_get(tt_program *p, tt_value v, float *to, size_t capacity)
 
 static void tt__forget_inputs(tt_program *p)
 {
-    for (int r = 0; r < p->settings.crew->ranks; r++) {
+    for (int r = tt__first_of(p, 0); r < tt__end_rank(p->arena); r++) {
         memset(p->rank[r].input, TT__UNSET, (size_t)p->built.t->n_values);
         p->rank[r].inputs_set = 0;
     }
@@ -16069,15 +16878,15 @@ static void tt__forget_inputs(tt_program *p)
 /* Does an input of a rank that instructions read have data, or has it had some? */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
-    for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (p->rank[rank].input[v] != TT__UNSET && p->built.t->values[v].place != TT__NO_PLACE) return true;
+    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
+    for (int32_t v = 1; v < values; v++)
+        if (p->rank[rank].input[v] != TT__UNSET && tt__reads_input(p, v)) return true;
     return false;
 }
 
-/* Fails unless all inputs of a rank are set. */
-static tt_status tt__rank_inputs(tt_program *p, int rank)
+/* Fails unless all inputs that a tape reads are set on a rank. */
+static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank)
 {
-    const tt_tape *t = p->built.t;
     const tt__rank *r = &p->rank[rank];
     char of[32] = "";
     const char *set = p->arena->data > 1 ? "tt_set_rank" : "tt_set";
@@ -16104,7 +16913,9 @@ static tt_status tt__inputs_ready(tt_program *p)
     tt_status status = TT_OK;
     for (p->present = data; p->present > 1; p->present--)
         if (tt__has_inputs(p, tt__first_of(p, p->present - 1))) break;
-    for (int d = 0; d < p->present && status == TT_OK; d++) status = tt__rank_inputs(p, tt__first_of(p, d));
+    for (int d = 0; d < p->present; d++)
+        for (int s = 0; s < tt__stages(p) && status == TT_OK; s++)
+            status = tt__rank_inputs(p, tt__stage_of(p, s)->built.t, tt__first_of(p, d));
     if (status == TT_OK && p->round > 0 && p->present > before)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
                           "earlier round of this step: only the last round may leave data ranks out", before);
@@ -16120,6 +16931,7 @@ static void tt__poison(tt_program *p, int rank, int instruction)
     for (int k = 0; k < p->built.n_boxes && instruction < p->built.t->n_code - 1; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->merged != k || box->last != instruction) continue;
+        if (p->built.t->values[box->value].stays) continue; /* other micro-batches need it */
         char *host = p->rank[rank].host + p->built.host_persistent + box->place;
         if (box->space == TT__HOST && a->kind->host) memset(host, 0xff, box->bytes);
         if (box->space == TT__HOST) continue; /* of another kind, where a wait would order streams */
@@ -16134,9 +16946,11 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
-    if (x->storage != TT__INPUT || !staged->buffer[0]) return m;
+    if (x->storage != TT__INPUT || (!p->stage && !staged->buffer[0])) return m;
     const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, rank, id) : 0;
-    m.data = staged->buffer[staged->now] + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
+    const char *from = p->stage ? p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].inputs +
+                                  p->fed_at[x->base] : staged->buffer[staged->now];
+    m.data = (char *)(uintptr_t)from + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
 }
 
@@ -16165,10 +16979,10 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
    arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
-    tt_program *p = (tt_program *)arg;
+    tt_program room, *p = tt__rank_view((tt_program *)arg, rank, &room);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
-    const int end = tt__segment_first(p->built.t, TT__EACH_MICRO + 1u);
+    const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
     p->rank[rank].flops = 0;
     if (tt__data_rank(p, rank) >= p->present) return TT_OK;
     memset(l, 0, sizeof *l);
@@ -16228,10 +17042,13 @@ static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phas
 /* The ranks that take part in a collective of this rank, and which of them it is. */
 static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
 {
-    const int tensor = p->arena->tensor;
-    const bool data = move->over == TT__OVER_DATA;
-    const tt__members m = {data ? rank % tensor : rank - rank % tensor, data ? tensor : 1,
-                           data ? p->arena->data : tensor};
+    const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
+    const tt__members data = {rank - place + rank % tensor, tensor, p->arena->data};
+    const tt__members of_tensor = {rank - rank % tensor, 1, tensor};
+    const tt__members stages = {(p->arena->stages - 1) * each + place, -each, p->arena->stages};
+    const tt__members tied = {move->from * each + place, (move->to - move->from) * each, 2};
+    const tt__members m = move->over == TT__OVER_DATA ? data : move->over == TT__OVER_STAGES ? stages
+                        : move->over == TT__OVER_TIED ? tied : of_tensor;
     *me = (rank - m.first) / m.stride;
     return m;
 }
@@ -16264,6 +17081,26 @@ static int tt__present(const tt_program *p, const tt__instr *i, int members)
     return i->segment == TT__EACH_MICRO ? p->present : i->slot ? p->in_slot[i->slot - 1] : members;
 }
 
+/* The operand and the result of instruction i's counterpart on a rank of another stage. What goes from one to
+   the other has the same number there; what is summed at the step's end is found by its parameter. */
+static void tt__set_stage_member(const tt_program *p, int other, const tt__instr *i, tt__mat *in,
+                                 tt__mat *out)
+{
+    tt_program room;
+    const tt_program *q = tt__rank_view(p, other, &room);
+    const tt_tape *t = q->built.t;
+    int32_t x = i->out[0], y = i->out[0];
+    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code && i->in[0]; k++) {
+        const tt__instr *j = &t->code[k];
+        const int32_t param = p->built.t->values[i->in[0]].param;
+        if (j->op != i->op || j->move.over != i->move.over || t->values[j->in[0]].param != param) continue;
+        x = j->in[0];
+        y = j->out[0];
+    }
+    *in = tt__resolve(q, other, x);
+    *out = tt__resolve(q, other, y);
+}
+
 /* Fills in what a launch says of members: other ranks, or the slots of the operand. */
 static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *peers)
 {
@@ -16276,8 +17113,13 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     l->present = tt__present(p, i, m.count);
     l->peer_in = peers;
     l->peer_out = peers + m.count;
+    const bool stages = i->move.over == TT__OVER_STAGES || i->move.over == TT__OVER_TIED;
     for (int k = 0; k < m.count; k++) {
         const int other = slots ? rank : m.first + k * m.stride;
+        if (stages) {
+            tt__set_stage_member(p, other, i, &peers[k], &peers[m.count + k]);
+            continue;
+        }
         peers[k] = tt__resolve(p, other, i->in[0]);
         peers[m.count + k] = tt__resolve(p, other, i->out[0]);
         const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
@@ -16346,7 +17188,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     const tt__instr *i = l->instr;
     int me;
     tt__members members = tt__members_of(p, rank, &i->move, &me);
-    if (i->move.from != i->move.to) { /* between two of them */
+    if (i->move.from != i->move.to && i->move.over != TT__OVER_TIED) { /* between two of them */
         if (me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
         members.first += members.stride * i->move.from;
         members.stride *= i->move.to - i->move.from;
@@ -16385,6 +17227,71 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
         l->first += rank % p->arena->tensor * ((elements + 7) / 8 * 8);
     }
     if (i->move.over) tt__set_members(p, rank, l, peers);
+}
+
+/* ---- from stage to stage */
+
+/* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
+   next stage (0) or to the one before (1). */
+static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
+{
+    int me;
+    const tt__members all = tt__members_of(p, rank, &i->move, &me);
+    *way = i->move.to > i->move.from;
+    return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
+}
+
+/* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
+   and copies. */
+static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt_program room;
+    int way;
+    const int other = tt__neighbour(p, rank, l->instr, &way);
+    const tt_program *q = tt__rank_view(p, other, &room);
+    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
+    const tt__passed *theirs = &q->rank[other].passed[p->round % q->settings.in_flight];
+    tt_status status = TT_OK;
+    if (!l->instr->out[0]) {
+        status = b->mark(d, TT__COMPUTE_STREAM, &own->sent[way]);
+        if (status == TT_OK) tt__count_on(c->world, &c->world->sent[rank][way]);
+        return tt__device_status(p->ctx, c, rank, status);
+    }
+    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)p->round + 1))
+        return TT_ERR_DEVICE;
+    l->phase = TT__SPREAD_PHASE;
+    status = b->after(d, l->instr->stream, theirs->sent[way]);
+    if (status == TT_OK) status = b->launch(l, 1);
+    if (status == TT_OK) status = b->mark(d, l->instr->stream, &own->taken[way]);
+    if (status == TT_OK) tt__count_on(c->world, &c->world->taken[rank][way]);
+    return tt__device_status(p->ctx, c, rank, status);
+}
+
+/* Before a segment writes what goes to another stage: the other has taken what was there. */
+static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt_status status = TT_OK;
+    for (int k = 0; k < 2 && p->stage && status == TT_OK; k++) {
+        if (!p->built.send[k] || p->built.sends_from[k] != segment) continue;
+        const tt__instr *i = &p->built.t->code[p->built.send[k] - 1];
+        const int32_t copies = p->built.t->values[p->built.t->values[i->in[0]].base].copies;
+        tt_program room;
+        int way;
+        const int other = tt__neighbour(p, rank, i, &way);
+        const tt_program *q = tt__rank_view(p, other, &room);
+        if (p->round >= copies &&
+            !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
+                          (uint64_t)(p->round + 1 - copies)))
+            return TT_ERR_DEVICE;
+        for (int m = 0; m < q->settings.in_flight && !c->kind->host && status == TT_OK; m++)
+            status = b->after(c->device[rank], TT__COMPUTE_STREAM, q->rank[other].passed[m].taken[way]);
+    }
+    return tt__device_status(p->ctx, c, rank, status);
 }
 
 /* Is m a piece, or a rank's own rows, without elements? */
@@ -16451,7 +17358,9 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
         else if (status == TT_OK) status = tt__sum_nothing(p, rank, l);
     }
     if (status != TT_OK) return status;
-    if (some && !nothing && together)
+    if (some && pair && i->move.over == TT__OVER_STAGES)
+        status = tt__pass_on(p, rank, r->launches);
+    else if (some && !nothing && together)
         status = tt__launch_collective(p, rank, r->launches, some, met);
     else if (some && !nothing) {
         status = p->settings.kind->backend->launch(r->launches, some);
@@ -16510,7 +17419,7 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
 {
     tt_status status = TT_OK;
-    const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= p->present;
     const int end = tt__segment_first(p->built.t, segment + 1u);
     tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
@@ -16552,7 +17461,7 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        for (int r = 0; r < p->settings.crew->ranks; r++)
+        for (int r = 0; r < p->settings.crew->ranks && !p->stage; r++) /* a pipeline's wait on the host */
             tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
@@ -16587,7 +17496,7 @@ typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segme
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
-    tt_program *p = job->p;
+    tt_program room, *p = tt__rank_view(job->p, rank, &room);
     const tt__segment segment = job->segment;
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
@@ -16646,14 +17555,15 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
     p->later = tt__adds_later(p, segment);
-    p->arena->torn = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
+    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
+    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = may_tear;
     status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
     tt__tell_graphs(p);
-    for (int r = 0; r < c->ranks && micro; r++) p->flops += p->rank[r].flops;
+    for (int r = 0; r < c->ranks && micro; r++) p->flops += p->rank[r].flops; /* of one stage */
     for (int r = 0; r < c->ranks && status != TT_OK; r++) /* no device goes on to read another's memory, no */
         c->kind->backend->wait(c->device[r]);             /* stream to use what nobody waits for */
     if (status != TT_OK) return status;
-    p->arena->torn = false;
+    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = false;
     p->scale_set = true;
     if (micro) p->arena->results_of = p;
     return TT_OK;
@@ -16683,12 +17593,13 @@ static tt_status tt__read_rank(tt_program *p, int rank)
    ran. */
 static tt_status tt__read_results(tt_program *p)
 {
+    tt_program room, *q = tt__last_view(p, &room);
     const bool trains = p->settings.options.train;
-    tt_status status = tt__read_rank(p, 0);
-    p->results = p->rank[0].results;
+    tt_status status = tt__read_rank(q, tt__first_of(q, 0));
+    p->results = q->rank[tt__first_of(q, 0)].results;
     for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
-        const tt__totals *own = &p->rank[tt__first_of(p, d)].results.totals;
-        status = tt__read_rank(p, tt__first_of(p, d));
+        const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
+        status = tt__read_rank(q, tt__first_of(q, d));
         p->results.totals.loss += own->loss;
         p->results.totals.targets += own->targets;
         p->results.totals.correct += own->correct;
@@ -16698,12 +17609,13 @@ static tt_status tt__read_results(tt_program *p)
 
 /* Sums what losses have counted in the micro-batches of the step so far; of several ranks, where the tree of
    sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
-static tt_status tt__read_counts(tt_program *p, int *bad)
+static tt_status tt__read_counts(tt_program *head, int *bad)
 {
+    tt_program room, *p = tt__last_view(head, &room);
     const tt_tape *t = p->built.t;
     const tt__value *x = &t->values[t->counted];
     tt__totals all = {0, 0, 0}, some;
-    tt_status status = t->counted ? TT_OK : tt__read_results(p);
+    tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
     for (int k = 0; k < tt__slots(p); k++) /* leaf by leaf, so that any number of ranks gives the same bits */
@@ -16718,7 +17630,7 @@ static tt_status tt__read_counts(tt_program *p, int *bad)
             all.targets += some.targets;
             all.correct += some.correct;
         }
-    p->results.totals = all;
+    head->results.totals = all;
     return status;
 }
 
@@ -16767,10 +17679,13 @@ static bool tt__all_finite(tt_program *p, int rank, int32_t v)
 /* Of a program whose results are not finite: the first parameter that is not, else NULL. */
 static const char *tt__bad_parameter(tt_program *p)
 {
-    for (int32_t v = 1; v < p->built.t->n_values; v++) {
-        const tt__value *x = &p->built.t->values[v];
-        for (int r = 0; r < p->settings.crew->ranks; r++)
-            if (x->storage == TT__PARAMETER && x->base == v && !tt__all_finite(p, r, v)) return x->name;
+    for (int s = 0; s < tt__stages(p); s++) {
+        tt_program room, *q = tt__stage_view(p, s, &room);
+        for (int32_t v = 1; v < q->built.t->n_values; v++) {
+            const tt__value *x = &q->built.t->values[v];
+            for (int r = tt__first_of(q, 0); r < tt__end_rank(q->arena); r++)
+                if (x->storage == TT__PARAMETER && x->base == v && !tt__all_finite(q, r, v)) return x->name;
+        }
     }
     return NULL;
 }
@@ -16789,27 +17704,151 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
                     bad ? "' has a number that is not finite" : "");
 }
 
-/* Forward, and backward of a program that trains, of a micro-batch on each of the first data ranks. Results
-   that the device has yet to compute are read if the caller wants them, else not waited for: a loss that is
-   not finite shows when the step ends. */
-static tt_status tt__micro(tt_program *p, bool wanted)
+/* Notes what the step must know of a round, which is ready to run. */
+static void tt__begin_micro(tt_program *p)
 {
-    const tt_tape *t = p->built.t;
-    const bool train = p->settings.options.train;
-    int bad = 0; /* the first data rank with a loss that is not finite */
-    tt_status status = tt_allocate(p);
-    if (status == TT_OK) status = tt__inputs_ready(p);
-    if (status != TT_OK) return status;
+    tt_program room;
+    const tt_program *last = tt__last_view(p, &room);
+    const tt_tape *t = last->built.t;
     if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
         int exponent = 0;
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))
-                frexp((double)tt__actual_rows(p, 0, t->code[k].in[0]), &exponent);
+                frexp((double)tt__actual_rows(last, tt__first_of(last, 0), t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
     int *in_slot = &p->in_slot[tt__slot(p)];
     *in_slot = p->present > *in_slot ? p->present : *in_slot;
+}
+
+/* ---- a pipeline: micro-batches wait, and run together */
+
+/* Action k of a stage, of two for each of `micros` micro-batches: the number of the micro-batch, and whether
+   it is its backward. `ahead`: forwards before that with which forwards and backwards begin to alternate. */
+static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
+{
+    const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
+    *backward = k >= first && (k >= first + both || (k - first) % 2 == 1);
+    if (k < first) return k;
+    return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
+}
+
+/* The same as tt__micro for a pipeline, which only takes the micro-batches: checks them, and keeps them. */
+static tt_status tt__feed(tt_program *p)
+{
+    const int most = p->settings.options.parallel.micros;
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK && p->settings.options.train && most && p->round >= most) {
+        tt__forget_inputs(p);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than parallel.micros = %d micro-batches on "
+                        "a data rank, for which the pipeline was planned", most);
+    }
+    if (status == TT_OK) status = tt__inputs_ready(p);
+    if (status != TT_OK) return status;
+    for (int d = 0; d < p->present; d++) {
+        const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
+        const int axes = p->n_axes;
+        tt__fed *f = &p->fed[p->round * p->arena->data + d];
+        memcpy(f->rows, rows, sizeof *rows * (size_t)axes);
+        for (int s = 0; s < tt__stages(p); s++) {
+            tt_program *q = tt__stage_of(p, s);
+            for (int k = 0; k < p->arena->tensor; k++)
+                memmove(q->rank[tt__first_of(q, d) + k].axis_rows, rows, sizeof *rows * (size_t)axes);
+        }
+    }
+    status = tt__check_whole(p->ctx, p->arena);
+    if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    tt__forget_inputs(p);
+    if (status != TT_OK) return status;
+    tt__begin_micro(p);
+    for (int s = 0; s < tt__stages(p); s++) {
+        const tt_program *q = tt__stage_of(p, s);
+        for (int r = tt__first_of(q, 0); r < tt__end_rank(q->arena); r++) p->flops += q->rank[r].flops;
+    }
+    return TT_OK;
+}
+
+/* Writes the inputs of a micro-batch to a rank. */
+static tt_status tt__write_fed(tt_program *p, int rank)
+{
+    const tt__fed *f = &p->fed[p->round * p->arena->data + tt__data_rank(p, rank)];
+    tt_status status = TT_OK;
+    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
+    memcpy(p->rank[rank].axis_rows, f->rows, sizeof *f->rows * (size_t)p->n_axes);
+    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
+        const tt__value *x = &p->built.t->values[v];
+        if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
+        const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
+        status = tt__write_value(p, rank, v, f->inputs + p->fed_at[v],
+                                 (size_t)tt__actual_rows(p, rank, v) * row);
+    }
+    return status;
+}
+
+/* Runs all micro-batches on a rank of a pipeline's stage. arg: the program. */
+static tt_status tt__run_stage(void *arg, int rank)
+{
+    const tt_program *head = (const tt_program *)arg;
+    const bool train = head->settings.options.train;
+    const int64_t micros = head->round, slots = tt__slots(head);
+    tt_program room, *p = tt__rank_view(head, rank, &room);
+    tt_status status = TT_OK;
+    tt__launch l;
+    tt__float_mode mode = tt__float_default();
+    memset(&l, 0, sizeof l);
+    l.device = p->settings.crew->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.resident = p->arena->memory[rank];
+    for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
+        bool backward = false;
+        p->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
+        p->present = p->round == micros - 1 ? head->present : p->arena->data;
+        p->later = p->round >= slots;
+        const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
+        status = tt__await_taken(p, rank, segment);
+        if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
+        else if (status == TT_OK && tt__data_rank(p, rank) < p->present)
+            memcpy(p->rank[rank].axis_rows, p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows,
+                   sizeof(int64_t) * (size_t)p->n_axes);
+        if (status == TT_OK) status = tt__write_settings(p, rank);
+        p->scale_set = true;
+        if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
+    }
+    tt__float_restore(mode);
+    return status;
+}
+
+/* Runs the micro-batches that a pipeline has been fed. */
+static tt_status tt__run_pipeline(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    tt_status status = tt__check_whole(p->ctx, p->arena);
+    if (status == TT_OK) status = tt__zero_states(p);
+    p->arena->results_of = NULL;
+    if (status != TT_OK) return status;
+    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_stage, p);
+    for (int r = 0; r < c->ranks && status != TT_OK; r++) c->kind->backend->wait(c->device[r]);
+    if (status != TT_OK) return status;
+    p->scale_set = true;
+    p->arena->results_of = p;
+    p->last_round = p->round - 1;
+    return TT_OK;
+}
+
+/* Forward, and backward of a program that trains, of a micro-batch on each of the first data ranks. Results
+   that the device has yet to compute are read if the caller wants them, else not waited for: a loss that is
+   not finite shows when the step ends. */
+static tt_status tt__micro(tt_program *p, bool wanted)
+{
+    const bool train = p->settings.options.train;
+    int bad = 0; /* the first data rank with a loss that is not finite */
+    if (p->stage) return tt__feed(p);
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK) status = tt__inputs_ready(p);
+    if (status != TT_OK) return status;
+    tt__begin_micro(p);
     status = tt__run_segment(p, TT__EACH_MICRO);
     tt__forget_inputs(p);
     if (status == TT_OK && (wanted || p->settings.kind->host)) {
@@ -16841,20 +17880,32 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
                         "train = false");
     tt__begin_step(p);
     tt_status status = tt__micro(p, true);
+    if (status == TT_OK && p->stage) {
+        p->round++;
+        status = tt__run_pipeline(p);
+        if (status == TT_OK) status = tt__read_results(p);
+        p->round = 0;
+    }
     if (status == TT_OK) tt__give_stats(p, stats, 0);
     return status;
 }
 
 /* What the last run of a program that does not train has found on one data rank. */
-static void tt__rank_stats(const tt_program *p, int data_rank, tt_stats *stats)
+static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
+    tt_program room;
+    const tt_program *p = tt__last_view(head, &room);
     const tt__totals *own = &p->rank[tt__first_of(p, data_rank)].results.totals;
     tt__give_stats(p, stats, 0);
     stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
     stats->targets = own->targets;
     stats->correct = own->correct;
     stats->flops = 0;
-    for (int k = 0; k < p->arena->tensor; k++) stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
+    for (int s = 0; s < tt__stages(head); s++) {
+        p = tt__stage_view(head, s, &room);
+        for (int k = 0; k < p->arena->tensor; k++)
+            stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
+    }
 }
 
 static tt_status tt__check_lr(tt_program *p, float lr)
@@ -16886,8 +17937,11 @@ static tt_status tt__norm_failed(tt_program *p)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
-    for (int r = 0; r < p->settings.crew->ranks && bad; r++)
-        finite = finite && tt__all_finite(p, r, t->values[bad].grad);
+    for (int s = 0; s < tt__stages(p) && bad; s++) {
+        tt_program room, *q = tt__stage_view(p, s, &room);
+        for (int r = tt__first_of(q, 0); r < tt__end_rank(q->arena) && tt__is_trained(q->built.t, bad); r++)
+            finite = finite && tt__all_finite(q, r, q->built.t->values[bad].grad);
+    }
     if (bad)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was "
                         "updated", step, finite ? "sum of squares of the " : "",
@@ -16902,7 +17956,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
     p->run.lr = lr;
-    tt_status status = p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    tt_status status = p->stage ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
     if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
@@ -17049,6 +18103,9 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     const tt__results *of = &p->results;
     tt__so_far g;
     int bad;
+    if (p->stage)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
+                        "step together with its update, and keeps no gradients before");
     if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
                         "and tt_update of a program compiled with accumulate");
@@ -17076,7 +18133,7 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v) continue;
         tt_input_info info = {x->name, {v}, x->shape.dtype, x->shape.rows, x->shape.cols, (int)x->shape.axis,
-                              x->place != TT__NO_PLACE};
+                              tt__reads_input(p, v)};
         if (n++ < capacity) to[n - 1] = info;
     }
     return n;
@@ -17103,10 +18160,23 @@ static void tt__discard_step(tt_program *p) { p->round = 0; }
 static bool tt__within_step(const tt_program *p) { return p->round > 0; }
 int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
 
+/* Hashes on over the attributes of what updates parameter v, if the tape does. */
+static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
+{
+    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!tt__is(i, TT__WITH_RUN | TT__RMW) || t->values[i->out[0]].param != t->values[v].param) continue;
+        *hash = tt__attr_hash(*hash, &i->attr);
+        return true;
+    }
+    return false;
+}
+
 /* Hashes on over the attributes of what updates: the global norm's instruction, those of parameters in the
    tape's order, wherever they stand, and the loss scale's. */
-static uint64_t tt__updates_hash(const tt_tape *t, uint64_t hash)
+static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
 {
+    const tt_tape *t = p->built.t;
     const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
     const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* to search on: mostly its place */
     int at = t->early ? count - 1 : 0;
@@ -17114,6 +18184,11 @@ static uint64_t tt__updates_hash(const tt_tape *t, uint64_t hash)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
     for (int32_t v = 1; v < t->n_values; v++) {
         bool found = !tt__is_trained(t, v);
+        if (p->stage) {
+            found = !tt__is_listed(t, v);
+            for (int s = 0; s < tt__stages(p) && !found; s++)
+                found = tt__hash_update(p->stage[s]->built.t, v, &hash);
+        }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
             const tt__instr *i = &t->code[first + at];
             const bool it = t->values[i->out[0]].param == t->values[v].param;
@@ -17143,8 +18218,8 @@ static uint64_t tt__program_hash(const tt_program *p)
     if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
     const tt__attr none = tt__new_instr(0).attr;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
-        if (tt__is_trained(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* of its sum of squares */
-    return tt__updates_hash(p->built.t, hash);
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* of its sum of squares */
+    return tt__updates_hash(p, hash);
 }
 
 enum { TT__STATE_VERSION = 5 };
@@ -17515,13 +18590,13 @@ static double tt__moved_by(const tt_program *p, int rank, double *least)
         if (!tt__rules_of(i)->loads || i->slot > 1) continue; /* such a step has the first slot alone */
         const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
         const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
-        const double item = (double)tt_dtype_bytes(x->shape.dtype);
+        const double item = (double)tt_dtype_bytes((i->in[0] ? x : y)->shape.dtype);
         int me;
         const tt__members all = tt__members_of(p, rank, &i->move, &me);
         const tt__loads loads = tt__rules_of(i)->loads(&i->move, elements, me, all.count);
         bytes += item * (double)loads.done;
         const bool squares = y->base == t->squares || x->shape.dtype == TT__F64; /* and what losses count */
-        if (x->param >= 0 || (i->segment == TT__EACH_MICRO && !squares)) *least += item * loads.least;
+        if (x->param >= 0 || (i->segment <= TT__EACH_BACKWARD && !squares)) *least += item * loads.least;
     }
     return bytes;
 }
@@ -17536,31 +18611,52 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
         if (!i->in[0] || !i->out[0] || !tt__is(i, TT__ANY_SPACE) || x->space == y->space) continue;
         const size_t bytes = (size_t)(x->shape.rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype);
         if (!i->later) plan->transfer_bytes += bytes;
-        if (i->segment == TT__EACH_MICRO) plan->transfer_micro_bytes += bytes;
+        if (i->segment <= TT__EACH_BACKWARD) plan->transfer_micro_bytes += bytes;
     }
 }
 
-tt_plan tt_program_plan(const tt_program *p)
+/* The stage that needs most bytes on a rank, of a program that may be a pipeline. */
+static const tt_program *tt__largest_stage(const tt_program *p, tt_program *room)
+{
+    int largest = 0;
+    for (int s = 1; s < tt__stages(p); s++) {
+        const tt__arena *a = p->stage[s]->arena, *most = p->stage[largest]->arena;
+        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most))) largest = s;
+    }
+    return tt__stage_view(p, largest, room);
+}
+
+/* The inputs of a pipeline's micro-batches on a data rank, which wait in the host's memory. */
+static size_t tt__fed_bytes(const tt_program *p)
+{
+    const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
+    return p->stage ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
+}
+
+/* The plan of a program without other stages, or of a view of one that has some. */
+static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
     tt_plan_value v;
     const tt_tape *t = p->built.t;
+    const int first = tt__first_rank(p->arena), end = tt__end_rank(p->arena);
     memset(&plan, 0, sizeof plan);
     plan.device = p->settings.kind->name;
     plan.ranks = p->settings.crew->ranks;
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
+    plan.pipeline = p->arena->stages;
     tt__count_params(p, &plan.params, &plan.split_params);
-    plan.bytes = tt__arena_size(p->arena, 0);
-    plan.bytes_least = tt__arena_size(p->arena, plan.ranks - 1);
+    plan.bytes = tt__arena_size(p->arena, first);
+    plan.bytes_least = tt__arena_size(p->arena, end - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
     plan.lower_bound_bytes = plan.persistent_bytes + p->built.bound;
-    for (int r = 0; r < plan.ranks && plan.ranks > 1; r++) {
+    for (int r = first; r < end && plan.ranks > 1; r++) {
         double least, moved = tt__moved_by(p, r, &least);
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
         plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
     }
-    plan.host_bytes = tt__host_size(p, 0) + p->arena->on_host + tt__staging_bytes(p);
+    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p) + tt__fed_bytes(p);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
     if (!p->settings.kind->host && p->settings.crew->ranks > 1) plan.host_bytes += TT__STAGE;
     tt__count_transfers(p, &plan);
@@ -17584,6 +18680,26 @@ tt_plan tt_program_plan(const tt_program *p)
     return plan;
 }
 
+tt_plan tt_stage_plan(const tt_program *p, int stage)
+{
+    tt_program room;
+    return tt__plan_of(tt__stage_view(p, stage < 0 || stage >= tt__stages(p) ? 0 : stage, &room));
+}
+
+tt_plan tt_program_plan(const tt_program *p)
+{
+    tt_program room;
+    tt_plan plan = tt__plan_of(tt__largest_stage(p, &room));
+    if (p->stage) plan.flops = plan.extra_flops = 0;
+    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+        const tt_plan of_stage = tt_stage_plan(p, s);
+        if (of_stage.bytes < plan.bytes_least) plan.bytes_least = of_stage.bytes;
+        plan.flops += of_stage.flops;
+        plan.extra_flops += of_stage.extra_flops;
+    }
+    return plan;
+}
+
 /* Orders storages by their bytes, of which `arg` is the array, largest first. */
 static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 {
@@ -17591,8 +18707,10 @@ static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
     return bytes[a] != bytes[b] ? bytes[a] > bytes[b] : a < b;
 }
 
-int tt_plan_values(const tt_program *p, tt_plan_value *to, int capacity)
+int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity)
 {
+    tt_program room;
+    const tt_program *p = tt__largest_stage(all_stages, &room);
     const int values = p->built.t->n_values, storages = tt__storages(p);
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
@@ -17698,6 +18816,7 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     if (c->ranks == 1) return;
     tt__print(text, " (data %d", how->data);
     if (how->tensor > 1) tt__print(text, ", tensor %d%s", how->tensor, how->sequence ? ", sequence" : "");
+    if (how->pipeline > 1) tt__print(text, ", pipeline %d, %s", how->pipeline, how->schedule);
     if (how->groups > how->data) tt__print(text, ", groups %d", how->groups);
     if (how->reduce_micros && how->zero < 2) tt__print(text, ", sums of micro-batches");
     if (how->server) tt__print(text, ", server");
@@ -17722,20 +18841,35 @@ static void tt__print_choice(const tt_program *p, tt__text *text)
     tt__print(text, "%s\n", *before ? "" : "nothing");
 }
 
+/* What each stage of a pipeline needs. */
+static void tt__print_stages(const tt_program *p, tt__text *text)
+{
+    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+        const tt_plan plan = tt_stage_plan(p, s);
+        tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP a micro-batch", s,
+                  1e-6 * (double)plan.bytes, 1e-6 * (double)plan.persistent_bytes, plan.flops / 1e9);
+        if (p->settings.options.train)
+            tt__print(text, "; holds %d micro-batch%s", p->stage[s]->settings.in_flight,
+                      p->stage[s]->settings.in_flight > 1 ? "es" : "");
+        tt__print(text, "\n");
+    }
+}
+
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     const tt_plan plan = tt_program_plan(p);
     const double mb = 1e-6, transient = mb * (double)(plan.bytes - plan.persistent_bytes);
-    const bool alike = plan.bytes == plan.bytes_least;
+    const bool alike = plan.bytes == plan.bytes_least || plan.pipeline > 1;
     tt__print(&text, "memory plan for ");
     tt__print_ranks(p, &text);
-    tt__print(&text, ": %s%.1f MB", plan.ranks == 1 ? "" : alike ? "every rank " : "the server ",
-              mb * (double)plan.bytes);
+    tt__print(&text, ": %s%.1f MB", plan.ranks == 1 ? "" : plan.pipeline > 1 ? "at most "
+              : alike ? "every rank " : "the server ", mb * (double)plan.bytes);
     if (!alike) tt__print(&text, ", every other rank %.1f", mb * (double)plan.bytes_least);
     tt__print(&text, " (%.1f persistent, %.1f transient; lower bound %.1f; %.1f to initialise the "
               "parameters)\n", mb * (double)plan.persistent_bytes, transient,
               mb * (double)plan.lower_bound_bytes, mb * (double)plan.init_bytes);
+    tt__print_stages(p, &text);
     if (plan.ranks > 1)
         tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
                   "micro-batch on each\n", mb * (double)plan.moved_bytes,
@@ -17870,8 +19004,10 @@ static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
     }
 }
 
-size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
+size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 {
+    tt_program room;
+    const tt_program *p = tt__largest_stage(all_stages, &room);
     enum { N = TT_MEM_CATEGORIES, LEGEND = TT__RIGHT + 24 };
     static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"};
     const tt_plan plan = tt_program_plan(p);
@@ -17895,7 +19031,8 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
               "<text x='%d' y='28' font-size='%d' font-weight='bold'>Memory of one %s on ", TT__BOTTOM + 63,
               TT__LEFT, plan.ranks > 1 ? 13 : 15, p->settings.options.train ? "training step" : "run");
     tt__print_ranks(p, &text);
-    tt__print(&text, "%s</text>\n", plan.ranks == 1 ? "" :
+    if (plan.pipeline > 1) tt__print(&text, ", stage %d</text>\n", p->arena->stage);
+    else tt__print(&text, "%s</text>\n", plan.ranks == 1 ? "" :
               plan.bytes == plan.bytes_least ? ", every rank" : ", the server");
     tt__print(&text, "<g transform='translate(%d %d) scale(.1 -.1)' fill='none' stroke-width='10'>\n"
               "<path stroke='#e2e2e2' d='", TT__LEFT, TT__BOTTOM);
@@ -17950,19 +19087,21 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity)
     return text.length;
 }
 
-size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
+/* The text of a program, or of a stage of one. */
+static void tt__print_program(const tt_program *p, tt__text *to)
 {
     const tt_tape *t = p->built.t;
-    tt__text text = {to, capacity, 0};
+    tt__text text = *to;
     char what[256];
-    if (capacity) to[0] = 0;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         tt__print(&text, "%4d %-24s", k, tt__instr_name(i));
         for (int j = 0; j < TT__MAX_OUT; j++) {
             const tt__value *x = &t->values[t->values[i->out[j]].base];
             const tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
-            const tt__arena *a = param ? tt__home_arena(p->settings.kind, p->arena, param) : NULL;
+            const tt__arena *own = p->arena;
+            const tt__arena *a = param ? tt__home_arena(own->kind, p->arena, param, own->stage, own->stages)
+                                       : NULL;
             if (!i->out[j]) continue;
             tt__print(&text, " %s%s @%zu", tt__describe(t, i->out[j], what, sizeof what), i->add >> j & 1 ?
                       " +=" : "", a ? tt__home_in(a, x->param)->offset : x->place);
@@ -17971,6 +19110,18 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
         for (int j = 0; j < TT__MAX_IN; j++)
             if (i->in[j]) tt__print(&text, " '%s'", t->values[i->in[j]].name);
         tt__print(&text, "%s\n", i->with_next ? " ..." : "");
+    }
+    *to = text;
+}
+
+size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    if (capacity) to[0] = 0;
+    for (int s = 0; s < tt__stages(p); s++) {
+        tt_program room;
+        if (p->stage) tt__print(&text, "stage %d\n", s);
+        tt__print_program(tt__stage_view(p, s, &room), &text);
     }
     return text.length;
 }
@@ -22610,8 +23761,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 
 enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
 
-/* A value that goes into a state: a parameter, or what an optimizer keeps of it. */
-typedef struct tt__kept { int32_t value; char name[192]; } tt__kept;
+/* A value that goes into a state: a parameter, or what an optimizer keeps of it (state 1, and Adam's 2).
+   stage: the first that has it. */
+typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
 
 /* Fails if a state cannot hold a parameter of this name. */
 static tt_status tt__check_kept(const tt_param *param)
@@ -22628,25 +23780,55 @@ static tt_status tt__check_kept(const tt_param *param)
                     strlen(name), TT__STATE_NAME);
 }
 
+static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
+{
+    return stage ? p->stage[stage]->built.t : p->built.t;
+}
+
+/* Is v a persistent storage of its kind? */
+static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
+{
+    const tt__value *x = &t->values[v];
+    return v && x->storage == storage && x->base == v && x->persistent;
+}
+
+/* What a stage has of what a state keeps; 0: nothing. */
+static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
+{
+    const tt_tape *t = tt__stage_tape(p, stage);
+    int state = 0;
+    if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && ++state == x->state) return v;
+    return 0;
+}
+
 /* The tensors of a program's state, to be freed: parameters, then the optimizer's, named with PyTorch's words
    in front. NULL after an error. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count)
 {
     const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-    tt__kept *kept = (tt__kept *)tt__alloc(p->ctx, sizeof *kept * (size_t)(3 * p->ctx->n_params + 1));
+    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
+    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
     tt_status status = kept ? TT_OK : TT_ERR_MEMORY;
     int n = 0;
-    for (int side = 0; side < 2; side++)
-        for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
-            const tt__value *x = &p->built.t->values[v];
-            if (x->storage != (side ? TT__STATE : TT__PARAMETER) || x->base != v || !x->persistent) continue;
-            const tt_param *param = p->ctx->params[x->param];
-            const tt__value *last = n ? &p->built.t->values[kept[n - 1].value] : NULL;
-            const bool second = last && last->storage == TT__STATE && last->param == x->param; /* Adam's */
-            const char *what = sgd ? "momentum_buffer." : second ? "exp_avg_sq." : "exp_avg.";
-            status = tt__check_kept(param);
-            snprintf(kept[n].name, sizeof kept[n].name, "%s%.170s", side ? what : "", param->name);
-            kept[n++].value = v;
+    for (int32_t v = 1; v < values && status == TT_OK; v++) {
+        tt__kept x = {v, p->built.t->values[v].param, 0, 0, ""};
+        while (x.stage < tt__stages(p) && !tt__kept_in(p, x.stage, &x)) x.stage++;
+        if (x.stage == tt__stages(p)) continue;
+        status = tt__check_kept(p->ctx->params[x.param]);
+        snprintf(x.name, sizeof x.name, "%.170s", p->ctx->params[x.param]->name);
+        kept[n++] = x;
+    }
+    for (int k = 0, params = n; k < params && status == TT_OK; k++)
+        for (int state = 1; state <= 2; state++) {
+            tt__kept x = kept[k];
+            const char *what = sgd ? "momentum_buffer." : state > 1 ? "exp_avg_sq." : "exp_avg.";
+            x.state = state;
+            if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
+            snprintf(x.name, sizeof x.name, "%s%.170s", what, p->ctx->params[x.param]->name);
+            kept[n++] = x;
         }
     *count = n;
     if (status == TT_OK) return kept;
@@ -23095,7 +24277,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__value *x = &p->built.t->values[s->kept[k].value];
+        const tt__value *x = &tt__stage_tape(p, s->kept[k].stage)->values[s->kept[k].value];
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
@@ -23111,7 +24293,8 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
 /* Writes a tensor of the state to a file, in pieces from where ranks have them. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w)
 {
-    const tt_program *p = s->p;
+    tt_program room;
+    const tt_program *p = tt__stage_view(s->p, s->kept[k].stage, &room);
     const tt__value *x = &p->built.t->values[s->kept[k].value];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
@@ -23129,15 +24312,14 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     return status;
 }
 
-/* Reads a rank's part of a tensor of the state. */
-static tt_status tt__state_read(const tt__state *s, int k, int rank)
+/* Reads a rank's part of a tensor of the state, which is value v of p, its stage's. */
+static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, int32_t v, int rank)
 {
-    const tt_program *p = s->p;
-    const tt__value *x = &p->built.t->values[s->kept[k].value];
+    const tt__value *x = &p->built.t->values[v];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
-    char *to = (char *)tt__resolve(p, rank, s->kept[k].value).data, piece[16384];
+    char *to = (char *)tt__resolve(p, rank, v).data, piece[16384];
     tt_status status = TT_OK;
     int64_t first, count = tt__stored_piece(&stored, rank, &first);
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
@@ -23158,8 +24340,13 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
     tt_status status = TT_OK;
     for (int k = 0; k < s->count && status == TT_OK; k++) {
         if (w) status = tt__state_write(s, k, w);
-        for (int r = 0; r < s->p->settings.crew->ranks && !w && status == TT_OK; r++)
-            status = tt__state_read(s, k, r);
+        for (int stage = 0; stage < tt__stages(s->p) && !w; stage++) {
+            tt_program room;
+            const tt_program *p = tt__stage_view(s->p, stage, &room);
+            const int32_t v = tt__kept_in(s->p, stage, &s->kept[k]);
+            for (int r = tt__first_rank(p->arena); v && r < tt__end_rank(p->arena) && status == TT_OK; r++)
+                status = tt__state_read(s, k, p, v, r);
+        }
     }
     return status;
 }

@@ -1083,24 +1083,24 @@ static const struct {
     const char *device, *precision;
     tt_parallel how;
 } layouts[] = {
-    {"cpu*2", "32-true", {0, 1, 0, false, false, 0, false}},
-    {"cpu*3", "32-true", {0, 1, 1, false, false, 0, false}},
-    {"cpu*4", "32-true", {0, 1, 2, false, false, 0, false}},
-    {"cpu*3", "32-true", {0, 1, 3, false, false, 0, false}},
-    {"cpu*8", "32-true", {0, 1, 3, false, false, 0, false}},
-    {"cpu*4", "32-true", {0, 1, 0, true, false, 0, false}},
-    {"cpu*2", "32-true", {0, 1, 1, false, false, 8, false}}, /* leaves without a micro-batch */
-    {"cpu*2", "32-true", {0, 1, 2, false, false, 4, false}},
-    {"cpu*4", "32-true", {0, 1, 0, false, false, 0, true}},
-    {"cpu*4", "bf16-mixed", {0, 1, 1, false, false, 0, false}},
-    {"cpu*4", "bf16-mixed", {0, 1, 3, false, false, 0, false}},
-    {"cpu*2", "bf16-true", {0, 1, 2, false, false, 0, false}},
-    {"cpu*2", "16-mixed", {0, 1, 3, false, false, 0, false}},
-    {"cpu*2", "32-true", {0, 2, 1, false, false, 0, false}},
-    {"cpu*4", "32-true", {0, 4, 1, false, true, 0, false}},
-    {"cpu*4", "bf16-mixed", {0, 2, 3, false, false, 0, false}},
-    {"cpu*4", "32-true", {0, 2, 1, false, true, 0, false}},
-    {"cpu*4", "32-true", {0, 2, 1, true, false, 0, false}},
+    {"cpu*2", "32-true", {0, 1, 0, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*3", "32-true", {0, 1, 1, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*4", "32-true", {0, 1, 2, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*3", "32-true", {0, 1, 3, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*8", "32-true", {0, 1, 3, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*4", "32-true", {0, 1, 0, true, false, 0, false, 1, NULL, 0}},
+    {"cpu*2", "32-true", {0, 1, 1, false, false, 8, false, 1, NULL, 0}}, /* leaves without a micro-batch */
+    {"cpu*2", "32-true", {0, 1, 2, false, false, 4, false, 1, NULL, 0}},
+    {"cpu*4", "32-true", {0, 1, 0, false, false, 0, true, 1, NULL, 0}},
+    {"cpu*4", "bf16-mixed", {0, 1, 1, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*4", "bf16-mixed", {0, 1, 3, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*2", "bf16-true", {0, 1, 2, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*2", "16-mixed", {0, 1, 3, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*2", "32-true", {0, 2, 1, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*4", "32-true", {0, 4, 1, false, true, 0, false, 1, NULL, 0}},
+    {"cpu*4", "bf16-mixed", {0, 2, 3, false, false, 0, false, 1, NULL, 0}},
+    {"cpu*4", "32-true", {0, 2, 1, false, true, 0, false, 1, NULL, 0}},
+    {"cpu*4", "32-true", {0, 2, 1, true, false, 0, false, 1, NULL, 0}},
 };
 
 TEST(ranks_load_and_allocate_what_is_planned)
@@ -1179,15 +1179,15 @@ static bool says(const counted_program *c, const char *text, const char *title)
 TEST(plans_name_their_ranks)
 {
     static const struct { const char *device; tt_parallel how; const char *text, *title; } rows[] = {
-        {"cuda", {0, 1, 1, false, false, 0, false}, "memory plan for cuda: ", " on cuda<"},
-        {"cuda:1", {0, 1, 1, false, false, 4, false}, "memory plan for cuda: ", " on cuda<"},
-        {"cuda:0,0", {0, 1, 2, false, false, 0, false},
+        {"cuda", {0, 1, 1, false, false, 0, false, 1, NULL, 0}, "memory plan for cuda: ", " on cuda<"},
+        {"cuda:1", {0, 1, 1, false, false, 4, false, 1, NULL, 0}, "memory plan for cuda: ", " on cuda<"},
+        {"cuda:0,0", {0, 1, 2, false, false, 0, false, 1, NULL, 0},
          "memory plan for cuda:0,0 (data 2, zero 2): every rank ",
          " on cuda:0,0 (data 2, zero 2), every rank<"},
-        {"cpu*4", {0, 1, 1, false, false, 8, false},
+        {"cpu*4", {0, 1, 1, false, false, 8, false, 1, NULL, 0},
          "memory plan for cpu*4 (data 4, groups 8, zero 1): every rank ",
          " on cpu*4 (data 4, groups 8, zero 1), every rank<"},
-        {"cuda*4", {0, 1, 0, true, false, 0, false},
+        {"cuda*4", {0, 1, 0, true, false, 0, false, 1, NULL, 0},
          "memory plan for cuda*4 (data 4, server): the server ",
          " on cuda*4 (data 4, server), the server<"}};
     for (int k = 0; k < TT__COUNT(rows); k++) {

@@ -3010,14 +3010,14 @@ static const struct {
     tt_parallel parallel;
     const char *precision;
 } rank_rows[] = {
-    {8, 8, 1, 0, {0, 1, 0, false, false, 8, false}, "32-true"},
-    {4, 8, 1, 0, {0, 1, 1, false, false, 4, false}, "32-true"},
-    {4, 8, 2, 0, {0, 1, 1, true, false, 4, false}, "bf16-mixed"},
-    {8, 8, 1, 0, {0, 1, 1, false, false, 8, true}, "32-true"},
-    {4, 8, 1, 25, {0, 1, 2, false, false, 4, false}, "16-mixed"},
-    {2, 8, 3, 0, {0, 1, 2, false, false, 2, false}, "32-true"},
-    {4, 8, 1, 0, {0, 1, 3, false, false, 4, false}, "32-true"},
-    {8, 8, 1, 0, {0, 1, 3, false, false, 8, false}, "bf16-true"}};
+    {8, 8, 1, 0, {0, 1, 0, false, false, 8, false, 1, NULL, 0}, "32-true"},
+    {4, 8, 1, 0, {0, 1, 1, false, false, 4, false, 1, NULL, 0}, "32-true"},
+    {4, 8, 2, 0, {0, 1, 1, true, false, 4, false, 1, NULL, 0}, "bf16-mixed"},
+    {8, 8, 1, 0, {0, 1, 1, false, false, 8, true, 1, NULL, 0}, "32-true"},
+    {4, 8, 1, 25, {0, 1, 2, false, false, 4, false, 1, NULL, 0}, "16-mixed"},
+    {2, 8, 3, 0, {0, 1, 2, false, false, 2, false, 1, NULL, 0}, "32-true"},
+    {4, 8, 1, 0, {0, 1, 3, false, false, 4, false, 1, NULL, 0}, "32-true"},
+    {8, 8, 1, 0, {0, 1, 3, false, false, 8, false, 1, NULL, 0}, "bf16-true"}};
 
 /* One model trained on one rank and on several, dropout on, steps of uneven micro-batches, the last of an
    epoch short: the same bits in metrics and state. */

@@ -1,0 +1,458 @@
+/* Pipelines on CPU ranks: the bits of one stage, whatever the schedule; tied parameters; what stages hold and
+   allocate; what is refused; faults in a stage.
+
+   A training here is a small transformer with dropout, clipping and, in 16 bits, a loss scale that overflows
+   at first. Its micro-batches have different sizes. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+/* options of the header, as variables */
+static long pieces_from = 1, together = 1L << 14, tensor_least = 1000000;
+#define TT__PIECES_FROM pieces_from
+#define TT__OFFLOAD_TOGETHER ((size_t)together)
+#define TT__TENSOR_LEAST tensor_least
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+#include "test.h"
+
+enum { WIDTH = 32, HIDDEN = 56, VOCAB = 83, LAYERS = 5, ROWS = 24, SEQS = 4, PARAMS = 64 };
+
+/* How a training is spread, and what it is. */
+typedef struct setup {
+    const char *device;
+    int pipeline, tensor, zero, groups;
+    const char *schedule;
+    int most;                /* tt_parallel.micros */
+    int micros;              /* of a step, on all data ranks */
+    const char *precision, *recompute, *offload;
+    bool tied;               /* the table is embedding and head */
+    bool sgd, at_once, poison, late, frozen;
+    int threads, steps;
+} setup;
+
+static setup setup_of(const char *device, int pipeline, const char *schedule, int micros)
+{
+    const setup s = {device, pipeline, 1, 1, 1, schedule, 0, micros, "32-true", "cheap", NULL,
+                     false, false, false, false, false, false, 1, 3};
+    return s;
+}
+
+/* ------------------------------------------------------------------------------------------------ the net */
+
+typedef struct net {
+    test_allocator a;
+    test_log log;
+    tt_context *ctx;
+    tt_tape *t;
+    tt_param *param[PARAMS];
+    int n_params;
+    tt_value ids, starts, targets, out, first, loss;
+    tt_program *p, *eval;
+    int data; /* ranks */
+    tt_stats stats;
+} net;
+
+static tt_param *new_param(net *n, const char *name, int64_t rows, int64_t cols, tt_init_kind kind)
+{
+    const int64_t dims[] = {rows, cols};
+    const tt_init init = {kind, 0.1f};
+    return n->param[n->n_params++] = tt_param_new(n->ctx, name, cols ? 2 : 1, dims, init);
+}
+
+/* "layer.1.up" */
+static tt_param *layer_param(net *n, int layer, const char *name, int64_t rows, int64_t cols)
+{
+    char full[64];
+    snprintf(full, sizeof full, "layer.%d.%s", layer, name);
+    return new_param(n, full, rows, cols, cols ? TT_INIT_NORMAL : TT_INIT_ONES);
+}
+
+static tt_value record_layer(net *n, int layer, tt_value x)
+{
+    tt_tape *t = n->t;
+    tt_attention_options o = tt_attention_options_default(4);
+    o.dropout = 0.1f;
+    tt_param *norm = layer_param(n, layer, "norm", WIDTH, 0);
+    tt_param *after = layer_param(n, layer, "after", WIDTH, 0);
+    tt_param *qkv = layer_param(n, layer, "qkv", 3 * WIDTH, WIDTH);
+    tt_param *out = layer_param(n, layer, "out", WIDTH, WIDTH);
+    tt_param *up = layer_param(n, layer, "up", HIDDEN, WIDTH);
+    tt_param *up_b = layer_param(n, layer, "up_b", HIDDEN, 0);
+    tt_param *down = layer_param(n, layer, "down", WIDTH, HIDDEN);
+    tt_value y = tt_linear(t, tt_layernorm(t, x, norm, NULL, 1e-5f), qkv, NULL);
+    tt_value q = tt_slice(t, y, 0, WIDTH), k = tt_slice(t, y, WIDTH, WIDTH);
+    tt_value v = tt_slice(t, y, 2 * WIDTH, WIDTH);
+    y = tt_linear(t, tt_attention(t, q, k, v, n->starts, &o), out, NULL);
+    x = tt_add(t, x, tt_dropout(t, y, 0.1f));
+    y = tt_linear(t, tt_layernorm(t, x, after, NULL, 1e-5f), up, up_b);
+    x = tt_add(t, x, tt_dropout(t, tt_linear(t, tt_gelu(t, y), down, NULL), 0.1f));
+    tt_name(t, x, "layer.%d", layer);
+    tt_block_end(t, x);
+    return x;
+}
+
+static bool record(net *n, bool tied)
+{
+    tt_tape *t = n->t = tt_tape_new(n->ctx);
+    const int64_t rows = tt_axis(t, "tokens", ROWS), seqs = tt_axis(t, "seqs", SEQS);
+    tt_param *table = new_param(n, "table", VOCAB, WIDTH, TT_INIT_NORMAL);
+    n->ids = tt_input(t, "ids", TT_I32, rows, 1);
+    n->starts = tt_seq_start(t, "starts", seqs);
+    n->targets = tt_input(t, "targets", TT_I32, rows, 1);
+    tt_value x = tt_embedding(t, n->ids, table);
+    for (int k = 0; k < LAYERS; k++) {
+        x = record_layer(n, k, x);
+        if (!k) n->first = x;
+    }
+    tt_param *head = tied ? table : new_param(n, "head", VOCAB, WIDTH, TT_INIT_NORMAL);
+    n->out = tt_mean_pool(t, x, n->starts);
+    tt_name(t, n->out, "pooled");
+    tt_output(t, n->out);
+    tt_output(t, n->first);
+    n->loss = tt_cross_entropy(t, tt_linear(t, x, head, NULL), n->targets, NULL);
+    return tt_tape_status(t) == TT_OK;
+}
+
+static tt_compile_options options_of(const setup *s)
+{
+    tt_compile_options o = tt_compile_options_default();
+    o.device = s->device;
+    o.parallel.pipeline = s->pipeline;
+    o.parallel.tensor = s->tensor;
+    o.parallel.schedule = s->schedule;
+    o.parallel.micros = s->most;
+    o.parallel.zero = s->zero;
+    o.parallel.groups = s->groups;
+    o.precision = s->precision;
+    o.recompute = s->recompute;
+    o.offload = s->offload;
+    o.accumulate = !s->at_once;
+    o.optimizer.clip_norm = 0.5f;
+    o.loss_scale.init = 0x1p36f; /* overflows */
+    o.loss_scale.backoff = 0x1p-28f;
+    if (s->sgd) {
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.momentum = 0.9f;
+    }
+    return o;
+}
+
+static bool fine(net *n, tt_status status, const char *what, int line)
+{
+    char text[1280];
+    snprintf(text, sizeof text, "%s: %s", what, status == TT_OK ? "" : tt_error(n->ctx));
+    return test__check(status == TT_OK, __FILE__, line, text);
+}
+#define FINE(n, call) fine((n), (call), #call, __LINE__)
+
+/* A context with the net. */
+static bool open_context(net *n, const setup *s)
+{
+    memset(n, 0, sizeof *n);
+    tt_context_options co = test_options(&n->a);
+    co.logger.log = test__keep_log;
+    co.logger.user = &n->log;
+    co.threads = s->threads;
+    co.timeout = 3000; /* a rank that waits in vain is for the time limit of test programs */
+    co.verify = true;
+    n->ctx = tt_open(&co);
+    if (!n->ctx || !CHECK(record(n, s->tied))) return false;
+    if (s->frozen) tt_param_freeze(n->ctx, "table", true), tt_param_freeze(n->ctx, "layer.0.*", true);
+    n->ctx->late = s->late;
+    return true;
+}
+
+/* The same with its program and, `evaluates`, one that shares the arena. */
+static bool open_net(net *n, const setup *s, bool evaluates)
+{
+    if (!open_context(n, s)) return false;
+    tt_compile_options o = options_of(s);
+    n->p = tt_compile(n->t, n->loss, &o);
+    if (!FINE(n, n->p ? TT_OK : tt_error_code(n->ctx))) return false;
+    n->p->poison = s->poison;
+    n->data = n->p->arena->data;
+    if (!evaluates) return true;
+    o.train = false;
+    o.share = n->p;
+    n->eval = tt_compile(n->t, n->loss, &o);
+    return FINE(n, n->eval ? TT_OK : tt_error_code(n->ctx));
+}
+
+static void close_net(net *n)
+{
+    tt_program_free(n->eval);
+    tt_program_free(n->p);
+    tt_tape_free(n->t);
+    TEST_CLOSE(n->ctx, &n->a);
+}
+
+/* ------------------------------------------------------------------------------------------ micro-batches */
+
+typedef struct micro_batch {
+    int32_t ids[ROWS], targets[ROWS], starts[SEQS + 1];
+    int rows, seqs;
+} micro_batch;
+
+/* Micro-batch `number` of a step: 1 to SEQS sequences of 1 to ROWS / SEQS tokens. */
+static micro_batch batch_of(int step, int number)
+{
+    micro_batch m;
+    uint64_t random = 1 + (uint64_t)step * 1000003u + (uint64_t)number * 7919u;
+    for (int k = 0; k < 4; k++) test_random(&random);
+    m.seqs = 1 + (int)(test_random(&random) % SEQS);
+    m.starts[0] = 0;
+    for (int k = 0; k < m.seqs; k++)
+        m.starts[k + 1] = m.starts[k] + 1 + (int32_t)(test_random(&random) % (ROWS / SEQS));
+    m.rows = m.starts[m.seqs];
+    for (int k = 0; k < m.rows; k++) {
+        m.ids[k] = (int32_t)(test_random(&random) % VOCAB);
+        m.targets[k] = k && test_random(&random) % 4 == 0 ? -100 : (m.ids[k] * 7 + 3) % VOCAB;
+    }
+    return m;
+}
+
+static tt_status set_batch(net *n, tt_program *p, int rank, const micro_batch *m)
+{
+    tt_status status = tt_set_rank(p, rank, n->ids, m->ids, m->rows);
+    if (status == TT_OK) status = tt_set_rank(p, rank, n->starts, m->starts, m->seqs + 1);
+    return status == TT_OK ? tt_set_rank(p, rank, n->targets, m->targets, m->rows) : status;
+}
+
+/* A run of micro-batches [first, end), one for each data rank at most. Returns where the next begins. */
+static int run_round(net *n, tt_program *p, int step, int first, int end, tt_status *status)
+{
+    int rank = 0;
+    *status = TT_OK;
+    for (; rank < n->data && first < end && *status == TT_OK; rank++, first++) {
+        const micro_batch m = batch_of(step, first);
+        *status = set_batch(n, p, rank, &m);
+    }
+    if (*status != TT_OK) return first;
+    if (p != n->p) *status = tt_run(p, &n->stats);
+    else if (p->settings.options.accumulate) *status = tt_micro_step(p, &n->stats);
+    else *status = tt_step(p, 0.01f, &n->stats);
+    return first;
+}
+
+static tt_status run_step(net *n, int step, int micros)
+{
+    tt_status status = TT_OK;
+    for (int m = 0; m < micros && status == TT_OK;) m = run_round(n, n->p, step, m, micros, &status);
+    const bool over = status != TT_OK || !n->p->settings.options.accumulate;
+    return over ? status : tt_update(n->p, 0.01f, &n->stats);
+}
+
+/* ------------------------------------------------------------------------------------------------ records */
+
+/* What a training has left: what each step told, all parameters, the file of the state, what an evaluation
+   says and its outputs. */
+typedef struct blob { char *bytes; size_t n; } blob;
+typedef struct outcome { tt_stats stats[8]; int steps; blob params, file, eval; } outcome;
+
+static void append(blob *to, const void *from, size_t bytes)
+{
+    to->bytes = (char *)realloc(to->bytes, to->n + bytes);
+    memcpy(to->bytes + to->n, from, bytes);
+    to->n += bytes;
+}
+
+static void free_outcome(outcome *o)
+{
+    free(o->params.bytes);
+    free(o->file.bytes);
+    free(o->eval.bytes);
+    memset(o, 0, sizeof *o);
+}
+
+static bool same_blob(const blob *a, const blob *b)
+{
+    return a->bytes && a->n == b->n && memcmp(a->bytes, b->bytes, a->n) == 0;
+}
+
+static void keep_end(net *n, outcome *o)
+{
+    const char *path = test_path(test_folder(), "state");
+    for (int k = 0; k < n->n_params; k++) {
+        float *x = test_values(n->param[k]);
+        append(&o->params, x, sizeof *x * (size_t)tt_param_size(n->param[k]));
+        free(x);
+    }
+    if (!FINE(n, tt_program_save(n->p, path))) return;
+    o->file.bytes = test_read(path, &o->file.n);
+    remove(path);
+}
+
+static void keep_evaluation(net *n, outcome *o)
+{
+    float pooled[SEQS * WIDTH], first[ROWS * WIDTH];
+    tt_status status;
+    run_round(n, n->eval, 99, 0, 1, &status);
+    if (!FINE(n, status)) return;
+    tt_stats s = n->stats;
+    s.step = 0; /* an evaluation does not know */
+    append(&o->eval, &s, sizeof s);
+    const micro_batch m = batch_of(99, 0);
+    FINE(n, tt_get_rank(n->eval, 0, n->out, pooled, TT__COUNT(pooled)));
+    FINE(n, tt_get_rank(n->eval, 0, n->first, first, TT__COUNT(first)));
+    append(&o->eval, pooled, sizeof *pooled * (size_t)m.seqs * WIDTH);
+    append(&o->eval, first, sizeof *first * (size_t)m.rows * WIDTH);
+}
+
+static outcome train(const setup *s)
+{
+    outcome o;
+    net n;
+    memset(&o, 0, sizeof o);
+    if (open_net(&n, s, true)) {
+        for (; o.steps < s->steps; o.steps++) {
+            if (!FINE(&n, run_step(&n, o.steps, o.steps == 1 && s->micros > 2 ? s->micros - 1 : s->micros)))
+                break;
+            o.stats[o.steps] = n.stats;
+            if (o.steps == 0) keep_evaluation(&n, &o);
+        }
+        keep_end(&n, &o);
+    }
+    close_net(&n);
+    return o;
+}
+
+/* But for work: some recompute more than others. */
+static bool same_stats(const tt_stats *a, const tt_stats *b)
+{
+    tt_stats x = *a, y = *b;
+    x.flops = y.flops = 0;
+    return memcmp(&x, &y, sizeof x) == 0;
+}
+
+static void check_same(const outcome *a, const outcome *b, const char *what, int line)
+{
+    const char *wrong = a->steps == b->steps ? NULL : "the number of steps";
+    char message[512], text[160];
+    for (int k = 0; k < a->steps && !wrong; k++) {
+        if (same_stats(&a->stats[k], &b->stats[k])) continue;
+        snprintf(text, sizeof text, "step %d (loss %.17g and %.17g, norm %.9g and %.9g)", k, a->stats[k].loss,
+                 b->stats[k].loss, a->stats[k].grad_norm, b->stats[k].grad_norm);
+        wrong = text;
+    }
+    if (!wrong && !same_blob(&a->params, &b->params)) wrong = "a parameter";
+    if (!wrong && !same_blob(&a->file, &b->file)) wrong = "the file of the state";
+    if (!wrong && !same_blob(&a->eval, &b->eval)) wrong = "the evaluation";
+    snprintf(message, sizeof message, "%s: %s differs", what, wrong ? wrong : "nothing");
+    test__check(!wrong, __FILE__, line, message);
+}
+
+/* The same training on one rank. */
+static setup on_one(const setup *s)
+{
+    setup one = *s;
+    one.device = "cpu";
+    one.pipeline = one.tensor = 1;
+    one.late = false;
+    return one;
+}
+
+static void as_one(const setup *s, const char *what, int line)
+{
+    const setup one = on_one(s);
+    outcome a = train(&one), b = train(s);
+    check_same(&a, &b, what, line);
+    free_outcome(&a);
+    free_outcome(&b);
+}
+
+TEST(stages_have_the_bits_of_one)
+{
+    static const int micros[] = {1, 4, 7};
+    for (int m = 0; m < TT__COUNT(micros); m++) {
+        const setup like = setup_of("cpu", 1, NULL, micros[m]);
+        outcome one = train(&like);
+        for (int k = 0; k < 4; k++) {
+            char what[64];
+            setup s = setup_of(k < 2 ? "cpu*2" : "cpu*4", k < 2 ? 2 : 4, k % 2 ? "gpipe" : "1f1b", micros[m]);
+            s.most = k % 2 ? micros[m] : 0;
+            s.poison = m == 1;
+            snprintf(what, sizeof what, "pipeline %d, %s, %d micro-batches", s.pipeline, s.schedule,
+                     s.micros);
+            outcome o = train(&s);
+            check_same(&one, &o, what, __LINE__);
+            free_outcome(&o);
+        }
+        free_outcome(&one);
+    }
+}
+
+/* The text of a setup. */
+static const char *text_of(const setup *s, char text[256])
+{
+    snprintf(text, 256, "%s pipeline %d %s tensor %d zero %d groups %d, %d micro-batches, %s, %s, offload %s"
+             "%s%s", s->device, s->pipeline, s->schedule, s->tensor, s->zero, s->groups, s->micros,
+             s->precision, s->recompute, s->offload ? s->offload : "none", s->sgd ? ", sgd" : "",
+             s->frozen ? ", frozen" : "");
+    return text;
+}
+
+#define AS_ONE(s) as_one((s), text_of((s), (char[256]){0}), __LINE__)
+
+TEST(stages_in_each_precision)
+{
+    static const char *const precisions[] = {"bf16-mixed", "bf16-true", "16-mixed", "16-true"};
+    for (int k = 0; k < TT__COUNT(precisions); k++) {
+        setup s = setup_of("cpu*3", 3, "1f1b", 4);
+        s.precision = precisions[k];
+        s.sgd = k % 2;
+        s.steps = 4;
+        AS_ONE(&s);
+    }
+}
+
+TEST(stages_with_data_ranks)
+{
+    for (int zero = 0; zero < 2; zero++)
+        for (int micros = 1; micros <= 7; micros += 3) { /* the last round has one alone, or all */
+            setup s = setup_of("cpu*4", 2, micros == 4 ? "gpipe" : "1f1b", micros);
+            s.most = 4;
+            s.zero = zero;
+            s.groups = micros == 7 ? 4 : 2;
+            AS_ONE(&s);
+        }
+}
+
+TEST(stages_recompute_and_offload)
+{
+    static const char *const recomputes[] = {"none", "attention", "blocks"};
+    static const char *const offloads[] = {"optimizer", "gradients", "parameters", "activations",
+                                           "optimizer,gradients,parameters,activations"};
+    for (int k = 0; k < TT__COUNT(recomputes) + TT__COUNT(offloads); k++) {
+        setup s = setup_of("cpu*2", 2, k % 2 ? "gpipe" : "1f1b", 3);
+        const int offload = k - TT__COUNT(recomputes);
+        s.most = 3;
+        s.late = k % 3 == 0;
+        if (offload < 0) s.recompute = recomputes[k];
+        else s.offload = offloads[offload];
+        AS_ONE(&s);
+    }
+}
+
+TEST(stages_that_train_nothing_at_first)
+{
+    setup s = setup_of("cpu*4", 4, "1f1b", 4);
+    s.frozen = true;
+    AS_ONE(&s);
+}
+
+TEST(stages_step_at_once)
+{
+    setup s = setup_of("cpu*4", 4, "1f1b", 1);
+    s.at_once = true;
+    AS_ONE(&s);
+    s.threads = 8;
+    AS_ONE(&s);
+}
+
+static const test_case tests[] = {
+    TEST_CASE(stages_have_the_bits_of_one), TEST_CASE(stages_in_each_precision),
+    TEST_CASE(stages_with_data_ranks),      TEST_CASE(stages_recompute_and_offload),
+    TEST_CASE(stages_that_train_nothing_at_first), TEST_CASE(stages_step_at_once),
+};
+
+int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
