@@ -18350,7 +18350,8 @@ typedef struct tt__profile {
     int launches[TT__COST_KINDS];
 } tt__profile;
 
-/* Runs some steps, of which the fastest of each launch counts; *seconds: of the fastest step. */
+/* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
+   steps down, and seldom all of these. *seconds: of a step, so. */
 static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
@@ -18359,11 +18360,9 @@ static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile 
     double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
     if (!each) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
-    *seconds = INFINITY;
     ctx->profile = each;
     for (int k = 0; status == TT_OK && (k < 2 || (all < TT__STEPS_LONG && k < 6)); k++) {
         status = tt__sample_step(s, &now);
-        *seconds = fmin(*seconds, now);
         all += now;
     }
     ctx->profile = NULL;
@@ -18377,6 +18376,9 @@ static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile 
         }
         if (!t->code[k].with_next) first = k + 1;
     }
+    *seconds = 0;
+    for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
     tt__free(ctx, each);
     return status;
 }
@@ -18395,11 +18397,11 @@ static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool si
     }
 }
 
-/* What it takes to start an op: of the fastest of some steps that are not timed launch by launch, what their
-   work by the rates leaves. */
-static tt_status tt__measure_launch(tt__sample *s, tt_costs *costs)
+/* What it takes to start an op: of the fastest of some steps that are not timed launch by launch, or of
+   `least` seconds where they were, what their work by the rates leaves. */
+static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
 {
-    double least = INFINITY, seconds;
+    double seconds;
     int launches = 0;
     tt__replay work;
     tt_status status = TT_OK;
@@ -18472,8 +18474,9 @@ static int tt__next_width(int width, double seconds)
     return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
 }
 
-/* Of one precision, which is fp32 or not. */
-static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, tt_costs *costs)
+/* Of one precision, which is fp32 or not. *least: the seconds of the smallest step. */
+static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
+                                       tt_costs *costs)
 {
     tt__profile now, small;
     memset(&small, 0, sizeof small);
@@ -18488,7 +18491,7 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
         if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
-        if (!before) small = now;
+        if (!before) small = now, *least = seconds;
         before = width;
         width = tt__next_width(width, seconds);
     }
@@ -18509,11 +18512,12 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* as programs are: with streams, and graphs of launches */
+    double least, least_16;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
-    if (status == TT_OK) status = tt__measure_precision(own, device, true, &found);
-    if (status == TT_OK) status = tt__measure_precision(own, device, false, &found);
-    if (status == TT_OK) status = tt__measure_launch(&s, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, false, &least_16, &found);
+    if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
     tt__sample_free(own, &s);
     if (status == TT_OK) status = tt__check_costs(own, &found);
     if (status == TT_OK) *costs = found;
