@@ -8692,7 +8692,7 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
         tt__hoist(&o, k, fmin(*next, o.begin[o.wait[k]]), ahead);
         *next = fmin(*next, o.begin[k]);
     }
-    for (int at = 0; at < o.n && ok; at++) { /* in the order in which their stream has them: some have risen */
+    for (int at = 0; at < o.n && ok; at++) { /* as their stream has them now: some have risen above others */
         const int k = o.at[at];
         if (!o.wait[k] || tt__brings(&t->code[k])) continue;
         double *end = &idle[t->code[k].stream];

@@ -244,6 +244,21 @@ def replay_table(rows):
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def offload_table(rows):
+    """bench/README.md's table of rows that `build/ranks --only offload --json` printed"""
+    cells, heads = {}, ["ViT-L/16, 64 images"]
+    for r in rows:
+        machine, what = r["name"].split(": ", 1)
+        if ', updates ' not in what:
+            continue
+        heads += [] if machine in heads else [machine]
+        least = 100 * (r["peer"] or 0) / r["peak"]
+        share = f"{100 * r['of_peak']:.0f}% of {short(r['peak']):g} ms ({least:.0f}%)"
+        cells.setdefault(what, []).append(share)
+    lines = [heads, ["---"] * len(heads)] + [[what, *row] for what, row in cells.items()]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
 def read_ranks():
     with open(RANKS, encoding="utf-8") as f:
         return [json.loads(line) for line in f]
@@ -285,7 +300,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tables", action="store_true", help="print what the READMEs show of the records")
     p.add_argument("--replay", metavar="ROWS",
-                   help="print the table of what build/ranks --only replay --json printed")
+                   help="print the table of what build/ranks --only replay --json, or offload, printed")
     p.add_argument("--add", metavar="ROWS", help="file of lines that bench/pytorch.py --json printed")
     for name in ("--cpu", "--isa", "--commit", "--command"):
         p.add_argument(name, help="of the added rows")
@@ -295,7 +310,8 @@ def main():
         p.error("--add needs --cpu, --isa, --commit and --command")
     if args.replay:
         with open(args.replay, encoding="utf-8") as f:
-            print(replay_table([json.loads(line) for line in f]), end="")
+            rows = [json.loads(line) for line in f]
+        print(offload_table(rows) if ", updates " in rows[0]["name"] else replay_table(rows), end="")
         return
     if args.tables:
         ranks = read_ranks()

@@ -16,7 +16,11 @@
            most loads. One runs after the other, but for what the plan lets run on other streams until a
            WAIT. Rates of three machines are presets; --flops, --memory and --link replace those of all.
    offload The same on one GPU of two of these machines, with a link of 50 and of 25 GB/s to the host's memory
-           in each direction, where some of the step lies in that.
+           in each direction: ViT-L/16 on 64 images with the optimizer's state there, by precision and by when
+           parameters are updated; then other models and more of the step there. Each is planned for the rates
+           with which it is replayed. Beside it stands the least that any order of copies leaves exposed: what
+           is copied in, less the computation before the last that waits for it, or what is copied out, less
+           the computation behind the first that it takes, whichever is more. None lasts into the next step.
 
    Rates of the presets: an H200 multiplies bf16 at 989 TFLOP/s, dense, and moves 4800 GB/s, an A10 multiplies
    at 125 TFLOP/s and moves 600 GB/s (NVIDIA's data sheets); kernels should reach 60% and 85% of these
@@ -33,10 +37,18 @@ static struct {
 
 /* ------------------------------------------------------------------------------------------------- plans */
 
-typedef struct strategy { const char *name; int zero, tensor; bool server; const char *offload; } strategy;
-static const strategy strategies[] = {{"zero 0", 0, 1, false, NULL}, {"zero 1", 1, 1, false, NULL},
-                                      {"zero 2", 2, 1, false, NULL}, {"zero 3", 3, 1, false, NULL},
-                                      {"server", 0, 1, true, NULL},  {"tensor 2", 1, 2, false, NULL}};
+typedef struct strategy {
+    const char *name;
+    int zero, tensor;
+    bool server;
+    const char *offload;
+    bool early; /* update = "backward" */
+} strategy;
+
+static const strategy strategies[] = {
+    {"zero 0", 0, 1, false, NULL, false}, {"zero 1", 1, 1, false, NULL, false},
+    {"zero 2", 2, 1, false, NULL, false}, {"zero 3", 3, 1, false, NULL, false},
+    {"server", 0, 1, true, NULL, false},  {"tensor 2", 1, 2, false, NULL, false}};
 
 enum { DISTILBERT, VIT, DECODER, MODELS };
 static const char *const model_names[] = {"DistilBERT, 16 x 512", "ViT-L/16, 64 images", "6B, 2 x 2048"};
@@ -69,7 +81,7 @@ static void plan_decoder(tt_context *ctx, planned *to, const tt_compile_options 
 }
 
 static void plan(tt_context *ctx, planned *to, int kind, const char *device, const char *precision,
-                 const char *recompute, const strategy *s)
+                 const char *recompute, const strategy *s, const tt_costs *costs)
 {
     tt_vit_config v = tt_vit_config_default("L/16");
     tt_bert_config b = tt_bert_config_default(true);
@@ -84,6 +96,9 @@ static void plan(tt_context *ctx, planned *to, int kind, const char *device, con
     o.device = c.device = device;
     o.parallel = c.parallel = parallel_of(s);
     o.offload = c.offload = s->offload;
+    o.update = c.update = s->early ? "backward" : "end";
+    if (s->early) o.optimizer.clip_norm = 0;
+    o.costs = c.costs = costs;
     o.max_seqs = kind == VIT ? 64 : 16;
     o.max_tokens = 16 * 512;
     if (kind == DECODER) { plan_decoder(ctx, to, &c); return; }
@@ -113,7 +128,7 @@ static void moved(void)
         for (int s = 0; s < TT__COUNT(strategies); s++) {
             planned x;
             if (opt.ranks % strategies[s].tensor) continue;
-            plan(bench_reopen(), &x, k / 2, device, precisions[k % 2], "cheap", &strategies[s]);
+            plan(bench_reopen(), &x, k / 2, device, precisions[k % 2], "cheap", &strategies[s], NULL);
             const tt_plan p = tt_program_plan(x.p);
             snprintf(name, sizeof name, "%s, %s, %s", model_names[k / 2], precisions[k % 2],
                      strategies[s].name);
@@ -121,7 +136,7 @@ static void moved(void)
             forget(&x);
         }
     planned x;
-    plan(bench_reopen(), &x, VIT, "cuda*4", "32-true", "blocks", &strategies[3]);
+    plan(bench_reopen(), &x, VIT, "cuda*4", "32-true", "blocks", &strategies[3], NULL);
     const tt_plan p = tt_program_plan(x.p);
     bench_row("memory: ViT-L/16, 4 ranks, zero 3, blocks", (double)p.bytes / 1e9, "GB", 0);
     for (int c = 0; c < TT_MEM_CATEGORIES && !bench.json; c++)
@@ -323,13 +338,19 @@ static const machine machines[] = {
     {"4 A10, staged", "cuda*4", 0.60 * 125e12, 0.85 * 600e9, 9e9},
 };
 
-/* A step of one micro-batch on each data rank. */
-static tt__replay replay(const tt_program *p, const machine *m, double link)
+/* The machine's rates, with a link to the host of so many bytes a second. */
+static tt_costs costs_of(const machine *m, double link)
 {
     const tt_costs c = {m->flops, m->flops / 2, m->flops, m->flops / 2, m->memory, m->memory, m->memory,
                         m->memory, m->memory, link, link, m->link, 0, 1e-6 * opt.latency};
+    return c;
+}
+
+/* A step of one micro-batch on each data rank. */
+static tt__replay replay(const tt_program *p, const tt_costs *c)
+{
     tt__replay r;
-    if (tt__replay_of(p->built.t, &c, &r) != TT_OK) bench_die("no memory");
+    if (tt__replay_of(p->built.t, c, &r) != TT_OK) bench_die("no memory");
     return r;
 }
 
@@ -342,25 +363,64 @@ static machine machine_of(int k)
     return m;
 }
 
+/* Seconds by which the links to the host are busy longer than the computation that they could lie beside. */
+static double least_exposed(const tt_program *p, const tt_costs *c, const tt__replay *r)
+{
+    const tt_tape *t = p->built.t;
+    double now = 0, before = 0, first_out = INFINITY;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool waits = tt__is(i, TT__WAITS);
+        const int stream = tt__stream_beside(t, i);
+        if (waits && t->values[i->in[1]].space != t->values[i->in[0]].space &&
+            t->values[i->in[0]].space == TT__DEVICE) before = now;
+        if (stream == TT__IN_STREAM && !i->stream) before = now;
+        if (stream == TT__OUT_STREAM) first_out = fmin(first_out, now);
+        if (!stream) now += tt__seconds_of(t, i, c, k == 0 || !i[-1].with_next);
+    }
+    const double in = r->busy[TT__IN_STREAM] - before, out = r->busy[TT__OUT_STREAM] - (now - first_out);
+    return fmax(0, fmax(in, isfinite(out) ? out : 0));
+}
+
+/* A plan for each of two machines and two links. */
+static void offload(const char *name, int model, const char *precision, const strategy *s)
+{
+    for (int k = 0; k < 4; k++) {
+        const machine m = machine_of(k / 2);
+        const int link = k % 2 ? 25 : 50;
+        const tt_costs c = costs_of(&m, 1e9 * link);
+        char text[160];
+        planned x;
+        plan(bench_reopen(), &x, model, "cuda", precision, model == DECODER ? "blocks" : "cheap", s, &c);
+        const tt__replay r = replay(x.p, &c);
+        snprintf(text, sizeof text, "%s, %d GB/s: %s", m.name, link, name);
+        bench_peer_row(text, 1e3 * r.exposed, "ms", 1e3 * (r.compute + r.exposed),
+                       1e3 * least_exposed(x.p, &c, &r));
+        forget(&x);
+    }
+}
+
 static void offloads(void)
 {
-    static const strategy how[] = {{"optimizer", 0, 1, false, "optimizer"},
-                                   {"parameters", 0, 1, false, "parameters"},
-                                   {"all three", 0, 1, false, "optimizer,gradients,parameters"}};
+    static const struct { const char *precision; bool early; } cases[] = {
+        {"16-mixed", false}, {"bf16-mixed", true}, {"bf16-true", false}, {"bf16-true", true},
+        {"32-true", false}, {"32-true", true}};
+    static const strategy how[] = {{"optimizer", 0, 1, false, "optimizer", false},
+                                   {"parameters", 0, 1, false, "parameters", false},
+                                   {"all three", 0, 1, false, "optimizer,gradients,parameters", false}};
     char name[128];
-    for (int k = 0; k < 2 * MODELS * TT__COUNT(how); k++) {
-        const machine m = machine_of(k / MODELS / TT__COUNT(how));
-        const int model = k / TT__COUNT(how) % MODELS;
-        planned x;
-        plan(bench_reopen(), &x, model, "cuda", "bf16-mixed", model == DECODER ? "blocks" : "cheap",
-             &how[k % TT__COUNT(how)]);
-        for (int link = 50; link >= 25; link /= 2) {
-            const tt__replay r = replay(x.p, &m, 1e9 * link);
-            snprintf(name, sizeof name, "%s, %d GB/s: %s, %s", m.name, link, model_names[model],
-                     how[k % TT__COUNT(how)].name);
-            bench_row(name, 1e3 * r.exposed, "ms", 1e3 * (r.compute + r.exposed));
-        }
-        forget(&x);
+    for (int k = 0; k < TT__COUNT(cases); k++) {
+        strategy s = how[0];
+        s.early = cases[k].early;
+        snprintf(name, sizeof name, "%s, updates %s", cases[k].precision,
+                 s.early ? "in the backward" : "at the end");
+        offload(name, VIT, cases[k].precision, &s);
+    }
+    for (int k = 0; k < MODELS * TT__COUNT(how); k++) {
+        const int model = k / TT__COUNT(how);
+        const strategy *s = &how[k % TT__COUNT(how)];
+        snprintf(name, sizeof name, "%s, %s", model_names[model], s->name);
+        offload(name, model, "bf16-mixed", s);
     }
 }
 
@@ -372,8 +432,9 @@ static void replays(void)
             const machine m = machine_of(k / MODELS);
             planned x;
             const char *recompute = k % MODELS == DECODER ? "blocks" : "cheap";
-            plan(bench_reopen(), &x, k % MODELS, m.device, "bf16-mixed", recompute, &strategies[s]);
-            const tt__replay r = replay(x.p, &m, m.link);
+            plan(bench_reopen(), &x, k % MODELS, m.device, "bf16-mixed", recompute, &strategies[s], NULL);
+            const tt_costs c = costs_of(&m, m.link);
+            const tt__replay r = replay(x.p, &c);
             snprintf(name, sizeof name, "%s: %s, %s", m.name, model_names[k % MODELS], strategies[s].name);
             bench_row(name, 1e3 * r.exposed, "ms", 1e3 * (r.compute + r.exposed));
             forget(&x);

@@ -166,9 +166,10 @@ def main():
     else:
         print(f"skip planned_memory: {B}/memory_ladder is not built: make bench-programs")
     if os.access(os.path.join(B, "ranks"), os.X_OK):
-        want = chart.replay_table(planned("--only", "replay", program="ranks")).splitlines()
         lines = set(text_of("bench/README.md").splitlines())
-        check("replay_in_bench/README.md", [f"not there: {line}" for line in want if line not in lines])
+        for part, table in (("replay", chart.replay_table), ("offload", chart.offload_table)):
+            want = table(planned("--only", part, program="ranks")).splitlines()
+            check(f"{part}_in_bench/README.md", [f"not there: {line}" for line in want if line not in lines])
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -1892,6 +1892,45 @@ TEST(vit_l16_with_the_host)
     TEST_CLOSE(ctx, &a);
 }
 
+/* What a stream copies out first is waited for first: another order waits for all that is before it, too. */
+TEST(copies_out_are_waited_for_in_their_order)
+{
+    const int64_t dims[2] = {64, 64};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options o = tt_compile_options_default();
+    tt_tape *t = tt_tape_new(ctx);
+    const tt_value none = {0}, x = tt_input(t, "x", TT_F32, 4096, 64);
+    tt_value h = x;
+    for (int k = 0; k < 6; k++) {
+        char name[32];
+        snprintf(name, sizeof name, "w%d", k);
+        tt_param *w = tt_param_new(ctx, name, 2, dims, normal_init(1));
+        h = tt_gelu(t, tt_linear(t, h, w, NULL));
+    }
+    o.optimizer.kind = TT_ADAM;
+    o.device = "cuda";
+    o.offload = "optimizer";
+    o.update = "backward";
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, x, none), &o);
+    if (!p) printf("%s\n", tt_error(ctx));
+    REQUIRE(p != NULL);
+    const tt_tape *made = p->built.t;
+    int32_t under_way[64];
+    int n = 0, first = 0;
+    for (int k = 0; k < made->n_code && n < TEST_COUNT(under_way); k++) {
+        const tt__instr *i = &made->code[k];
+        if (i->stream == TT__OUT_STREAM) under_way[n++] = i->out[0];
+        if (!tt__is(i, TT__WAITS) || made->values[i->in[0]].space != TT__HOST) continue;
+        CHECK(first < n && i->in[0] == under_way[first]);
+        first++;
+    }
+    CHECK(n == 12 && first == n); /* m and v of each */
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(numbers_in_names)
 {
     static const char *const names[][2] = {
@@ -2444,7 +2483,8 @@ static const test_case tests[] = {
     TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),
     TEST_CASE(numbers_in_names), TEST_CASE(marked_values_go_to_the_hosts_memory),
-    TEST_CASE(vit_l16_with_the_host), TEST_CASE(allocation_failures),
+    TEST_CASE(vit_l16_with_the_host), TEST_CASE(copies_out_are_waited_for_in_their_order),
+    TEST_CASE(allocation_failures),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
