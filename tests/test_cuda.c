@@ -746,6 +746,7 @@ static tt_status deep_open(deep_net *n, const char *memory, bool accumulate)
     o.memory = memory;
     o.accumulate = accumulate;
     o.optimizer.clip_norm = 1;
+    o.offload = offload;
     n->p = tt_compile(n->t, tt_mean_squared_error(n->t, h, n->target, none), &o);
     return n->p ? TT_OK : tt_error_code(n->ctx);
 }
@@ -930,18 +931,21 @@ static emu_counts deep_run(const char *memory, size_t device, uint64_t seed, boo
     return counts;
 }
 
-/* Managed memory gives the bits of the device's own. Where all of it fits, nothing is prefetched, and steps
-   are graphs; where it does not, what an instruction needs has come before it. */
+/* Managed memory gives the bits of the device's own, also with some in the host's. Where all fits, nothing is
+   prefetched, and steps are graphs; where it does not, what an instruction needs has come before it. */
 TEST(managed_memory_gives_the_same_bits)
 {
-    static const struct { const char *memory; size_t device; } runs[] = {
-        {"device", AMPLE}, {"managed", AMPLE}, {"managed-oversubscribed", AMPLE},
-        {"managed-oversubscribed", LITTLE}, {"managed-oversubscribed", LITTLE}};
+    static const struct { const char *memory; size_t device; const char *offload; } runs[] = {
+        {"device", AMPLE, NULL}, {"managed", AMPLE, NULL}, {"managed-oversubscribed", AMPLE, NULL},
+        {"managed-oversubscribed", LITTLE, NULL}, {"managed-oversubscribed", LITTLE, NULL},
+        {"device", AMPLE, everything}};
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         static deep_result first, other;
         for (int k = 0; k < TEST_COUNT(runs); k++) {
+            offload = runs[k].offload;
             const emu_counts n = deep_run(runs[k].memory, runs[k].device, (uint64_t)(accumulate * 5 + k),
                                           accumulate, k ? &other : &first);
+            offload = NULL;
             CHECK((n.prefetches > 0) == (runs[k].device == LITTLE));
             CHECK((n.graph_launches > 0) == (runs[k].device != LITTLE));
             CHECK(!k || memcmp(&first, &other, sizeof first) == 0);
