@@ -476,7 +476,9 @@ typedef struct tt_parallel {
     int data, tensor;
     /* What is split over the data ranks (Rajbhandari et al., "ZeRO", 2020): 0: nothing; 1 (default): the
        optimizer's state; 2: also gradients, summed after each micro-batch; 3: also parameters. Tensors of
-       fewer than 65,536 elements stay whole. */
+       fewer than 65,536 elements stay whole. TT_ZERO_BUDGET: of 1 to 3 what fits memory_budget in the fewest
+       seconds (tt_compile_options.offload). Where steps have several micro-batches, 2 and 3 give other bits
+       than 1, but for reduce_micros. */
     int zero;
     bool server;        /* data rank 0 alone has optimizer state and updates. With zero 0 or 1 */
     /* tensor > 1: between split layers rows of activations are split (Korthikanti et al., "Reducing
@@ -501,6 +503,7 @@ typedef struct tt_parallel {
     const char *schedule;
     int micros; /* most micro-batches of a step on a data rank; "gpipe" needs it. Default 0: any */
 } tt_parallel;
+#define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
 /* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
    Where the device has not as many ranks as p wants, or p contradicts itself, it fails and leaves *p as it
@@ -553,16 +556,17 @@ typedef struct tt_compile_options {
        products, and what ranks gathered for parallel.sequence; "attention": its results too; "blocks":
        whatever the backward reads of the blocks that tt_block_end marks, except the last, with which the
        backward begins (Chen et al., "Training deep nets with sublinear memory cost", 2016). "budget": of what
-       the backward reads, what costs the fewest FLOPs so that the plan fits memory_budget, which must be set;
-       ends of blocks are kept. The plan says what was chosen. If nothing fits, the error has what each of the
-       other choices needs and the smallest plan that was found. */
+       the backward reads, what costs least so that the plan fits memory_budget, which must be set; ends of
+       blocks are kept. The least is FLOPs where nothing else may change, else seconds by `costs`. */
     const char *recompute;
     /* What lies in the host's memory and is copied to the device only while it is used there, for the same
        bits: a list with commas of "optimizer" (its state), "gradients" (from the end of the backward, or of
        a micro-batch, to the update), "parameters" and "activations" (what the backward reads of the blocks
        that tt_block_end marks, except the last). What belongs to a parameter of fewer than 65,536 elements,
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
-       have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. */
+       have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. "budget":
+       what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations, those of the
+       first blocks, as many as it takes. */
     const char *offload;
     /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
        and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
@@ -582,7 +586,8 @@ typedef struct tt_compile_options {
     const char *update;
     tt_optimizer_options optimizer;
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
-       tt_compile that would need more. 0 (default): no limit. */
+       tt_compile that would need more, and tt_error says what each option would save. 0 (default): no limit.
+       Only what says "budget" (recompute, offload, parallel.zero) changes to fit; tt_plan says into what. */
     size_t memory_budget;
     /* What tt_plan's seconds, what runs beside computation, and choices by "budget" go by; copied. NULL
        (default): tt_costs_default(). */
@@ -661,6 +666,14 @@ typedef struct tt_plan {
     int instructions, values;
     double flops;                      /* of matmuls and attention in one run at full capacity */
     double extra_flops;                /* of these, what is computed again */
+    /* How the options were taken, and what those that say "budget" have come to. */
+    const char *recompute;             /* as the option, which never is "budget" here ... */
+    int recomputed;                    /* ... values that are computed again in a micro-batch ... */
+    size_t recomputed_bytes;           /* ... and bytes of them */
+    const char *offload;               /* as the option; "none" if nothing is moved */
+    int offload_blocks;                /* with "activations": of so many blocks, the first */
+    int zero;                          /* tt_parallel.zero */
+    int ahead;                         /* blocks that copies and collectives run ahead, at most */
 } tt_plan;
 /* Works before anything is allocated. Of a pipeline, as all reports: that of the stage that needs most bytes,
    for one micro-batch; but `params`, `flops` and `extra_flops` are of all stages. */
@@ -1828,6 +1841,7 @@ struct tt_context {
     pthread_t failed;      /* ... on this thread */
     double measured_peak;
     bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
+    bool searches;         /* for what is the largest that fits: errors need no advice */
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
@@ -7910,18 +7924,24 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 /* What the option `offload` names. */
 enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT__OUT_ACTIVATIONS = 8 };
 
-static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out)
+static const char *const tt__out_names[] = {"optimizer", "gradients", "parameters", "activations"};
+
+/* *fits: what fits the budget is chosen. */
+static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *out, bool *fits)
 {
-    static const char *const names[] = {"optimizer", "gradients", "parameters", "activations"};
     *out = 0;
-    if (!list || strcmp(list, "none") == 0) return TT_OK;
+    *fits = list && strcmp(list, "budget") == 0;
+    if (!list || *fits || strcmp(list, "none") == 0) return TT_OK;
     for (const char *at = list;;) {
         const size_t n = strcspn(at, ",");
         int k = 0;
-        while (k < TT__COUNT(names) && (strlen(names[k]) != n || strncmp(names[k], at, n) != 0)) k++;
-        if (k == TT__COUNT(names))
-            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "offload '%.*s' is unknown: use none, or optimizer, "
-                            "gradients, parameters and activations with commas between them", (int)n, at);
+        while (k < TT__COUNT(tt__out_names) &&
+               (strlen(tt__out_names[k]) != n || strncmp(tt__out_names[k], at, n) != 0)) k++;
+        if (k == TT__COUNT(tt__out_names))
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "offload '%.*s' is unknown: use none or budget "
+                            "alone, or optimizer, gradients, parameters and activations with commas "
+                            "between them",
+                            (int)n, at);
         *out |= 1u << k;
         if (!at[n]) return TT_OK;
         at += n + 1;
@@ -8157,12 +8177,12 @@ static bool tt__use_group(tt_tape *t, tt__range r)
     return true;
 }
 
-/* The instructions of the forward up to the end of so many blocks: not of the last, nor of what follows. */
-static int tt__first_blocks(const tt_tape *t, int blocks)
+/* The instructions of the forward. */
+static int tt__forward_of(const tt_tape *t)
 {
     int forward = 0;
     while (forward < t->n_code && !t->code[forward].backward) forward++;
-    return tt__blocks_to_recompute(t, forward, blocks);
+    return forward;
 }
 
 /* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
@@ -8215,7 +8235,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     bool any = what != 0;
     for (int32_t v = 1; v < t->n_values; v++) any = any || t->values[v].offload;
     if (!any) return TT_OK;
-    const int end = tt__first_blocks(t, what & TT__OUT_ACTIVATIONS ? blocks : 0);
+    const int end = tt__blocks_to_recompute(t, tt__forward_of(t), what & TT__OUT_ACTIVATIONS ? blocks : 0);
     const int n = tt__index(t), values = t->n_values, laps = tt__segment_first(t, TT__EACH_LAP);
     tt__range (*micro)[2] = (tt__range (*)[2])tt__alloc(t->ctx, sizeof *micro * (size_t)values);
     bool ok = micro != NULL;
@@ -13993,8 +14013,9 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
         tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
                   p->groups, p->data);
     if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
-    if (p->zero < 0 || p->zero > 3) tt__print(&all, "; zero %d is not 0, 1, 2 or 3", p->zero);
-    if (p->server && p->zero > 1)
+    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
+        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (p->server && (p->zero > 1 || p->zero == TT_ZERO_BUDGET))
         tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
     if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
     if (!gpipe && strcmp(schedule, "1f1b") != 0)
@@ -14585,6 +14606,7 @@ typedef struct tt__settings {
     tt__matmul matmul;
     tt__recompute recompute;
     unsigned offload;       /* what lies in the host's memory: TT__OUT_ flags */
+    bool offload_fits, zero_fits; /* they say "budget" */
     bool early;             /* update: "backward" */
     tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
@@ -14602,6 +14624,7 @@ typedef struct tt__choice {
     int ahead;              /* blocks that copies and collectives may run ahead; 0: none runs beside */
     int blocks;             /* "blocks": the first so many are computed again; INT_MAX: all but the last */
     const bool *drop; int n_drop; /* of each of the first values: computed again whatever `recompute` is */
+    int zero;               /* tt_parallel's */
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -14625,6 +14648,7 @@ typedef struct tt__built {
     tt__segment sends_from[2];
     tt__replay replay;      /* of a step */
     int forward_values;     /* values with smaller numbers are the forward's, the same for any choice */
+    int blocks;             /* whose activations can be offloaded */
 } tt__built;
 
 /* What tt_set has left of an input: nothing since the last run, its data, or data that an update, or a run or
@@ -14697,6 +14721,7 @@ struct tt_program {
     bool micro_failed, norm_known;
     double flops;
     int builds;             /* tried to fit the budget */
+    tt__choice chosen;      /* which of them it is, but for `drop` */
 };
 
 tt_parallel tt_parallel_default(void)
@@ -14951,8 +14976,9 @@ static void tt__mark_gradients(tt_tape *t)
         if (passed != TT_OK) return passed; \
     } while (0)
 
-/* All passes, in order. A tape that is to train gets the backward of its loss and the update. */
-static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
+/* The first passes: a tape that is to train gets the backward of its loss. Of choices, only what tt__spread_
+   tape reads makes a difference to them. */
+static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
 {
     tt_tape *t = b->t;
     const bool train = s->options.train, accumulate = s->options.accumulate;
@@ -14981,10 +15007,20 @@ static tt_status tt__run_passes(tt__built *b, const tt__settings *s, const tt__c
                         "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
     b->forward_values = t->n_values;
+    const int forward = tt__forward_of(t), most = train ? tt__blocks_to_recompute(t, forward, INT_MAX) : 0;
+    while (tt__blocks_to_recompute(t, forward, b->blocks) < most) b->blocks++;
+    return TT_OK;
+}
+
+/* The other passes: what is computed again, shared between ranks, updated and moved. */
+static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
+{
+    tt_tape *t = b->t;
+    const bool train = s->options.train, accumulate = s->options.accumulate;
     if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute, choice->blocks,
                                                                 choice->drop, choice->n_drop));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
-    if (tensor > 1) TT__PASS(t, "tensor losses", tt__pass_tensor_losses(t));
+    if (t->tensor > 1) TT__PASS(t, "tensor losses", tt__pass_tensor_losses(t));
     TT__PASS(t, "counts", tt__pass_counts(t));
     if (t->stages > 1) TT__PASS(t, "stages", tt__pass_stages(t));
     TT__PASS(t, "gather", tt__pass_gather(t));
@@ -15076,6 +15112,15 @@ static tt_status tt__check_memory(tt_context *ctx, const tt__settings *s)
                     "out", name, s->crew->name, s->crew->ranks);
 }
 
+/* Options that say "budget" need one. */
+static tt_status tt__check_budget(tt_context *ctx, const tt__settings *s)
+{
+    const bool recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
+    if (s->options.memory_budget || !(recompute || s->offload_fits || s->zero_fits)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s 'budget' chooses what fits memory_budget, which is not set",
+                    recompute ? "recompute" : s->offload_fits ? "offload" : "zero");
+}
+
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
 static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_status status)
 {
@@ -15096,10 +15141,9 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
     tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
     tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
-    tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload));
-    if (o->train && s->recompute == TT__RECOMPUTE_BUDGET && !o->memory_budget)
-        tt__note_error(ctx, &all, &status, tt__fail(ctx, TT_ERR_ARGUMENT, "recompute 'budget' chooses what "
-                                                    "fits memory_budget, which is not set"));
+    tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
+    s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
+    tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
     tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
@@ -15137,11 +15181,7 @@ static tt_status tt__place_transients(tt__built *b)
     }
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
-        if (!x->persistent || x->base != v) continue;
-        if (x->space != TT__HOST) {
-            if (x->part.root) b->of_first += tt__arena_bytes(t, x);
-            continue;
-        }
+        if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
         if (x->storage == TT__PARAMETER) continue; /* in an arena */
         size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
         x->place = *end;
@@ -15157,12 +15197,12 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     const tt_parallel *p = &s->options.parallel;
     t->data = p->data;
     t->slots = s->options.accumulate ? p->groups / p->data : 1;
-    t->zero = p->zero;
+    t->zero = choice->zero;
     t->server = p->server;
     t->stages = p->pipeline;
     t->stage = s->stage;
     t->early = s->options.train && choice->update_in_backward;
-    t->sums_micros = p->zero > 1 || p->reduce_micros || (t->early && p->data > 1);
+    t->sums_micros = choice->zero > 1 || p->reduce_micros || (t->early && p->data > 1);
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
 
@@ -15201,44 +15241,64 @@ static void tt__note_sends(tt__built *b)
     tt__forget_first_writers(t);
 }
 
+/* A copy of a tape after the first passes. After an error, *b is empty. */
+static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__settings *s,
+                                 const tt__choice *choice, tt__built *b)
+{
+    memset(b, 0, sizeof *b);
+    b->root = root;
+    b->recorded = tt__hash_on(tt__tape_hash(t), &root, sizeof root);
+    b->t = tt__copy_tape(t);
+    if (!b->t) return TT_ERR_MEMORY;
+    b->t->alignment = s->kind->alignment;
+    b->t->host = s->kind->host;
+    tt__spread_tape(b->t, s, choice);
+    tt__note_held(b->t, s);
+    tt__mark_gradients(b->t);
+    if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
+    tt_status status = tt__first_passes(b, s);
+    if (status == TT_OK) return TT_OK;
+    tt__built_free(t->ctx, b);
+    memset(b, 0, sizeof *b);
+    return status;
+}
+
+/* All that a program is but for places, and what it costs. */
+static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
+{
+    tt_tape *t = b->t;
+    tt_status status = tt__last_passes(b, s, choice);
+    if (status == TT_OK && s->options.parallel.pipeline > 1) {
+        tt__hold_micros(t, s->in_flight);
+        tt__note_sends(b);
+    }
+    for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        const tt__value *base = &t->values[x->base];
+        const bool apart = x->persistent && x->base == v && x->space != TT__HOST;
+        x->parted = base->slots > 1 || base->copies > 1 || x->part.unit || tt__is_own_rows(t, v);
+        if (apart && x->part.root) b->of_first += tt__arena_bytes(t, x);
+    }
+    for (int k = 0, n = 1, started = 0; status == TT_OK && k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        i->workspace = s->kind->workspace(s->threads, t, i);
+        b->together = (int)tt__max(b->together, n);
+        n = i->with_next ? n + 1 : 1;
+        started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
+        b->under_way = (int)tt__max(b->under_way, started);
+    }
+    return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
+}
+
 /* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
    Depends on nothing but its arguments, which parameters are frozen, and how ranks hold them already. After
    an error, *b is empty. */
 static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
                            tt__built *b)
 {
-    memset(b, 0, sizeof *b);
-    b->root = root;
-    b->recorded = tt__hash_on(tt__tape_hash(t), &root, sizeof root);
-    b->t = tt__copy_tape(t);
-    tt_status status = b->t ? TT_OK : TT_ERR_MEMORY;
-    if (status == TT_OK) {
-        b->t->alignment = s->kind->alignment;
-        b->t->host = s->kind->host;
-        tt__spread_tape(b->t, s, choice);
-        tt__note_held(b->t, s);
-        tt__mark_gradients(b->t);
-        if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
-        status = tt__run_passes(b, s, choice);
-    }
-    if (status == TT_OK && s->options.parallel.pipeline > 1) {
-        tt__hold_micros(b->t, s->in_flight);
-        tt__note_sends(b);
-    }
-    for (int32_t v = 1; status == TT_OK && v < b->t->n_values; v++) {
-        tt__value *x = &b->t->values[v];
-        const tt__value *base = &b->t->values[x->base];
-        x->parted = base->slots > 1 || base->copies > 1 || x->part.unit || tt__is_own_rows(b->t, v);
-    }
-    for (int k = 0, n = 1, started = 0; status == TT_OK && k < b->t->n_code; k++) {
-        tt__instr *i = &b->t->code[k];
-        i->workspace = s->kind->workspace(s->threads, b->t, i);
-        b->together = (int)tt__max(b->together, n);
-        n = i->with_next ? n + 1 : 1;
-        started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
-        b->under_way = (int)tt__max(b->under_way, started);
-    }
-    if (status == TT_OK) status = tt__replay_of(b->t, &s->costs, &b->replay);
+    tt_status status = tt__begin_build(t, root, s, choice, b);
+    if (status != TT_OK) return status;
+    status = tt__end_build(b, s, choice);
     if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
     if (status == TT_OK) status = tt__place_transients(b);
     if (status == TT_OK) status = tt__refused(b->t, s->crew);
@@ -15328,50 +15388,62 @@ static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__exten
     return TT_OK;
 }
 
-/* Fails if the arena that the program joins needs more than the budget of one of its programs, or than is
-   allocated. */
+static bool tt__fits(const tt__extent *e) { return !e->budget || e->bytes <= e->budget; }
+
+/* Fails if the arena that the program joins is allocated, and the program needs more. */
 static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
 {
     tt_status status = tt__extent_of(p, shared, e);
-    if (status != TT_OK) return status;
-    if (shared && shared->allocated && e->grows)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, "
-                        "with %zu bytes, and this program needs %zu: compile it before tt_allocate or the "
-                        "first tt_set of those that it shares with, or without `share`",
-                        shared->persistent + shared->transient + shared->of_first, e->bytes);
-    if (!e->budget || e->bytes <= e->budget) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s: %zu are "
-                    "persistent (parameters, optimizer, gradients), the rest is proportional to the capacity "
-                    "of the axes; the smallest budget with these options is %zu", e->bytes, e->budget,
-                    e->by_them ? " for a program that this one shares an arena with" : "",
-                    e->bytes - p->built.transient, e->bytes);
+    if (status != TT_OK || !shared || !shared->allocated || !e->grows) return status;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with "
+                    "%zu bytes, and this program needs %zu: compile it before tt_allocate or the first "
+                    "tt_set of those that it shares with, or without `share`",
+                    shared->persistent + shared->transient + shared->of_first, e->bytes);
 }
 
 /* ---------------------------------------------------------------------------------------------- the choice
-   What to compute again under memory_budget. Candidates are sets of forward values; the passes and the
-   planner's lifetimes say, of a program that keeps everything, how many bytes are live at its peak without
-   them. So candidates need no build. They do not depend on the budget: the one with the fewest FLOPs that
-   fits is built, and the next if its placement does not. So less memory never costs fewer FLOPs. */
+   What fits memory_budget at the least cost, of what says "budget". A candidate is a configuration (what the
+   ranks split, what lies in the host's memory, how many blocks copies run ahead) and a set of forward values
+   that are computed again. The passes and lifetimes say, without placing anything, what a candidate costs and
+   how many bytes are live at its peak. The cheapest that could fit is built, and the next if its placement
+   does not fit. Cost is the seconds of a replay; where only what is computed again may change, FLOPs. */
 
-/* Instructions that all estimates of a choice may go through together, about 0.3 us each. */
+/* Instructions that all estimates of a choice may go through together, about 1 us each. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
 #define TT__ESTIMATES 400000
 #endif
-enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 7 }; /* the most that a choice takes, the last for the smallest */
+/* The most builds of a choice; of these, for the smallest candidates, and to say what each step saves. */
+enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 4, TT__STEP_BUILDS = 9 };
+
+/* What is compiled, and the arena that it joins; NULL: a new one. */
+typedef struct tt__job { tt_program *p; const tt_tape *t; int32_t root; tt__arena *shared; } tt__job;
 
 typedef struct tt__candidate {
-    double flops;           /* that are computed again */
-    size_t bound;           /* transient bytes, at least */
+    tt__choice how;         /* its configuration; `drop` is `set` */
     bool *set;              /* of each item: it is computed again */
-    uint64_t hash;          /* of the set */
+    int level;              /* of recomputation; -1: a set that is none of them */
+    bool both;              /* that is also computed again in blocks whose activations are offloaded */
+    double flops, seconds;  /* that are computed again; of a step */
+    double floor;           /* seconds that it takes however far copies run ahead */
+    size_t bytes;           /* of the arena, at least */
+    uint64_t hash;          /* of the configuration and the set */
+    bool raised;            /* as much runs ahead as fits, or this is another candidate */
+    bool failed;            /* its placement does not fit */
 } tt__candidate;
 
 typedef struct tt__chooser {
     tt_context *ctx;
-    tt__built *all;         /* the program that keeps everything */
-    tt__choice base;        /* what is not chosen */
-    /* Values that the backward reads and could compute again at some cost, in order; FLOPs that a byte of
-       each costs, the instruction that computes it, and whether "attention" does it again. */
+    tt__job job;
+    bool recompute, offload, zero; /* may change */
+    bool by_seconds;        /* cost is seconds, not FLOPs */
+    tt__choice base;        /* what does not change, and else nothing, with all that may run ahead */
+    bool held, held_on_host, held_split; /* parameters have a home: in the host's memory, in pieces */
+    size_t budget;
+    tt__built front[4];     /* of each tt_parallel.zero, after the first passes; no tape: not needed yet */
+    tt_tape *scratch;       /* for estimates */
+    int forward, blocks;    /* instructions of its forward, and blocks whose activations may be offloaded */
+    /* Values that the backward reads and could compute again at some cost, in order; what a byte of each
+       costs, the instruction that computes it, and whether "attention" does it again. */
     int32_t *item; int n;
     double *price;
     int *made;
@@ -15381,25 +15453,47 @@ typedef struct tt__chooser {
     int peak, *before, *after;
     bool *banned;           /* items whose dropping was of no use */
     bool *drop;             /* of each value, as tt__choice has it */
+    bool *set;              /* of each item, to be estimated */
     tt__candidate *list; int n_list, cap_list;
+    int *level; int levels; /* candidates without a change of the configuration, from the cheapest on, each
+                               with fewer bytes than those before it */
+    double best;            /* the fewest seconds of a candidate that fits */
+    int64_t left;           /* instructions that estimates may go through */
 } tt__chooser;
 
-/* A copy of a tape after all passes. */
-static tt_tape *tt__copy_rewritten(const tt_tape *t)
+/* Makes *to, which has arrays of its own, a copy of a tape between passes. */
+static bool tt__copy_into(tt_tape *to, const tt_tape *t)
 {
-    tt_tape *copy = tt__copy_tape(t);
-    if (!copy) return NULL;
-    const tt_tape arrays = *copy;
-    *copy = *t;
-    copy->values = arrays.values;
-    copy->code = arrays.code;
-    copy->axes = arrays.axes;
-    copy->cap_values = arrays.cap_values;
-    copy->cap_code = arrays.cap_code;
-    copy->cap_axes = arrays.cap_axes;
-    copy->params = NULL;
-    copy->n_params = copy->cap_params = 0;
-    return copy;
+    const tt_tape arrays = *to;
+    *to = *t;
+    to->values = arrays.values;
+    to->code = arrays.code;
+    to->axes = arrays.axes;
+    to->cap_values = arrays.cap_values;
+    to->cap_code = arrays.cap_code;
+    to->cap_axes = arrays.cap_axes;
+    to->params = NULL;
+    to->n_params = to->cap_params = 0;
+    to->n_values = to->n_code = to->n_axes = 0;
+    while (to->cap_values < t->n_values) {
+        to->n_values = to->cap_values;
+        if (!TT__GROW(t->ctx, to->values, to->n_values, to->cap_values)) return false;
+    }
+    while (to->cap_code < t->n_code) {
+        to->n_code = to->cap_code;
+        if (!TT__GROW(t->ctx, to->code, to->n_code, to->cap_code)) return false;
+    }
+    while (to->cap_axes < t->n_axes) {
+        to->n_axes = to->cap_axes;
+        if (!TT__GROW(t->ctx, to->axes, to->n_axes, to->cap_axes)) return false;
+    }
+    to->n_values = t->n_values;
+    to->n_code = t->n_code;
+    to->n_axes = t->n_axes;
+    memcpy(to->values, t->values, sizeof *t->values * (size_t)t->n_values);
+    memcpy(to->code, t->code, sizeof *t->code * (size_t)t->n_code);
+    memcpy(to->axes, t->axes, sizeof *t->axes * (size_t)t->n_axes);
+    return true;
 }
 
 static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
@@ -15418,108 +15512,189 @@ static double tt__flops_of_copies(const tt_tape *t)
     return flops;
 }
 
+/* -------- estimates */
+
 /* Where the items are read. */
 static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
 {
-    int forward = 0;
+    const int forward = tt__forward_of(t);
     memset(number, 0, sizeof *number * (size_t)t->n_values);
     for (int n = 0; n < c->n; n++) {
         number[c->item[n]] = n + 1;
-        c->before[n] = -1;
-        c->after[n] = t->n_code;
+        c->before[n] = c->after[n] = -1;
     }
-    while (forward < t->n_code && !t->code[forward].backward) forward++;
     for (int k = 0; k < t->n_code; k++)
         for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
             const tt__instr *i = &t->code[k];
             int n = number[t->values[j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN]].base] - 1;
             if (n < 0) continue;
             if (k < forward) c->before[n] = k;
-            else if (c->after[n] == t->n_code) c->after[n] = k;
+            else if (c->after[n] < 0) c->after[n] = k;
         }
 }
 
-static const bool *tt__drops(tt__chooser *c, const bool *set)
+/* A choice with the values of a set. */
+static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
 {
     for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
-    return c->drop;
+    how.drop = c->n ? c->drop : NULL;
+    how.n_drop = c->n ? c->front[c->base.zero].forward_values : 0;
+    return how;
 }
 
-/* Adds a candidate, with what it would need. `set` is copied. */
-static tt_status tt__estimate(tt__chooser *c, const bool *set)
+static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const bool *set)
 {
-    tt__candidate *to;
-    tt__box *box = NULL;
-    int n = 0;
-    if (!TT__GROW(c->ctx, c->list, c->n_list, c->cap_list)) return TT_ERR_MEMORY;
-    to = &c->list[c->n_list];
-    memset(to, 0, sizeof *to);
-    bool *own = (bool *)tt__alloc(c->ctx, (size_t)c->n + 1);
-    tt_tape *t = own ? tt__copy_rewritten(c->all->t) : NULL;
-    if (!t) return tt__free(c->ctx, own), TT_ERR_MEMORY;
-    memcpy(own, set, sizeof *own * (size_t)c->n);
-    to->set = own;
-    to->hash = tt__hash_on(TT__HASH_BEGIN, own, (size_t)c->n);
-    c->n_list++;
-    tt_status status = tt__pass_recompute(t, TT__RECOMPUTE_CHEAP, 0, tt__drops(c, set), c->all->t->n_values);
-    if (status == TT_OK) status = tt__pass_prune(t, c->all->root, true);
-    if (status == TT_OK) status = tt__lifetimes(t, c->all->root, &box, &n);
-    if (status == TT_OK)
-        to->bound = tt__max_live(box, n, (int)tt__max(1, t->n_code), TT__DEVICE, 0, c->ctx, &c->peak);
-    to->flops = tt__flops_of_copies(t);
-    int32_t *number = (int32_t *)tt__alloc(c->ctx, sizeof *number * (size_t)t->n_values);
-    if (number) tt__find_uses(c, t, number);
-    if (!number || to->bound == SIZE_MAX) status = TT_ERR_MEMORY;
-    tt__free(c->ctx, number);
+    const int numbers[] = {(int)x->recompute, (int)x->offload, x->activations, x->ahead, x->zero};
+    return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
+}
+
+/* What a rewritten tape costs and needs. */
+static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
+{
+    tt_program *p = c->job.p;
+    tt__extent e;
+    tt__box *box;
+    int n;
+    tt_status status = tt__lifetimes(b->t, b->root, &box, &n);
+    if (status != TT_OK) return status;
+    b->transient = tt__max_live(box, n, (int)tt__max(1, b->t->n_code), TT__DEVICE, 0, c->ctx, &c->peak);
     tt__free(c->ctx, box);
-    tt_tape_free(t);
+    int32_t *number = (int32_t *)tt__alloc(c->ctx, sizeof *number * (size_t)b->t->n_values);
+    if (!number || b->transient == SIZE_MAX) return tt__free(c->ctx, number), TT_ERR_MEMORY;
+    tt__find_uses(c, b->t, number);
+    tt__free(c->ctx, number);
+    const tt__built was = p->built;
+    p->built = *b;
+    status = tt__extent_of(p, c->job.shared, &e);
+    p->built = was;
+    if (status != TT_OK) return status;
+    const tt__replay *r = &b->replay;
+    double links = 0;
+    for (int s = 0; s < TT__STREAMS; s++) links = s == TT__COMPUTE_STREAM ? links : fmax(links, r->busy[s]);
+    x->bytes = e.bytes;
+    x->flops = tt__flops_of_copies(b->t);
+    x->seconds = r->compute + r->exposed;
+    x->raised = x->how.ahead > 0 || c->base.ahead == 0 || links == 0;
+    x->floor = x->raised ? x->seconds : fmax(r->compute, links);
+    return TT_OK;
+}
+
+/* Adds a candidate. `set` is copied. */
+static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool *set)
+{
+    tt__built b, *front = &c->front[how->zero];
+    tt_status status = TT_OK;
+    if (!front->t)
+        status = tt__begin_build(c->job.t, c->job.root, &c->job.p->settings, how, front);
+    if (status != TT_OK) return status;
+    if (!TT__GROW(c->ctx, c->list, c->n_list, c->cap_list)) return TT_ERR_MEMORY;
+    tt__candidate *x = &c->list[c->n_list];
+    memset(x, 0, sizeof *x);
+    x->how = *how;
+    x->level = -1;
+    x->hash = tt__hash_choice(c, how, set);
+    if (!tt__copy_array(c->ctx, (void **)&x->set, set, sizeof *set * (size_t)c->n)) return TT_ERR_MEMORY;
+    c->n_list++;
+    b = *front;
+    b.t = c->scratch;
+    if (!tt__copy_into(b.t, front->t)) return TT_ERR_MEMORY;
+    const bool verify = c->ctx->options.verify; /* what is built is verified */
+    const tt__choice choice = tt__with_set(c, *how, set);
+    c->ctx->options.verify = false;
+    status = tt__end_build(&b, &c->job.p->settings, &choice);
+    c->ctx->options.verify = verify;
+    if (status == TT_OK) status = tt__weigh(c, &b, x);
+    c->left -= b.t->n_code * (how->ahead ? 4 : 1);
+    if (status == TT_OK && x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
 }
 
-/* FLOPs of an instruction and of those whose results are not there when it is run again. */
-static double tt__flops_again(const tt__recomputer *r, int at, int depth)
+/* The number of a candidate, -1 if it is none yet. */
+static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const bool *set)
+{
+    const uint64_t hash = tt__hash_choice(c, how, set);
+    for (int k = 0; k < c->n_list; k++) if (c->list[k].hash == hash) return k;
+    return -1;
+}
+
+/* Has a choice among the candidates; *at: its number. */
+static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool *set, int *at)
+{
+    *at = tt__find_candidate(c, how, set);
+    if (*at >= 0) return TT_OK;
+    *at = c->n_list;
+    return tt__estimate(c, how, set);
+}
+
+static bool tt__may_fit(const tt__chooser *c, int k) { return c->list[k].bytes <= c->budget; }
+
+/* Has candidate k with as much ahead as fits among the candidates, if it could be the best. */
+static tt_status tt__raise(tt__chooser *c, int k)
+{
+    tt__choice how = c->list[k].how;
+    tt_status status = TT_OK;
+    int at = -1;
+    if (c->list[k].raised) return TT_OK;
+    c->list[k].raised = true;
+    c->list[k].floor = c->list[k].seconds; /* as it is */
+    const tt__candidate was = c->list[k];
+    for (how.ahead = c->base.ahead; how.ahead > 0 && status == TT_OK; how.ahead--) {
+        status = tt__consider(c, &how, was.set, &at);
+        if (status != TT_OK) break;
+        c->list[at].level = was.level;
+        c->list[at].both = was.both;
+        if (tt__may_fit(c, at)) break;
+    }
+    return status;
+}
+
+/* -------- what is computed again */
+
+/* Cost of an instruction and of those whose results are not there when it is run again. */
+static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
 {
     const tt__instr *i = &r->t->code[at];
-    double flops = tt__flops_at_capacity(r->t, i);
+    const tt_costs *costs = &c->job.p->settings.costs;
+    double cost = c->by_seconds ? tt__seconds_of(r->t, i, costs, true) : tt__flops_at_capacity(r->t, i);
     for (int j = 0; j < TT__MAX_IN && depth; j++) {
         const int32_t v = i->in[j] ? r->t->values[i->in[j]].base : 0;
         const int from = tt__producer(r->t, v);
         const bool there = !v || tt__is_saved(r, v) || r->t->values[v].storage != TT__TRANSIENT;
-        if (!there && from >= 0) flops += tt__flops_again(r, from, depth - 1);
+        if (!there && from >= 0) cost += tt__cost_again(c, r, from, depth - 1);
     }
-    return flops;
+    return cost;
 }
 
-/* Lists the items of c->all. */
+/* Lists the items. */
 static tt_status tt__list_items(tt__chooser *c)
 {
-    tt_tape *t = c->all->t;
+    tt_tape *t = c->front[c->base.zero].t;
     const size_t most = (size_t)t->n_values;
-    tt__recomputer r = {t, TT__RECOMPUTE_CHEAP, NULL, 0, 0, 0, 0};
+    tt__recomputer r = {t, TT__RECOMPUTE_CHEAP, NULL, 0, c->forward, 0, 0};
     c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * most);
     c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * most);
     c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * most);
-    c->attention = (bool *)tt__calloc(c->ctx, 3 * sizeof *c->attention * most);
+    c->attention = (bool *)tt__calloc(c->ctx, 4 * sizeof *c->attention * most);
     if (!c->item || !c->price || !c->made || !c->attention) return TT_ERR_MEMORY;
     c->before = c->made + most;
     c->after = c->before + most;
     c->banned = c->attention + most;
     c->drop = c->banned + most;
+    c->set = c->drop + most;
     tt__index(t);
-    while (r.forward < t->n_code && !t->code[r.forward].backward) r.forward++;
-    for (int k = 0; k < r.forward; k++)
+    for (int k = 0; k < r.forward && c->recompute; k++)
         for (int o = 0; o < 2; o++) {
             const tt__instr *i = &t->code[k];
             const int32_t v = i->out[o];
             const tt__value *x = &t->values[v];
             bool deep = false;
-            if (!v || v >= c->all->forward_values || x->storage != TT__TRANSIENT || x->writes != 1) continue;
+            if (!v || x->storage != TT__TRANSIENT || x->writes != 1) continue;
             const bool asked = x->mark != TT__UNMARKED || x->keep || x->block_end || x->offload;
             const bool own = x->base == v && !asked;
             const bool main = o == 0 || (tt__is(i, TT__ACTIVATES) && i->attr.act);
             if (!own || !main || tt__is(i, TT__LOSS) || !tt__is_saved(&r, v)) continue;
             if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* is done anyway */
-            c->price[c->n] = tt__flops_again(&r, k, 8) / (double)tt__storage_bytes(x);
+            c->price[c->n] = tt__cost_again(c, &r, k, 8) / (double)tt__storage_bytes(x);
             c->made[c->n] = k;
             c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
             c->item[c->n++] = v;
@@ -15527,49 +15702,39 @@ static tt_status tt__list_items(tt__chooser *c)
     return TT_OK;
 }
 
-/* All sets of a few items. */
-static tt_status tt__try_all(tt__chooser *c, bool *set)
-{
-    tt_status status = TT_OK;
-    for (uint32_t sets = 0; sets >> c->n == 0 && status == TT_OK; sets++) {
-        for (int n = 0; n < c->n; n++) set[n] = sets >> n & 1;
-        status = tt__estimate(c, set);
-    }
-    return status;
-}
-
-/* Of the items that live over the peak and nobody uses there, the one that costs the fewest FLOPs a byte;
-   among equals the earliest, whose blocks have most room when they are computed again. -1: none. */
-static int tt__next_item(const tt__chooser *c, const bool *set)
+/* Of the items that live over the peak and nobody uses there, the one that costs least a byte; among equals
+   the earliest, whose blocks have most room when they are computed again. -1: none. */
+static int tt__next_item(const tt__chooser *c)
 {
     int best = -1;
     for (int n = 0; n < c->n; n++) {
-        if (set[n] || c->banned[n] || c->before[n] >= c->peak || c->after[n] <= c->peak) continue;
+        if (c->set[n] || c->banned[n] || c->before[n] >= c->peak || c->after[n] <= c->peak) continue;
         if (best < 0 || c->price[n] < 0.98 * c->price[best]) best = n;
     }
     return best;
 }
 
 /* From nothing on, `at_once` items at a time, those that are best to drop. */
-static tt_status tt__try_path(tt__chooser *c, bool *set, int at_once)
+static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once)
 {
     int *dropped = (int *)tt__alloc(c->ctx, sizeof *dropped * (size_t)at_once);
-    tt_status status = dropped ? tt__estimate(c, set) : TT_ERR_MEMORY;
-    size_t before = status == TT_OK ? c->list[c->n_list - 1].bound : 0;
+    tt_status status = dropped ? tt__estimate(c, how, c->set) : TT_ERR_MEMORY;
+    size_t before = status == TT_OK ? c->list[c->n_list - 1].bytes : 0;
     for (int many = 1; many && status == TT_OK;) {
         int n;
-        for (many = 0; many < at_once && (n = tt__next_item(c, set)) >= 0; many++) {
+        for (many = 0; many < at_once && (n = tt__next_item(c)) >= 0; many++) {
             dropped[many] = n;
-            set[n] = true;
+            c->set[n] = true;
         }
-        if (many) status = tt__estimate(c, set);
-        const size_t now = c->list[c->n_list - 1].bound;
+        if (many) status = tt__estimate(c, how, c->set);
+        if (status != TT_OK) break;
+        const size_t now = c->list[c->n_list - 1].bytes;
         const bool worse = now > before; /* computing them again takes more than they did */
         for (int k = 0; k < many && worse; k++) {
-            set[dropped[k]] = false;
+            c->set[dropped[k]] = false;
             c->banned[dropped[k]] = true;
         }
-        if (worse && status == TT_OK) status = tt__estimate(c, set); /* where its peak is */
+        if (worse) status = tt__estimate(c, how, c->set); /* where its peak is */
         else before = now;
     }
     tt__free(c->ctx, dropped);
@@ -15577,219 +15742,607 @@ static tt_status tt__try_path(tt__chooser *c, bool *set, int at_once)
 }
 
 /* Whole blocks, the first so many, without and with what attention computes in the others. */
-static tt_status tt__try_blocks(tt__chooser *c, bool *set)
+static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
 {
-    const tt_tape *t = c->all->t;
+    const tt_tape *t = c->front[c->base.zero].t;
     tt_status status = TT_OK;
     int blocks = 0, block = 0;
-    for (int k = 0; k < t->n_code && !t->code[k].backward; k++)
-        blocks += t->values[t->code[k].out[0]].block_end;
-    for (int k = 0; k < t->n_code && !t->code[k].backward; k++) {
+    for (int k = 0; k < c->forward; k++) blocks += t->values[t->code[k].out[0]].block_end;
+    for (int k = 0; k < c->forward; k++) {
         if (!t->values[t->code[k].out[0]].block_end || block++ % (1 + blocks / 32)) continue;
         for (int attention = 0; attention < 2 && status == TT_OK; attention++) {
-            for (int n = 0; n < c->n; n++) set[n] = c->made[n] <= k || (attention && c->attention[n]);
-            status = tt__estimate(c, set);
+            for (int n = 0; n < c->n; n++) c->set[n] = c->made[n] <= k || (attention && c->attention[n]);
+            status = tt__estimate(c, how, c->set);
         }
     }
     return status;
+}
+
+static double tt__price_of(const tt__chooser *c, const tt__candidate *x)
+{
+    return c->by_seconds ? x->floor : x->flops;
 }
 
 /* Another candidate is better in one way and as good in the other. */
 static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
 {
+    const double cost = tt__price_of(c, x);
     for (const tt__candidate *y = c->list; y < c->list + c->n_list; y++) {
-        const bool alike = y->flops == x->flops && y->bound == x->bound;
-        if (y->flops <= x->flops && y->bound <= x->bound && (!alike || y < x)) return true;
+        const bool alike = tt__price_of(c, y) == cost && y->bytes == x->bytes;
+        if (tt__price_of(c, y) <= cost && y->bytes <= x->bytes && (!alike || y < x)) return true;
     }
     return false;
 }
 
-static bool tt__is_candidate(const tt__chooser *c, const bool *set)
-{
-    const uint64_t hash = tt__hash_on(TT__HASH_BEGIN, set, (size_t)c->n);
-    for (int k = 0; k < c->n_list; k++) if (c->list[k].hash == hash) return true;
-    return false;
-}
-
-/* One item more or less than the best candidates have, and so on, while there are fewer than `most` (Paquete,
-   Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling salesman problem", 2004). */
-static tt_status tt__try_neighbours(tt__chooser *c, bool *set, int64_t most)
+/* One item more or less than the best candidates have, and so on, until no more than `left` instructions may
+   be gone through (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling
+   salesman problem", 2004). */
+static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64_t left)
 {
     tt_status status = TT_OK;
-    for (int k = 0; k < c->n_list && c->n_list < most; k++) {
+    for (int k = 0; k < c->n_list && c->left > left; k++) {
         if (tt__is_dominated(c, &c->list[k])) continue;
-        for (int n = 0; n < c->n && c->n_list < most && status == TT_OK; n++) {
-            memcpy(set, c->list[k].set, sizeof *set * (size_t)c->n);
-            set[n] = !set[n];
-            if (!tt__is_candidate(c, set)) status = tt__estimate(c, set);
+        for (int n = 0; n < c->n && c->left > left && status == TT_OK; n++) {
+            memcpy(c->set, c->list[k].set, sizeof *c->set * (size_t)c->n);
+            c->set[n] = !c->set[n];
+            if (tt__find_candidate(c, how, c->set) < 0) status = tt__estimate(c, how, c->set);
         }
     }
     return status;
 }
 
-/* By FLOPs; of those with as many, what needs most is least changed. */
+/* Orders candidates by their cost; of those with the same, what needs least. */
 static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
 {
-    const tt__candidate *x = (const tt__candidate *)arg + a, *y = (const tt__candidate *)arg + b;
-    if (x->flops != y->flops) return x->flops < y->flops;
-    return x->bound != y->bound ? x->bound > y->bound : a < b;
+    const tt__chooser *c = (const tt__chooser *)arg;
+    const tt__candidate *x = &c->list[a], *y = &c->list[b];
+    const double cost = tt__price_of(c, x), other = tt__price_of(c, y);
+    return cost != other ? cost < other : x->bytes != y->bytes ? x->bytes < y->bytes : a < b;
+}
+
+/* Candidates that compute again more and more, of the configuration that changes nothing; the levels are the
+   best of them. */
+static tt_status tt__try_sets(tt__chooser *c)
+{
+    tt__choice how = c->base;
+    tt_status status = TT_OK;
+    int at;
+    const int64_t left = c->by_seconds ? c->left / 4 * 3 : 0; /* to be left for configurations */
+    const int64_t most = tt__max(64, (c->left - left) / (c->front[how.zero].t->n_code + 1));
+    how.ahead = 0;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    status = tt__consider(c, &how, c->set, &at);
+    if (c->recompute) {
+        how.recompute = TT__RECOMPUTE_CHEAP;
+        if (status == TT_OK) status = tt__try_path(c, &how, (int)(1 + 2 * c->n / most));
+        if (status == TT_OK) status = tt__try_blocks(c, &how);
+        if (status == TT_OK) status = tt__try_neighbours(c, &how, left);
+    }
+    uint32_t *order = (uint32_t *)tt__alloc(c->ctx, sizeof *order * (size_t)(c->n_list + 1));
+    c->level = (int *)tt__alloc(c->ctx, sizeof *c->level * (size_t)(c->n_list + 1));
+    if (status == TT_OK && order && c->level) {
+        for (int k = 0; k < c->n_list; k++) order[k] = (uint32_t)k;
+        tt__sort_indices(order, (size_t)c->n_list, tt__cheaper, c);
+        for (int k = 0; k < c->n_list; k++) {
+            const int x = (int)order[k];
+            if (c->levels && c->list[x].bytes >= c->list[c->level[c->levels - 1]].bytes) continue;
+            c->list[x].level = c->levels;
+            c->level[c->levels++] = x;
+        }
+    } else if (status == TT_OK) {
+        status = TT_ERR_MEMORY;
+    }
+    tt__free(c->ctx, order);
+    return status;
+}
+
+/* -------- configurations */
+
+/* A configuration with what a level computes again; unless `both`, but for blocks whose activations are
+   offloaded. */
+static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
+{
+    const tt__candidate *x = &c->list[c->level[level]];
+    const tt_tape *t = c->front[c->base.zero].t;
+    const bool out = !both && c->offload && how.offload & TT__OUT_ACTIVATIONS;
+    const int end = out ? tt__blocks_to_recompute(t, c->forward, how.activations) : 0;
+    how.recompute = x->how.recompute;
+    how.ahead = 0;
+    for (int n = 0; n < c->n; n++) c->set[n] = x->set[n] && c->made[n] >= end;
+    tt_status status = tt__consider(c, &how, c->set, at);
+    if (status != TT_OK) return status;
+    c->list[*at].level = level;
+    c->list[*at].both = both;
+    return tt__may_fit(c, *at) && c->list[*at].floor < c->best ? tt__raise(c, *at) : TT_OK;
+}
+
+/* Finds the first level that fits, after the last. More levels are more computation, but may be less to move,
+   where `both`. */
+static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both)
+{
+    int at = 0, low = 0, high = c->levels - 1;
+    tt_status status = tt__consider_level(c, *how, high, both, &at);
+    if (status != TT_OK || !tt__may_fit(c, at)) return status;
+    while (low < high && status == TT_OK) {
+        const int middle = low + (high - low) / 2;
+        status = tt__consider_level(c, *how, middle, both, &at);
+        if (status == TT_OK && tt__may_fit(c, at)) high = middle;
+        else low = middle + 1;
+    }
+    return status;
+}
+
+/* May a configuration be, where parameters have a home already? */
+static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
+{
+    const bool train = c->job.p->settings.options.train;
+    if (how->offload & ~(unsigned)TT__OUT_PARAMETERS && !train) return false;
+    if (!c->held) return true;
+    if (c->zero && (how->zero == 3) != c->held_split) return false;
+    return !c->offload || !(how->offload & TT__OUT_PARAMETERS) == !c->held_on_host;
+}
+
+/* Lists the configurations without offloaded activations into to[], of which there are at most 24. */
+static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
+{
+    int n = 0;
+    for (int zero = c->zero ? 1 : c->base.zero; zero <= (c->zero ? 3 : c->base.zero); zero++)
+        for (unsigned out = 0; out < (c->offload ? TT__OUT_ACTIVATIONS : 1); out++) {
+            to[n] = c->base;
+            to[n].zero = zero;
+            if (c->offload) to[n].offload = out;
+            n += tt__is_allowed(c, &to[n]);
+        }
+    return n;
+}
+
+/* All configurations with all levels and sets, of a small program. */
+static tt_status tt__try_all(tt__chooser *c)
+{
+    tt__choice list[24];
+    const int n = tt__list_configurations(c, list), blocks = c->offload ? c->blocks : 0;
+    tt_status status = TT_OK;
+    int at;
+    for (int k = 0; k < n; k++)
+        for (int block = 0; block <= blocks; block++)
+            for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
+                tt__choice how = list[k];
+                how.ahead = 0;
+                if (block) how.offload |= TT__OUT_ACTIVATIONS;
+                if (block) how.activations = block;
+                if (c->recompute && sets >> c->n == 0) how.recompute = TT__RECOMPUTE_CHEAP; /* last, none */
+                for (int i = 0; i < c->n; i++) c->set[i] = sets >> i & 1;
+                status = tt__consider(c, &how, c->set, &at);
+            }
+    return status;
+}
+
+/* A configuration, and it with the activations of some of the blocks, if it could be the best. */
+static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
+{
+    tt_status status = tt__try_levels(c, &how, false);
+    how.offload |= TT__OUT_ACTIVATIONS;
+    for (int k = 0; k < 4 && c->offload && c->blocks && status == TT_OK; k++) {
+        how.activations = k < 2 ? c->blocks : (c->blocks + 1) / 2;
+        status = tt__try_levels(c, &how, k % 2 == 0);
+    }
+    return status;
+}
+
+/* Orders configurations by the fewest seconds that they could take. */
+static tt_status tt__try_configurations(tt__chooser *c)
+{
+    tt__choice list[24];
+    double floor[24];
+    const int n = tt__list_configurations(c, list);
+    if (!n) return TT_OK;
+    tt__choice all = list[n - 1]; /* what saves most, so that what costs more need not be tried */
+    int at;
+    if (c->offload && c->blocks) all.offload |= TT__OUT_ACTIVATIONS;
+    tt_status status = tt__consider_level(c, all, c->levels - 1, true, &at);
+    for (int k = 0; k < n && status == TT_OK; k++) {
+        status = tt__consider_level(c, list[k], 0, false, &at);
+        floor[k] = status == TT_OK ? c->list[at].floor : 0;
+    }
+    for (int tried = 0; tried < n && status == TT_OK; tried++) {
+        int next = 0;
+        for (int k = 1; k < n; k++) if (floor[k] < floor[next]) next = k;
+        if (floor[next] >= c->best) return TT_OK; /* and so are all others */
+        floor[next] = INFINITY;
+        if (c->left > 0 || c->best == INFINITY) status = tt__try_configuration(c, list[next]);
+    }
+    return status;
+}
+
+/* The candidate that could be the cheapest of those that `room` has place for; -1: none. */
+static int tt__cheapest(const tt__chooser *c, size_t room)
+{
+    int best = -1;
+    for (int k = 0; k < c->n_list; k++) {
+        const tt__candidate *x = &c->list[k], *y = &c->list[best < 0 ? k : best];
+        if (x->failed || x->bytes > room) continue;
+        const double cost = tt__price_of(c, x), other = tt__price_of(c, y);
+        const bool better = cost != other ? cost < other
+                          : x->seconds != y->seconds ? x->seconds < y->seconds : x->bytes < y->bytes;
+        if (best < 0 || better) best = k;
+    }
+    return best;
+}
+
+enum { TT__CHANGES = 18 };
+
+/* Changes a candidate by little, in way number `change`. False: there is no such change. */
+static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
+{
+    static const int steps[] = {-4, -1, 1, 4};
+    tt__choice *how = &x->how;
+    const tt__choice was = *how;
+    const int level = x->level;
+    if (change < 3 && c->zero) how->zero = 1 + change;
+    else if (change >= 3 && change < 7 && c->offload) how->offload ^= 1u << (change - 3);
+    const bool out = c->offload && how->offload & TT__OUT_ACTIVATIONS;
+    if (out && !(was.offload & TT__OUT_ACTIVATIONS)) how->activations = 1, x->both = true;
+    if (change >= 7 && change < 11 && out) how->activations += steps[change - 7];
+    if (change >= 11 && change < 17) x->level += change < 15 ? steps[change - 11] : change == 15 ? -16 : 16;
+    if (change == 17 && out) x->both = !x->both;
+    const bool moves = how->zero != was.zero || how->offload != was.offload ||
+                       (out && how->activations != was.activations);
+    if (out && (how->activations < 1 || how->activations > c->blocks)) return false;
+    if (x->level < 0 || x->level >= c->levels || !tt__is_allowed(c, how)) return false;
+    return moves || x->level != level || change == 17;
+}
+
+/* The best candidate's neighbours, while one of them is better. */
+static tt_status tt__try_changes(tt__chooser *c)
+{
+    tt_status status = TT_OK;
+    for (double before = INFINITY; c->best < before && status == TT_OK;) {
+        const int best = tt__cheapest(c, c->budget);
+        before = c->best;
+        if (best < 0) return TT_OK;
+        const tt__candidate was = c->list[best];
+        for (int change = 0, at; change < TT__CHANGES && c->left > 0 && status == TT_OK; change++) {
+            tt__candidate x = was;
+            if (!tt__change(c, change, &x)) continue;
+            status = tt__consider_level(c, x.how, x.level, x.both, &at);
+            if (status == TT_OK && !tt__may_fit(c, at) && change < 11 && c->list[at].floor < c->best)
+                status = tt__try_levels(c, &x.how, x.both);
+        }
+    }
+    return status;
+}
+
+/* Lists candidates: all, of a small program, or levels of recomputation and then configurations. */
+static tt_status tt__list_candidates(tt__chooser *c)
+{
+    tt__choice list[24];
+    const tt_tape *t = c->front[c->base.zero].t;
+    const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
+    const int64_t most = TT__ESTIMATES / (t->n_code + 1) / tt__max(1, configurations);
+    tt_status status;
+    if (c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most)) return tt__try_all(c);
+    status = tt__try_sets(c);
+    if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
+    if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
+    return status;
+}
+
+/* -------- builds */
+
+/* Builds a choice; *e: the arena with it. */
+static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
+{
+    tt_program *p = j->p;
+    tt__built_free(p->ctx, &p->built);
+    tt_status status = tt__build(j->t, j->root, &p->settings, choice, &p->built);
+    p->chosen = *choice;
+    p->chosen.drop = NULL;
+    p->builds++;
+    return status == TT_OK ? tt__extent_of(p, j->shared, e) : status;
+}
+
+/* The same; where that does not fit a budget, less runs beside computation, in less memory. */
+static tt_status tt__build_within(const tt__job *j, tt__choice choice, tt__extent *e)
+{
+    tt_status status = tt__try_build(j, &choice, e);
+    while (status == TT_OK && !tt__fits(e) && j->p->built.under_way && choice.ahead) {
+        choice.ahead--;
+        status = tt__try_build(j, &choice, e);
+    }
+    return status;
+}
+
+/* Builds candidate k. That it fails, and those that are the same, is noted beforehand. */
+static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
+{
+    const tt__choice choice = tt__with_set(c, c->list[k].how, c->list[k].set);
+    for (int j = 0; j < c->n_list; j++) c->list[j].failed |= c->list[j].hash == c->list[k].hash;
+    return tt__try_build(&c->job, &choice, e);
+}
+
+/* Builds the cheapest candidates until one fits; else *e is of one that does not. */
+static tt_status tt__build_cheapest(tt__chooser *c, tt__extent *e)
+{
+    const int most = TT__BUILDS - TT__LEAST_BUILDS - TT__STEP_BUILDS;
+    tt_status status = TT_OK;
+    size_t room = c->budget;
+    for (int k; status == TT_OK && c->job.p->builds < most && (k = tt__cheapest(c, room)) >= 0;) {
+        if (!c->list[k].raised) {
+            status = tt__raise(c, k);
+            continue;
+        }
+        status = tt__build_candidate(c, k, e);
+        if (status == TT_OK && tt__fits(e)) return TT_OK;
+        if (c->job.p->builds > most / 2 && e->bytes - c->budget < room) room -= e->bytes - c->budget;
+    }
+    return status;
+}
+
+/* What a message says of programs that do not fit. */
+typedef struct tt__shortage {
+    size_t bytes;           /* of the program with as little recomputed and moved as possible ... */
+    double flops;           /* ... and its FLOPs */
+    size_t least;           /* bytes of the smallest that was built ... */
+    tt__choice how;         /* ... which is this */
+    int items;              /* values that it computes again beside its policy */
+} tt__shortage;
+
+static void tt__note_least(const tt__job *j, const tt__extent *e, int items, tt__shortage *s)
+{
+    if (e->bytes >= s->least) return;
+    s->least = e->bytes;
+    s->how = j->p->chosen;
+    s->items = items;
+}
+
+/* Builds the smallest candidates. */
+static tt_status tt__build_least(tt__chooser *c, tt__extent *e, tt__shortage *s)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < TT__LEAST_BUILDS && status == TT_OK; k++) {
+        int best = -1, items = 0;
+        for (int j = 0; j < c->n_list; j++)
+            if (!c->list[j].failed && (best < 0 || c->list[j].bytes < c->list[best].bytes)) best = j;
+        if (best < 0 || (k && !tt__may_fit(c, best))) return TT_OK;
+        for (int n = 0; n < c->n; n++) items += c->list[best].set[n];
+        status = tt__build_candidate(c, best, e);
+        if (status != TT_OK || tt__fits(e)) return status;
+        tt__note_least(&c->job, e, items, s);
+    }
+    return status;
+}
+
+/* -------- when nothing fits */
+
+/* By TT__OUT_ flags. */
+static const char *const tt__out_lists[16] = {
+    "none", "optimizer", "gradients", "optimizer,gradients", "parameters", "optimizer,parameters",
+    "gradients,parameters", "optimizer,gradients,parameters", "activations", "optimizer,activations",
+    "gradients,activations", "optimizer,gradients,activations", "parameters,activations",
+    "optimizer,parameters,activations", "gradients,parameters,activations",
+    "optimizer,gradients,parameters,activations"};
+
+/* The options that are a choice. items: what is computed again beside its policy. */
+static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
+{
+    if (p->settings.options.train)
+        tt__print(text, "recompute \"%s\"", tt__recompute_names[x->recompute]);
+    if (p->settings.options.train && items) tt__print(text, " and %d values", items);
+    tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "", tt__out_lists[x->offload]);
+    if (x->update_in_backward) tt__print(text, ", update \"backward\"");
+    if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
+}
+
+/* Step k of those that save memory, from the least to lose to the most. False: it changes nothing, or is not
+   possible. */
+static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name, size_t capacity)
+{
+    static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
+                                   TT__OUT_PARAMETERS};
+    const tt_compile_options *o = &p->settings.options;
+    const tt__choice was = *x;
+    const bool staged = o->parallel.pipeline > 1;
+    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
+    if (k == 0) snprintf(name, capacity, "zero 3");
+    if (k >= 1 && k <= 3) {
+        const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
+        if (o->train && policy > x->recompute) x->recompute = policy;
+        snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
+    }
+    if (k >= 4 && k <= 7) {
+        const unsigned more = out[k - 4];
+        if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
+        if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
+        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
+    }
+    if (k == 8) {
+        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
+        if (o->train && once && !o->parallel.server && !staged) x->update_in_backward = true;
+        snprintf(name, capacity, "update \"backward\"");
+    }
+    return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
+           x->update_in_backward != was.update_in_backward;
+}
+
+/* Does the option of step k say "budget"? c NULL: none does. */
+static bool tt__may_take(const tt__chooser *c, int k)
+{
+    return c && (k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false);
+}
+
+/* The last builds: what each step saves, after those before it, up to one that fits: first of what may
+   change, and is then built, and then of other options, which is advice. c NULL: nothing may change. */
+static tt_status tt__refuse(const tt__job *j, const tt__chooser *c, const tt__choice *plain, tt__shortage *s,
+                            tt__extent *e)
+{
+    tt_program *p = j->p;
+    char steps[640], name[48];
+    tt__text text = {steps, sizeof steps, 0};
+    tt__choice now = *plain;
+    size_t bytes = s->bytes;
+    bool fits = false, advised = false, first = true;
+    tt_status status = tt__check_extent(p, j->shared, e);
+    now.ahead = 0;
+    steps[0] = 0;
+    for (int k = 0; k < 2 * TT__STEP_BUILDS && !fits && status == TT_OK; k++) {
+        const int step = k % TT__STEP_BUILDS;
+        const bool advice = k >= TT__STEP_BUILDS;
+        tt__choice next = now;
+        if (advice && p->ctx->searches) break;
+        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
+        const tt_status built = tt__try_build(j, &next, e);
+        if (built == TT_ERR_MEMORY) return built;
+        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters have another home already */
+        fits = tt__fits(e);
+        if (fits && !advice) return TT_OK;
+        if (!advice) tt__note_least(j, e, 0, s);
+        if (advice && !advised && c) {
+            if (text.length) tt__print(&text, ", at least %zu with ", s->least);
+            if (text.length) tt__print_options(&text, p, &s->how, s->items);
+            tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
+        } else {
+            tt__print(&text, "%s", text.length ? ", then " : ": ");
+        }
+        now = next;
+        bytes = e->bytes;
+        advised = advised || advice;
+        tt__print(&text, "%s %s%zu", name, first ? "makes it " : "", bytes);
+        first = false;
+        const double copies = tt__flops_of_copies(p->built.t);
+        if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
+        if (fits) tt__print(&text, ", which fits");
+    }
+    if (status != TT_OK) return status;
+    if (!fits && (advised || !c)) {
+        tt__print(&text, "; the smallest possible is %zu%s", bytes, text.length ? " with all of these" : "");
+    } else if (!fits) {
+        tt__print(&text, "; the smallest possible is %zu with ", s->least);
+        tt__print_options(&text, p, &s->how, s->items);
+    }
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
+                    "batch of fewer rows needs less", s->bytes, p->settings.crew->ranks > 1 ? " a rank" : "",
+                    e->budget, e->by_them ? " for a program that this one shares an arena with" : "", steps);
 }
 
 static void tt__chooser_close(tt__chooser *c)
 {
     for (int k = 0; k < c->n_list; k++) tt__free(c->ctx, c->list[k].set);
+    for (int k = 0; k < TT__COUNT(c->front); k++) tt__built_free(c->ctx, &c->front[k]);
     tt__free(c->ctx, c->list);
     tt__free(c->ctx, c->item);
     tt__free(c->ctx, c->price);
     tt__free(c->ctx, c->made);
     tt__free(c->ctx, c->attention);
+    tt__free(c->ctx, c->level);
+    tt_tape_free(c->scratch);
 }
 
-/* Makes the list of candidates; *order: as tt__cheaper has it, to be freed. */
-static tt_status tt__list_candidates(tt__chooser *c, uint32_t **order)
+/* Where the parameters are that earlier programs have put somewhere: there they stay. */
+static void tt__note_homes(tt__chooser *c)
 {
-    tt_status status = tt__list_items(c);
-    bool *set = (bool *)tt__calloc(c->ctx, (size_t)c->all->t->n_values);
-    const int64_t estimates = tt__max(64, TT__ESTIMATES / (c->all->t->n_code + 1));
-    if (status == TT_OK && !set) status = TT_ERR_MEMORY;
-    if (status == TT_OK && c->n < 20 && (int64_t)1 << c->n <= estimates) status = tt__try_all(c, set);
-    else if (status == TT_OK) {
-        status = tt__try_path(c, set, (int)(1 + 2 * c->n / estimates));
-        if (status == TT_OK) status = tt__try_blocks(c, set);
-        if (status == TT_OK) status = tt__try_neighbours(c, set, estimates);
+    const tt_tape *t = c->job.t;
+    const tt__settings *s = &c->job.p->settings;
+    for (int32_t v = 1; v < t->n_values && c->by_seconds; v++) {
+        const tt__value *x = &t->values[v];
+        const tt_param *param = x->storage == TT__PARAMETER && x->base == v ? c->ctx->params[x->param] : NULL;
+        if (!param || param->size < TT__PIECES_FROM || x->offload) continue;
+        const tt__arena *a = tt__home_arena(s->kind, c->job.shared, param, s->stage,
+                                            s->options.parallel.pipeline);
+        const tt__home *home = tt__home_in(a, x->param);
+        if (!home) continue;
+        c->held = true;
+        c->held_on_host = home->space == TT__HOST;
+        c->held_split = home->part.unit == TT__CHUNK;
     }
-    tt__free(c->ctx, set);
-    *order = (uint32_t *)tt__alloc(c->ctx, sizeof **order * (size_t)(c->n_list + 1));
-    if (status != TT_OK || !*order) return TT_ERR_MEMORY;
-    for (int k = 0; k < c->n_list; k++) (*order)[k] = (uint32_t)k;
-    tt__sort_indices(*order, (size_t)c->n_list, tt__cheaper, c->list);
-    return TT_OK;
+    if (c->zero && c->held_split) c->base.zero = 3;
+    if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
 }
 
-/* Builds p as a choice says; *e: the arena with it. */
-static tt_status tt__try_build(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
-                               const tt__choice *choice, tt__extent *e)
+/* What may change of a program; base: as its options say, and else nothing, with all that may run ahead. */
+static tt__chooser tt__chooser_of(const tt__job *j)
 {
-    tt__built_free(p->ctx, &p->built);
-    tt_status status = tt__build(t, root, &p->settings, choice, &p->built);
-    p->builds++;
-    return status == TT_OK ? tt__extent_of(p, shared, e) : status;
-}
-
-/* The same; where that does not fit a budget, less runs beside computation, in less memory. */
-static tt_status tt__build_within(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
-                                  tt__choice choice, tt__extent *e)
-{
-    tt_status status = tt__try_build(p, t, root, shared, &choice, e);
-    while (status == TT_OK && e->budget && e->bytes > e->budget && p->built.under_way && choice.ahead) {
-        choice.ahead--;
-        status = tt__try_build(p, t, root, shared, &choice, e);
-    }
-    return status;
-}
-
-/* Builds p of a candidate; *e: the arena with it. */
-static tt_status tt__build_candidate(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
-                                     tt__chooser *c, const tt__candidate *x, tt__extent *e)
-{
-    tt__choice choice = c->base;
-    choice.drop = tt__drops(c, x->set);
-    choice.n_drop = c->all->forward_values;
-    return tt__try_build(p, t, root, shared, &choice, e);
-}
-
-/* Builds p of the first candidate in an order that fits `room`; else *e is of what does not. */
-static tt_status tt__build_first(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
-                                 tt__chooser *c, const uint32_t *order, size_t room, tt__extent *e)
-{
-    const tt__candidate *last = NULL;
-    tt_status status = TT_OK;
-    for (int k = 0; k < c->n_list && status == TT_OK && p->builds < TT__BUILDS - TT__LEAST_BUILDS; k++) {
-        const tt__candidate *x = &c->list[order[k]];
-        if (x->bound > room || (last && last->hash == x->hash)) continue; /* that may be listed twice */
-        status = tt__build_candidate(p, t, root, shared, c, x, e);
-        if (status == TT_OK && e->bytes <= e->budget) return TT_OK;
-        last = x;
-        if (p->builds > TT__BUILDS / 2 && e->bytes - e->budget < room) room -= e->bytes - e->budget;
-    }
-    return status;
-}
-
-/* Tries the smallest candidates. If nothing fits, one message says what each policy needs, and the least that
-   is possible. `most`, `flops`: of the program that keeps everything. */
-static tt_status tt__build_least(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
-                                 tt__chooser *c, size_t most, double flops, tt__extent *e)
-{
-    char steps[256];
-    tt__text text = {steps, sizeof steps, 0};
-    size_t least = SIZE_MAX, above = 0;
-    double least_flops = 0;
-    tt_status status = TT_OK;
-    for (int k = 0; k < TT__LEAST_BUILDS && status == TT_OK; k++) {
-        const int policy = TT__RECOMPUTE_CHEAP + k; /* first what is called by name */
-        tt__choice choice = c->base;
-        choice.recompute = (tt__recompute)policy;
-        const tt__candidate *x = NULL;
-        if (policy < TT__RECOMPUTE_BUDGET) {
-            status = tt__try_build(p, t, root, shared, &choice, e);
-        } else {
-            for (int j = 0; j < c->n_list; j++)
-                if (c->list[j].bound > above && (!x || c->list[j].bound < x->bound)) x = &c->list[j];
-            if (!x) break;
-            above = x->bound;
-            status = tt__build_candidate(p, t, root, shared, c, x, e);
-        }
-        if (status != TT_OK || e->bytes <= e->budget) return status;
-        const double copies = tt__flops_of_copies(p->built.t);
-        if (policy < TT__RECOMPUTE_BUDGET)
-            tt__print(&text, ", \"%s\" %zu (%+.1f%% FLOPs)", tt__recompute_names[policy], e->bytes,
-                      100 * copies / flops);
-        if (e->bytes >= least) continue;
-        least = e->bytes;
-        least_flops = copies;
-    }
-    if (status != TT_OK) return status;
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes, memory_budget is %zu%s; with recompute "
-                    "%s; the smallest possible is %zu (%+.1f%% FLOPs). A micro-batch of fewer rows needs "
-                    "less", most, e->budget,
-                    e->by_them ? " for a program that this one shares an arena with" : "", steps + 2,
-                    least, 100 * least_flops / flops);
-}
-
-/* Builds p with the fewest FLOPs that fit the budget. */
-static tt_status tt__choose(tt_program *p, const tt_tape *t, int32_t root, tt__arena *shared,
-                            tt__choice choice)
-{
+    const tt__settings *s = &j->p->settings;
+    const tt_parallel *ranks = &s->options.parallel;
+    const tt__choice base = {s->recompute, s->offload, INT_MAX, s->early, 0, INT_MAX, NULL, 0, ranks->zero};
     tt__chooser c;
-    tt__extent e;
-    uint32_t *order = NULL;
-    double flops = 0;
-    choice.recompute = TT__RECOMPUTE_NONE;
-    tt_status status = tt__build_within(p, t, root, shared, choice, &e);
-    if (status != TT_OK || !e.budget || e.bytes <= e.budget) return status;
-    tt__built all = p->built;
-    const size_t most = e.bytes, fixed = e.bytes - e.transient; /* that is the same for all candidates */
-    memset(&p->built, 0, sizeof p->built);
-    choice.recompute = TT__RECOMPUTE_CHEAP; /* is often enough, and needs no candidates */
-    status = tt__build_within(p, t, root, shared, choice, &e);
-    if (status != TT_OK || e.bytes <= e.budget) {
-        tt__built_free(p->ctx, &all);
-        return status;
-    }
     memset(&c, 0, sizeof c);
-    c.ctx = p->ctx;
-    c.all = &all;
-    c.base = choice;
-    c.base.ahead = 0; /* as in `all`, which did not fit with more */
-    for (int k = 0; k < all.t->n_code; k++) flops += tt__flops_at_capacity(all.t, &all.t->code[k]);
-    status = tt__list_candidates(&c, &order);
-    if (status == TT_OK)
-        status = tt__build_first(p, t, root, shared, &c, order, e.budget > fixed ? e.budget - fixed : 0, &e);
-    if (status == TT_OK && e.bytes > e.budget)
-        status = tt__build_least(p, t, root, shared, &c, most, flops, &e);
-    tt__free(p->ctx, order);
+    c.ctx = j->p->ctx;
+    c.job = *j;
+    c.base = base;
+    c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
+    if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
+    if (s->zero_fits) c.base.zero = 1;
+    c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
+    c.offload = s->offload_fits;
+    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    c.by_seconds = c.offload || c.zero;
+    c.best = INFINITY;
+    c.left = TT__ESTIMATES;
+    return c;
+}
+
+/* Prepares estimates. */
+static tt_status tt__chooser_open(tt__chooser *c)
+{
+    const tt__settings *s = &c->job.p->settings;
+    tt__built *front = &c->front[c->base.zero];
+    tt_status status = tt__begin_build(c->job.t, c->job.root, s, &c->base, front);
+    if (status != TT_OK) return status;
+    c->scratch = tt__copy_tape(front->t);
+    if (!c->scratch) return TT_ERR_MEMORY;
+    c->forward = tt__forward_of(front->t);
+    c->blocks = front->blocks;
+    return tt__list_items(c);
+}
+
+/* Bytes and FLOPs of a program that does not fit, unless more of it is recomputed or moved. */
+static tt__shortage tt__shortage_of(const tt_program *p, const tt__extent *e)
+{
+    const tt_tape *t = p->built.t;
+    tt__shortage s = {e->bytes, 0, e->bytes, p->chosen, 0};
+    for (int k = 0; k < t->n_code; k++) s.flops += tt__flops_at_capacity(t, &t->code[k]);
+    s.flops -= tt__flops_of_copies(t);
+    return s;
+}
+
+/* Builds what costs least of what fits the budget; *e is of what does not. */
+static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
+{
+    tt_status status = TT_OK;
+    c->budget = e->budget;
+    if (!c->by_seconds) {
+        tt__choice cheap = c->base; /* is often enough, and needs no candidates */
+        cheap.recompute = TT__RECOMPUTE_CHEAP;
+        status = tt__build_within(&c->job, cheap, e);
+        if (status != TT_OK || tt__fits(e)) return status;
+    }
+    status = tt__chooser_open(c);
+    if (status == TT_OK) status = tt__list_candidates(c);
+    if (status == TT_OK) status = tt__build_cheapest(c, e);
+    if (status == TT_OK && !tt__fits(e)) status = tt__build_least(c, e, s);
+    if (status == TT_OK && !tt__fits(e)) status = tt__refuse(&c->job, c, &c->base, s, e);
+    return status;
+}
+
+/* Builds what the options say, or choose. */
+static tt_status tt__build_chosen(const tt__job *j)
+{
+    tt_program *p = j->p;
+    tt__chooser c = tt__chooser_of(j);
+    tt__extent e;
+    memset(&e, 0, sizeof e);
+    tt__note_homes(&c);
+    const bool chooses = c.recompute || c.by_seconds;
+    tt_status status = tt__build_within(j, c.base, &e);
+    if (status == TT_OK && !tt__fits(&e)) {
+        tt__shortage s = tt__shortage_of(p, &e);
+        status = chooses ? tt__choose(&c, &s, &e) : tt__refuse(j, NULL, &c.base, &s, &e);
+    } else if (status == TT_OK && c.by_seconds && p->chosen.ahead < c.base.ahead) {
+        tt__shortage s = tt__shortage_of(p, &e);
+        status = tt__choose(&c, &s, &e); /* what fits with more ahead may take less time */
+    }
     tt__chooser_close(&c);
-    tt__built_free(p->ctx, &all);
+    p->settings.options.parallel.zero = p->chosen.zero;
     return status;
 }
 
@@ -15921,8 +16474,7 @@ static void tt__set_stage(tt__settings *s, int stage)
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
                                   int stage)
 {
-    tt__choice choice = {TT__RECOMPUTE_NONE, 0, INT_MAX, false, 0, INT_MAX, NULL, 0};
-    tt__extent extent;
+    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL};
     if (t->status != TT_OK) return tt__fail(p->ctx, t->status, "%s", t->error);
     if (root <= 0 || root >= t->n_values)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape",
@@ -15930,17 +16482,9 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
-    choice.recompute = p->settings.recompute;
-    choice.offload = p->settings.offload;
-    choice.update_in_backward = p->settings.early;
-    const bool streams = p->settings.kind && (!p->settings.kind->host || p->ctx->late) && !p->ctx->profiles;
-    choice.ahead = streams ? TT__AHEAD : 0;
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
-    tt__arena *shared = o->share ? o->share->arena : NULL;
-    const bool chooses = p->settings.recompute == TT__RECOMPUTE_BUDGET && o->train;
-    if (status == TT_OK && chooses) status = tt__choose(p, t, root, shared, choice);
-    else if (status == TT_OK) status = tt__build_within(p, t, root, shared, choice, &extent);
+    if (status == TT_OK) status = tt__build_chosen(&job);
     if (status == TT_OK) status = tt__make_ranks(p);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
@@ -15949,7 +16493,7 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     kept->memory = NULL;
     kept->costs = NULL;
     kept->optimizer.no_decay = NULL;
-    return status == TT_OK ? tt__commit(p, shared) : status;
+    return status == TT_OK ? tt__commit(p, job.shared) : status;
 }
 
 /* Counts the numbers in a program's parameters, and those in parameters that tensor ranks have in parts. */
@@ -16076,6 +16620,7 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt
                0;
     void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
     ctx->options.logger.log = NULL; /* the program that is kept is told of */
+    ctx->searches = true;
     tt_status status = TT_OK;
     while (fails - fits > 1) {
         size_t now = 0;
@@ -16101,6 +16646,7 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt
         if (next <= fits || next >= fails) next = fits + (fails - fits) / 2;
     }
     ctx->options.logger.log = log;
+    ctx->searches = false;
     return status == TT_OK || status == TT_ERR_BUDGET ? fits : 0;
 }
 
@@ -18682,6 +19228,18 @@ static tt_plan tt__plan_of(const tt_program *p)
         plan.flops += tt__flops_at_capacity(t, i);
     }
     plan.extra_flops = tt__flops_of_copies(t);
+    plan.recompute = tt__recompute_names[p->chosen.recompute];
+    plan.offload = tt__out_lists[p->chosen.offload];
+    plan.zero = p->chosen.zero;
+    if (p->chosen.offload & TT__OUT_ACTIVATIONS)
+        plan.offload_blocks = (int)tt__min(p->chosen.activations, p->built.blocks);
+    if (p->built.under_way) plan.ahead = p->chosen.ahead;
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_OUT && t->code[k].again; j++) {
+            if (!t->code[k].out[j]) continue;
+            plan.recomputed++;
+            plan.recomputed_bytes += tt__storage_bytes(&t->values[t->code[k].out[j]]);
+        }
     return plan;
 }
 
@@ -18829,21 +19387,32 @@ static void tt__print_ranks(const tt_program *p, tt__text *text)
     tt__print(text, ")");
 }
 
-/* What memory_budget has chosen to compute again. */
-static void tt__print_choice(const tt_program *p, tt__text *text)
+/* What has been chosen to fit memory_budget. */
+static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text *text)
 {
     const tt_tape *t = p->built.t;
-    const char *before = "";
-    tt__print(text, "  recompute for memory_budget %.1f MB: ",
-              1e-6 * (double)p->settings.options.memory_budget);
-    for (int op = 0; op < TT__OP_COUNT; op++) {
+    const tt__settings *s = &p->settings;
+    const char *before = " recompute ";
+    tt__print(text, "  chosen for memory_budget %.1f MB:", 1e-6 * (double)s->options.memory_budget);
+    for (int op = 0; op < TT__OP_COUNT && s->recompute == TT__RECOMPUTE_BUDGET; op++) {
         int again = 0;
         for (int k = 0; k < t->n_code; k++) again += t->code[k].again && t->code[k].op == op;
         if (!again) continue;
         tt__print(text, "%s%d %s", before, again, tt__ops[op].name);
         before = ", ";
     }
-    tt__print(text, "%s\n", *before ? "" : "nothing");
+    if (s->recompute == TT__RECOMPUTE_BUDGET) {
+        if (plan->recomputed) tt__print(text, " (%.1f MB)", 1e-6 * (double)plan->recomputed_bytes);
+        else tt__print(text, "%snothing", before);
+        before = "; ";
+    } else {
+        before = " ";
+    }
+    if (s->offload_fits) tt__print(text, "%soffload %s", before, plan->offload);
+    if (s->offload_fits && plan->offload_blocks) tt__print(text, " of %d blocks", plan->offload_blocks);
+    if (s->zero_fits) tt__print(text, "%szero %d", s->offload_fits ? "; " : before, plan->zero);
+    if (plan->ahead) tt__print(text, "; at most %d block%s ahead", plan->ahead, plan->ahead > 1 ? "s" : "");
+    tt__print(text, "\n");
 }
 
 /* What each stage of a pipeline needs. */
@@ -18897,7 +19466,8 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);
     tt__print(&text, "\n");
-    if (p->settings.recompute == TT__RECOMPUTE_BUDGET) tt__print_choice(p, &text);
+    if (p->settings.recompute == TT__RECOMPUTE_BUDGET || p->settings.offload_fits || p->settings.zero_fits)
+        tt__print_choice(p, &plan, &text);
     for (int c = 0; c < TT_MEM_CATEGORIES; c++) {
         const char *name = tt_category_name((tt_category)c);
         if (plan.at_peak[c]) tt__print(&text, "  %-12s %6.1f MB\n", name, mb * (double)plan.at_peak[c]);
@@ -19009,6 +19579,33 @@ static void tt__draw_parts(tt__text *text, const tt__instr *i, int instructions)
     }
 }
 
+/* What is computed again (0), or moves between memories or ranks (1). */
+static bool tt__is_marked(const tt_tape *t, const tt__instr *i, int kind)
+{
+    return kind ? tt__stream_beside(t, i) != TT__COMPUTE_STREAM : i->again;
+}
+
+/* Draws above the axis' parts where such instructions stand. Returns whether there are any. */
+static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const char *colour)
+{
+    bool any = false;
+    for (int x = 0; x < TT__WIDTH;) {
+        const int from = x;
+        for (bool marked = true; marked && x < TT__WIDTH; x += marked) {
+            const int first = (int)((int64_t)t->n_code * x / TT__WIDTH);
+            marked = false;
+            for (int k = first; k < t->n_code && (int64_t)k * TT__WIDTH < (int64_t)t->n_code * (x + 1); k++)
+                marked = marked || tt__is_marked(t, &t->code[k], kind);
+        }
+        if (x == from) { x++; continue; }
+        tt__print(text, any ? "M%d %dh%d" : "<path stroke-width='3' d='M%d %dh%d", TT__LEFT + from,
+                  TT__BOTTOM + (kind ? 16 : 3), x - from);
+        any = true;
+    }
+    if (any) tt__print(text, "' stroke='%s'/>\n", colour);
+    return any;
+}
+
 size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 {
     tt_program room;
@@ -19053,6 +19650,8 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
               10 * TT__WIDTH, 10 * TT__HEIGHT, 10 * TT__WIDTH, peak_x, peak_y, 10 * TT__HEIGHT - 190, peak_x,
               peak_y);
     tt__draw_parts(&text, p->built.t->code, plan.instructions);
+    const bool marks[] = {tt__draw_marks(&text, p->built.t, 0, "#e15759"),
+                          tt__draw_marks(&text, p->built.t, 1, "#2f6f4f")};
     for (int k = 0; k * step * unit < full; k++) {
         const int up = (int)(k * step * unit * scale / 10 + 0.5);
         tt__label(&text, TT__LEFT - 6, TT__BOTTOM + 4 - up, "end", "%g", k * step);
@@ -19088,6 +19687,13 @@ size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
                   unit_name);
         y += 22;
     }
+    if (marks[0])
+        tt__label(&text, LEGEND, TT__BOTTOM + 8, "start", "<tspan fill='#e15759'>&#8212;</tspan> computed "
+                  "again: %d values", plan.recomputed);
+    if (marks[1])
+        tt__label(&text, LEGEND, TT__BOTTOM + 24, "start", "<tspan fill='#2f6f4f'>&#8212;</tspan> moved%s%s",
+                  plan.transfer_bytes ? " from or to the host" : "", plan.ranks == 1 ? "" :
+                  plan.transfer_bytes ? " or ranks" : " between ranks");
     tt__print(&text, "</svg>\n");
     return text.length;
 }

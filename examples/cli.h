@@ -436,7 +436,7 @@ static inline tt_context *open_context(int seed, int threads)
 /* The options of every program that trains. */
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
-    const char *out;
+    const char *zero, *out;
     int seed, threads;
     double lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
@@ -447,7 +447,7 @@ typedef struct cli_training {
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .update = "end", .seed = 1, .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
+    .update = "end", .zero = "1", .seed = 1, .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false}
 #define CLI_TRAINING_FLAGS(run) \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
@@ -470,11 +470,13 @@ typedef struct cli_training {
     {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
      "memory", .choices = "none cheap attention blocks budget"}, \
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
-     "not used: optimizer, gradients, parameters, activations, with commas between", .most = 100}, \
+     "not used: optimizer, gradients, parameters, activations, with commas between; or budget, what makes " \
+     "--budget fit", .most = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end or, " \
      "with --clip 0, in the backward, which saves memory", .choices = "end backward"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
-     "500MiB; a plan that needs more is refused, --recompute budget makes it fit if it can (no limit)"}, \
+     "500MiB; a plan that needs more is refused; --recompute, --offload and --zero budget make it fit if " \
+     "they can (no limit)"}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
      "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .least = 1, .most = 1000}, \
     {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
@@ -483,8 +485,9 @@ typedef struct cli_training {
      .help = "ranks that divide each layer", .least = 1, .most = 64}, \
     {"--sequence", "", CLI_SWITCH, &(run).parallel.sequence, \
      .help = "with --tensor: rows are divided between the layers too"}, \
-    {"--zero", "N", CLI_INTEGER, &(run).parallel.zero, .help = "what is divided over --data-ranks: 0 " \
-     "nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too", .most = 3}, \
+    {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
+     "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit", \
+     .choices = "0 1 2 3 budget"}, \
     {"--server", "", CLI_SWITCH, &(run).parallel.server, \
      .help = "rank 0 alone has the optimizer's state and updates"}, \
     {"--groups", "N", CLI_INTEGER, &(run).parallel.groups, .help = "leaves of the sum of a step's " \
@@ -503,6 +506,10 @@ static inline void check_training(const cli_training *run)
 {
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
+    const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
+                      (run->offload && strcmp(run->offload, "budget") == 0);
+    if (fits && !run->budget)
+        die("what says budget (--recompute, --offload, --zero) is chosen to fit --budget: say how many bytes");
 }
 
 /* A context for training, with what run->parallel leaves open set by its device; the end of the program where
@@ -510,6 +517,7 @@ static inline void check_training(const cli_training *run)
 static inline tt_context *open_training(cli_training *run)
 {
     tt_context *ctx = open_context(run->seed, run->threads);
+    run->parallel.zero = strcmp(run->zero, "budget") == 0 ? TT_ZERO_BUDGET : atoi(run->zero);
     must(ctx, tt_parallel_on(ctx, run->device, &run->parallel));
     return ctx;
 }

@@ -104,7 +104,7 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
     for program in TEXT, IMAGES:
         def wrong(*options, saying):
             refused(program, "--plan", "--out", os.path.join(folder, "plan"), *options, saying=saying)
-        wrong("--zero=4", saying="--zero is a number from 0 to 3, not 4")
+        wrong("--zero=4", saying="--zero is 0, 1, 2, 3 or budget, not '4'")
         wrong("--tensor=0", saying="--tensor is a number from 1 to 64, not 0")
         wrong("--groups=-1", saying="--groups is a number from 0 to 64, not -1")
         wrong("--data-ranks=65", saying="--data-ranks is a number from 0 to 64, not 65")
@@ -185,15 +185,24 @@ def update_in_the_backward_saves_memory(folder):
 
 
 @check
-def recompute_makes_a_budget_fit(folder):
-    """that of the small ViT, 0.5 MB less than it plans by itself"""
+def options_make_a_budget_fit(folder):
+    """that of the small ViT, 0.5 MB less than it plans by itself; of ViT-Ti/16 on two ranks, a little less than with zero 1"""
     options = ["--out=" + os.path.join(folder, "plan")]
-    refused(IMAGES, "--plan", *options, "--recompute=budget", saying="memory_budget, which is not set")
+    for option in "--recompute=budget", "--offload=budget", "--zero=budget":
+        refused(IMAGES, "--plan", *options, option, saying="is chosen to fit --budget: say how many bytes")
+    refused(IMAGES, "--plan", *options, "--offload=optimizer,budget", saying="use none or budget alone")
     whole = planned(*options, program=IMAGES)[0]
-    options += [f"--budget={whole - 0.5:.1f}MB"]
-    refused(IMAGES, "--plan", *options, saying="the plan needs")
-    less, said = planned(*options, "--recompute=budget", program=IMAGES)
-    expect(less <= round(whole - 0.5, 1) and "recompute for memory_budget" in said, whole, "MB and", said)
+    less = [*options, f"--budget={whole - 0.5:.1f}MB"]
+    refused(IMAGES, "--plan", *less, saying="the plan needs")
+    for option, word in ("--recompute=budget", "recompute"), ("--offload=budget", "offload optimizer"):
+        planned_mb, said = planned(*less, option, program=IMAGES)
+        expect(planned_mb <= round(whole - 0.5, 1) and f": {word}" in said, whole, "MB and", said)
+    options += ["--device=cuda*2", "--vit=Ti/16"]
+    whole = planned(*options, program=IMAGES)[0]
+    less = [*options, f"--budget={whole - 0.5:.1f}MB", "--zero=budget"]
+    refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
+    planned_mb, said = planned(*less, program=IMAGES)
+    expect(planned_mb <= round(whole - 0.5, 1) and re.search(r"chosen for .*: zero [23]", said), said)
 
 
 @check

@@ -1106,10 +1106,9 @@ TEST(memory_budget)
         CHECK(!tt_compile(m.t, m.loss, &c));
         CHECK_ERROR(ctx, TT_ERR_BUDGET, "memory_budget is 100");
         CHECK(tt_allocated_bytes(ctx) == before);
-        const char *number = strstr(tt_error(ctx), "the smallest budget with these options is ");
+        const char *number = strstr(tt_error(ctx), "the plan needs ");
         REQUIRE(number != NULL);
-        size_t smallest = (size_t)strtoull(number + strlen("the smallest budget with these options is "),
-                                           NULL, 10);
+        size_t smallest = (size_t)strtoull(number + strlen("the plan needs "), NULL, 10);
         c.memory_budget = smallest - 1;
         CHECK(!tt_compile(m.t, m.loss, &c));
         c.memory_budget = smallest;
@@ -1503,7 +1502,7 @@ TEST(builds_are_pure)
         for (int k = 0; k < 30; k++) {
             const int number = k * 7 % CHOICES;
             tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false, number % 3,
-                                 INT_MAX, NULL, 0};
+                                 INT_MAX, NULL, 0, 1};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
             if (k < CHOICES) { kept[number] = b; continue; }
@@ -1521,7 +1520,7 @@ TEST(builds_are_pure)
 
         long calls = a.calls, failed = 0; /* each allocation fails in turn */
         tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1, !precision,
-                             precision ? 2 : 0, INT_MAX, NULL, 0};
+                             precision ? 2 : 0, INT_MAX, NULL, 0, 1};
         tt__built b;
         REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
         tt__built_free(ctx, &b);
