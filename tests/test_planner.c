@@ -485,6 +485,7 @@ static tt_program *compile_within(const net *n, uint64_t seed, tt_compile_option
     const tt_plan plan = tt_program_plan(all);
     tt_program_free(all);
     c.recompute = "budget";
+    if (seed % 4 > 1) c.offload = "budget";
     for (size_t part = 5 + seed % 2; part <= 8 && !p; part++) {
         c.memory_budget = plan.persistent_bytes + (plan.bytes - plan.persistent_bytes) / 8 * part;
         p = tt_compile(n->t, n->loss, &c);

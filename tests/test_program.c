@@ -1736,6 +1736,24 @@ TEST(misuse_of_compile)
     c.recompute = "budget";
     CHECK(!tt_compile(m.t, m.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "recompute 'budget' chooses what fits memory_budget, which is not set");
+    c.recompute = "cheap";
+    c.offload = "budget";
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "offload 'budget' chooses what fits memory_budget, which is not set");
+    c.offload = "budget,optimizer";
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "offload 'budget' is unknown: use none or budget alone");
+    c.offload = NULL;
+    c.parallel.zero = TT_ZERO_BUDGET;
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "zero 'budget' chooses what fits memory_budget, which is not set");
+    c.memory_budget = (size_t)1 << 40;
+    c.parallel.server = true;
+    CHECK(!tt_compile(m.t, m.loss, &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "a parameter server keeps whole gradients and parameters");
+    c.parallel = tt_parallel_default();
+    c.memory_budget = 0;
+    c.recompute = "budget";
     static const struct { void (*mark)(tt_tape *, tt_value); const char *name; } marks[] = {
         {tt_block_end, "tt_block_end"}, {tt_keep, "tt_keep"}, {tt_recompute, "tt_recompute"}};
     for (int k = 0; k < TEST_COUNT(marks); k++) {
