@@ -509,7 +509,8 @@ static inline void check_training(const cli_training *run)
     const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
                       (run->offload && strcmp(run->offload, "budget") == 0);
     if (fits && !run->budget)
-        die("what says budget (--recompute, --offload, --zero) is chosen to fit --budget: say how many bytes");
+        die("what says budget (--recompute, --offload, --zero) is chosen to fit --budget: say how many "
+            "bytes");
 }
 
 /* A context for training, with what run->parallel leaves open set by its device; the end of the program where

@@ -186,7 +186,8 @@ def update_in_the_backward_saves_memory(folder):
 
 @check
 def options_make_a_budget_fit(folder):
-    """that of the small ViT, 0.5 MB less than it plans by itself; of ViT-Ti/16 on two ranks, a little less than with zero 1"""
+    """that of the small ViT, 0.5 MB less than it plans by itself; of ViT-Ti/16 on two ranks, a little less
+    than with zero 1"""
     options = ["--out=" + os.path.join(folder, "plan")]
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
         refused(IMAGES, "--plan", *options, option, saying="is chosen to fit --budget: say how many bytes")

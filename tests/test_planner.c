@@ -2246,8 +2246,8 @@ static double optimum(const menu *m, const double *cost, size_t budget)
     return best;
 }
 
-/* A few blocks of two linear layers, and some with attention. With 64 rows `per` piece, activations are most of
-   the memory. */
+/* A few blocks of two linear layers, and some with attention. With 64 rows `per` piece, activations are most
+   of the memory. */
 static bool random_stack(tt_context *ctx, uint64_t seed, int most, int per, net *n)
 {
     uint64_t s = seed * 31 + 7;
