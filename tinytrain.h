@@ -111,6 +111,10 @@
      other's memory where that brings the right bytes, which is tried when they are opened; else, and with
      TINYTRAIN_PEERS=0 in the environment, data go through the host's memory. When a rank fails, all stop
      with one sentence. A state is one file of whole tensors, whatever the ranks: a run goes on on others.
+     tt_parallel.pipeline cuts a model into stages of consecutive blocks, each with its own parameters, plan
+     and ranks (tt_stage_plan). The inputs of a step's micro-batches wait on the host; tt_update, tt_step and
+     tt_run send them through the stages, with the bits of one stage. So tt_micro_step only checks and takes a
+     micro-batch, and its tt_stats cover those that have run: none.
 
    LIMITS
      "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for parameters, 2 for
@@ -497,8 +501,8 @@ typedef struct tt_parallel {
        as soon as it can, so that stage s holds at most pipeline - s of them (Narayanan et al., "PipeDream",
        2019, as flushed at each step's end). "gpipe": after all forwards, so that all stages hold all of a
        step's (Huang et al., "GPipe", 2019). The bits are those of one stage; but of a parameter that two
-       stages use, they differ by rounding. Not with zero 2 and 3, server, reduce_micros and update
-       "backward". */
+       stages use, they differ by rounding. Not with zero 2, 3 and TT_ZERO_BUDGET, server,
+       reduce_micros and update "backward". */
     int pipeline;
     const char *schedule;
     int micros; /* most micro-batches of a step on a data rank; "gpipe" needs it. Default 0: any */
@@ -748,7 +752,8 @@ tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
    tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
-/* After tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so far) / d(param). */
+/* After tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so far) / d(param).
+   Not of pipelines. */
 tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to);
 tt_status tt_run(tt_program *p, tt_stats *stats); /* forward only (programs with train = false) */
 int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those that loss scaling skipped */
@@ -14021,9 +14026,10 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
     if (!gpipe && strcmp(schedule, "1f1b") != 0)
         tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
     if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    if (p->pipeline > 1 && (p->zero > 1 || p->server || p->reduce_micros))
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET;
+    if (p->pipeline > 1 && (divides || p->server || p->reduce_micros))
         tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
-                  p->zero > 1 ? "zero 2 and 3" : p->server ? "server" : "reduce_micros");
+                  divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros");
     if (p->pipeline > 1 && gpipe && p->micros == 0)
         tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
                   "for which it plans memory");
@@ -14698,6 +14704,7 @@ struct tt_program {
     /* Of a pipeline: the programs of all stages. What follows is the first stage's, but for the step at hand,
        which is that of all: those of other stages are used as tt__stage_view shows them. NULL: one stage. */
     struct tt_program **stage;
+    bool is_later;          /* it is of another stage than the first, whose `rank` it has */
     tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
     size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all */
     int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
@@ -14706,7 +14713,7 @@ struct tt_program {
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* of its arena */
-    tt__rank *rank;         /* of each rank of its crew */
+    tt__rank *rank;         /* of each rank of its crew, the same for all stages of a pipeline */
     tt__run run;            /* settings of the next run; `micro` is set for each rank */
     tt__results results;    /* of all ranks, as read last */
     /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
@@ -14945,10 +14952,12 @@ void tt_program_free(tt_program *p)
     }
     tt__free(ctx, p->fed);
     tt__free(ctx, p->fed_at);
-    for (int r = 0; p->rank && r < p->settings.crew->ranks; r++) tt__rank_free(p, r);
+    const tt_parallel *how = &p->settings.options.parallel;
+    const int ranks = how->data * how->tensor, first = p->settings.stage * ranks;
+    for (int r = first; p->rank && r < first + ranks; r++) tt__rank_free(p, r);
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
-    tt__free(ctx, p->rank);
+    if (!p->is_later) tt__free(ctx, p->rank);
     tt__free(ctx, p);
 }
 
@@ -16436,7 +16445,7 @@ static tt_status tt__make_ranks(tt_program *p)
     const int ranks = p->settings.crew->ranks, of_stage = how->data * how->tensor;
     const int first = p->settings.stage * of_stage;
     tt_status status = TT_OK;
-    p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)ranks);
+    if (!p->rank) p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)ranks);
     if (!p->rank) return TT_ERR_MEMORY;
     for (int r = first; r < first + of_stage && status == TT_OK; r++)
         status = tt__make_rank(p, &p->rank[r]);
@@ -16549,6 +16558,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
         if (!q) return TT_ERR_MEMORY;
         q->ctx = p->ctx;
+        q->rank = p->rank;
+        q->is_later = true;
         if (o->share) of_stage.share = o->share->stage[s];
         status = tt__compile_into(q, t, root, &of_stage, s);
     }
@@ -16708,7 +16719,6 @@ static tt_program *tt__stage_view(const tt_program *p, int s, tt_program *room)
     room->settings = q->settings;
     room->built = q->built;
     room->arena = q->arena;
-    room->rank = q->rank;
     return room;
 }
 
@@ -17141,6 +17151,21 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     return TT_OK;
 }
 
+/* Fails where a rank of a pipeline cannot load from the memory of one of the stages beside it. */
+static tt_status tt__check_neighbours(const tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    const int each = tt__stage_ranks(p->arena);
+    char a[32], b[32];
+    for (int r = 0; r + each < c->ranks; r++)
+        if (c->apart[r][r + each] || c->apart[r + each][r])
+            return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d needs devices that load from "
+                            "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
+                            p->arena->stages, tt__device_name(c->kind, c->index[r], a),
+                            tt__device_name(c->kind, c->index[r + each], b));
+    return TT_OK;
+}
+
 tt_status tt_allocate(tt_program *p)
 {
     if (p->ready) return TT_OK;
@@ -17149,6 +17174,7 @@ tt_status tt_allocate(tt_program *p)
                         "run them: compile for \"cpu\" to run this one", p->settings.kind->name);
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
+    if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
     for (int r = tt__first_of(p, 0); r < tt__end_rank(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, p->settings.crew, r, tt__allocate_rank(p, r));
     for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
@@ -17441,9 +17467,8 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
     for (int k = 0; k < t->n_code; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
-            const bool overwritten = r->input[base] == TT__OVERWRITTEN;
             if (t->values[base].storage != TT__INPUT || r->input[base] == TT__SET) continue;
-            if (overwritten)
+            if (r->input[base] == TT__OVERWRITTEN)
                 return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, and then overwritten by an "
                                 "update or by another program of the same arena: %s all inputs right before "
                                 "the run", t->values[base].name, of, set);
@@ -17628,24 +17653,36 @@ static int tt__present(const tt_program *p, const tt__instr *i, int members)
     return i->segment == TT__EACH_MICRO ? p->present : i->slot ? p->in_slot[i->slot - 1] : members;
 }
 
+/* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
+   place of their stages have the same rows. */
+static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat own)
+{
+    const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
+    if (!v) return own;
+    own.data = tt__storage_memory(q, other, base) + (size_t)x->offset * tt_dtype_bytes(own.dtype);
+    if (x->parted) tt__resolve_part(q, other, v, &own);
+    return own;
+}
+
 /* The operand and the result of instruction i's counterpart on a rank of another stage. What goes from one to
    the other has the same number there; what is summed at the step's end is found by its parameter. */
-static void tt__set_stage_member(const tt_program *p, int other, const tt__instr *i, tt__mat *in,
+static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
     tt_program room;
     const tt_program *q = tt__rank_view(p, other, &room);
     const tt_tape *t = q->built.t;
-    int32_t x = i->out[0], y = i->out[0];
-    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code && i->in[0]; k++) {
+    const tt__mat x = tt__resolve(p, rank, i->in[0] ? i->in[0] : i->out[0]);
+    int32_t from = i->in[0] ? 0 : i->out[0], to = from;
+    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code && i->in[0] && i->out[0]; k++) {
         const tt__instr *j = &t->code[k];
         const int32_t param = p->built.t->values[i->in[0]].param;
         if (j->op != i->op || j->move.over != i->move.over || t->values[j->in[0]].param != param) continue;
-        x = j->in[0];
-        y = j->out[0];
+        from = j->in[0];
+        to = j->out[0];
     }
-    *in = tt__resolve(q, other, x);
-    *out = tt__resolve(q, other, y);
+    *in = tt__on_stage(q, other, from, x);
+    *out = tt__on_stage(q, other, to, x);
 }
 
 /* Fills in what a launch says of members: other ranks, or the slots of the operand. */
@@ -17664,7 +17701,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     for (int k = 0; k < m.count; k++) {
         const int other = slots ? rank : m.first + k * m.stride;
         if (stages) {
-            tt__set_stage_member(p, other, i, &peers[k], &peers[m.count + k]);
+            tt__set_stage_member(p, rank, other, i, &peers[k], &peers[m.count + k]);
             continue;
         }
         peers[k] = tt__resolve(p, other, i->in[0]);

@@ -448,7 +448,7 @@ typedef struct cli_training {
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
     .update = "end", .zero = "1", .seed = 1, .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
-    .parallel = {0, 1, 1, false, false, 0, false}
+    .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
@@ -480,11 +480,17 @@ typedef struct cli_training {
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
      "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .least = 1, .most = 1000}, \
     {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
-     .help = "ranks that divide a step's micro-batches (0: those of --device / --tensor)", .most = 64}, \
+     .help = "ranks that divide a step's micro-batches (0: as many as --device leaves)", .most = 64}, \
     {"--tensor", "N", CLI_INTEGER, &(run).parallel.tensor, \
      .help = "ranks that divide each layer", .least = 1, .most = 64}, \
     {"--sequence", "", CLI_SWITCH, &(run).parallel.sequence, \
      .help = "with --tensor: rows are divided between the layers too"}, \
+    {"--pipeline", "N", CLI_INTEGER, &(run).parallel.pipeline, \
+     .help = "stages of consecutive layers, each on ranks of its own", .least = 1, .most = 64}, \
+    {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, .help = "how micro-batches go through the " \
+     "stages: 1f1b, or gpipe, which needs --micros and more memory", .choices = "1f1b gpipe"}, \
+    {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
+     "a step on a data rank, for which memory is planned (0: any)", .most = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
      "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit", \
      .choices = "0 1 2 3 budget"}, \

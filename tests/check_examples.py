@@ -118,6 +118,9 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         wrong("--device=cpu*2", "--server", "--zero=2", saying="parameter server")
         wrong("--device=cpu*2", "--sequence", saying="sequence needs tensor > 1")
         wrong("--device=cpu*8", "--batch=4", saying="set batch to 8 at least")
+        wrong("--device=cpu*2", "--pipeline=3", saying="data 1 x tensor 1 x pipeline 3 want 3")
+        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="pipeline does not go with zero 2")
+        wrong("--device=cpu*2", "--pipeline=2", "--stages=gpipe", saying="schedule 'gpipe' needs micros")
 
 
 @check
@@ -346,6 +349,23 @@ def any_number_of_ranks_trains_the_same(folder):
         if program == TEXT:
             others += [run("server", "--device=cpu*2", "--server", "--data-ranks=2", "--offload=optimizer"),
                        run("parts", "--device=cpu*4", then=["--device=cpu*2", "--zero=2", "--resume"])]
+        for other in others:
+            for name in "model.safetensors", "state.safetensors":
+                expect(contents(one, name) == contents(other, name), name, "differs of", other)
+
+
+@check
+def any_number_of_stages_trains_the_same(folder):
+    """one rank; two stages by either schedule, of one or two data ranks; stopped on two, resumed on one"""
+    for program, more in {TEXT: ["--train=200", "--epochs=1"], IMAGES: ["--train=80", "--test=20"]}.items():
+        def run(name, *options):
+            out = os.path.join(folder, os.path.basename(program) + "_" + name)
+            status, said, err = call(program, "--out", out, "--groups=4", "--epochs=1", *more, *options)
+            expect(status == 0 and "warning" not in err, name, "status", status, said, err)
+            return out
+        one = run("one", "--device=cpu")
+        others = [run("two", "--device=cpu*2", "--pipeline=2"),
+                  run("four", "--device=cpu*4", "--pipeline=2", "--stages=gpipe", "--micros=2")]
         for other in others:
             for name in "model.safetensors", "state.safetensors":
                 expect(contents(one, name) == contents(other, name), name, "differs of", other)

@@ -14,6 +14,9 @@ static long pieces_from = 1, together = 1L << 14, tensor_least = 1000000;
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
+#ifdef TT_EMULATE
+#include "emu_control.h"
+#endif
 
 enum { WIDTH = 32, HIDDEN = 56, VOCAB = 83, LAYERS = 5, ROWS = 24, SEQS = 4, PARAMS = 64 };
 
@@ -28,12 +31,13 @@ typedef struct setup {
     bool tied;               /* the table is embedding and head */
     bool sgd, at_once, poison, late, frozen;
     int threads, steps;
+    size_t budget;
 } setup;
 
 static setup setup_of(const char *device, int pipeline, const char *schedule, int micros)
 {
     const setup s = {device, pipeline, 1, 1, 1, schedule, 0, micros, "32-true", "cheap", NULL,
-                     false, false, false, false, false, false, 1, 3};
+                     false, false, false, false, false, false, 1, 3, 0};
     return s;
 }
 
@@ -126,6 +130,7 @@ static tt_compile_options options_of(const setup *s)
     o.precision = s->precision;
     o.recompute = s->recompute;
     o.offload = s->offload;
+    o.memory_budget = s->budget;
     o.accumulate = !s->at_once;
     o.optimizer.clip_norm = 0.5f;
     o.loss_scale.init = 0x1p36f; /* overflows */
@@ -449,10 +454,385 @@ TEST(stages_step_at_once)
     AS_ONE(&s);
 }
 
+/* The largest difference of two outcomes' parameters, over the largest parameter. */
+static double difference(const outcome *a, const outcome *b)
+{
+    const float *x = (const float *)(const void *)a->params.bytes;
+    const float *y = (const float *)(const void *)b->params.bytes;
+    double most = 0, scale = 0;
+    if (!x || !y || a->params.n != b->params.n) return INFINITY;
+    for (size_t k = 0; k < a->params.n / sizeof *x; k++) {
+        const double d = fabs((double)x[k] - (double)y[k]);
+        if (!(d <= most)) most = d;
+        scale = fmax(scale, fabs((double)x[k]));
+    }
+    return most / scale;
+}
+
+/* The first and the last stage have the table, each with a gradient and a state of its own. */
+TEST(a_table_of_two_stages)
+{
+    for (int k = 0; k < 4; k++) {
+        setup s = setup_of(k % 2 ? "cpu*4" : "cpu*2", 2, k == 3 ? "gpipe" : "1f1b", 4);
+        char what[256], message[512];
+        s.most = 4;
+        s.tied = true;
+        s.sgd = k == 2;
+        s.groups = k % 2 ? 2 : 1;
+        const setup one = on_one(&s);
+        outcome a = train(&one), b = train(&s);
+        const double far = difference(&a, &b);
+        snprintf(message, sizeof message, "%s: parameters differ by %g of the largest", text_of(&s, what),
+                 far);
+        test__check(far <= 2e-5, __FILE__, __LINE__, message);
+        CHECK(fabs(a.stats[0].grad_norm - b.stats[0].grad_norm) <= 1e-5 * a.stats[0].grad_norm);
+        free_outcome(&a);
+        free_outcome(&b);
+    }
+}
+
+/* Both stages of a tied table go on with the same numbers, and from a state. */
+TEST(the_copies_of_a_tied_table_stay_alike)
+{
+    setup s = setup_of("cpu*2", 2, "1f1b", 3);
+    const char *path = test_path(test_folder(), "tied");
+    net n, m;
+    s.tied = true;
+    for (int k = 0; k < 2; k++) {
+        net *x = k ? &m : &n;
+        if (!open_net(x, &s, false)) return;
+        if (k) FINE(x, tt_program_load(x->p, path));
+        else FINE(x, run_step(x, 0, 3));
+        if (!k) FINE(x, tt_program_save(x->p, path));
+        FINE(x, run_step(x, 1, 3));
+        const tt_param *table = x->param[0];
+        if (!CHECK(table->again != NULL && table->holder != table->again)) return;
+        const char *first = tt__param_memory(table, 0), *last = tt__param_memory(table, 1);
+        CHECK(memcmp(first, last, sizeof(float[VOCAB][WIDTH])) == 0);
+        float *set = test_values(x->param[0]);
+        for (int j = 0; j < VOCAB * WIDTH; j++) set[j] += 1;
+        FINE(x, tt_param_set(x->param[0], set));
+        CHECK(memcmp(first, set, sizeof(float[VOCAB][WIDTH])) == 0);
+        CHECK(memcmp(last, set, sizeof(float[VOCAB][WIDTH])) == 0);
+        free(set);
+    }
+    CHECK(same_stats(&n.stats, &m.stats));
+    close_net(&n);
+    close_net(&m);
+    remove(path);
+}
+
+TEST(stages_of_split_layers)
+{
+    tensor_least = 1000;
+    setup s = setup_of("cpu*4", 2, "1f1b", 3), alone = setup_of("cpu*2", 1, NULL, 3);
+    s.tensor = alone.tensor = 2;
+    outcome a = train(&alone), b = train(&s);
+    check_same(&a, &b, "tensor 2 with and without pipeline 2", __LINE__);
+    free_outcome(&a);
+    free_outcome(&b);
+    tensor_least = 1000000;
+}
+
+/* A run that stops, is saved, and goes on with other stages, is the run that does not stop. */
+TEST(states_resume_on_other_stages)
+{
+    static const struct { const char *device; int pipeline; } on[] = {
+        {"cpu", 1}, {"cpu*2", 2}, {"cpu*4", 4}, {"cpu*4", 2}, {"cpu*3", 3}, {"cpu*2", 1}};
+    const char *path = test_path(test_folder(), "resumed");
+    blob whole = {NULL, 0}, parts = {NULL, 0};
+    for (int resumed = 0; resumed < 2; resumed++) {
+        net n;
+        for (int step = 0; step < TT__COUNT(on); step++) {
+            setup s = setup_of(resumed ? on[step].device : "cpu", resumed ? on[step].pipeline : 1, "1f1b", 4);
+            s.groups = 2;
+            if (step == 0 || resumed) {
+                if (!open_net(&n, &s, false)) return;
+                if (step > 0) FINE(&n, tt_program_load(n.p, path));
+                CHECK(n.log.warnings == 0);
+            }
+            FINE(&n, run_step(&n, step, 4));
+            if (resumed || step == TT__COUNT(on) - 1) {
+                FINE(&n, tt_program_save(n.p, path));
+                close_net(&n);
+            }
+        }
+        blob *to = resumed ? &parts : &whole;
+        to->bytes = test_read(path, &to->n);
+    }
+    CHECK(same_blob(&whole, &parts));
+    free(whole.bytes);
+    free(parts.bytes);
+    remove(path);
+}
+
+/* ------------------------------------------------------------------------------------------------- memory */
+
+/* Bytes of activations that a stage has of several micro-batches. */
+static size_t bytes_of_micros(const tt_program *p)
+{
+    size_t bytes = 0;
+    for (int k = 0; k < p->built.n_boxes; k++) {
+        const tt__box *b = &p->built.box[k];
+        const tt__value *x = &p->built.t->values[b->value];
+        if (b->value && b->merged == k && x->copies > 1) bytes += tt__slot_bytes(x) * (size_t)x->copies;
+    }
+    return bytes;
+}
+
+/* 1F1B: stage s holds S - s micro-batches, GPipe all; what is planned is what is allocated. */
+TEST(stages_allocate_what_is_planned)
+{
+    size_t bytes[2][4];
+    for (int gpipe = 0; gpipe < 2; gpipe++) {
+        setup s = setup_of("cpu*4", 4, gpipe ? "gpipe" : "1f1b", 7);
+        net n;
+        s.most = gpipe ? 7 : 0;
+        if (!open_net(&n, &s, false)) return;
+        size_t planned = 0;
+        for (int k = 0; k < 4; k++) {
+            const tt_program *q = n.p->stage[k];
+            const tt_plan plan = tt_stage_plan(n.p, k);
+            CHECK(q->settings.in_flight == (gpipe ? 7 : 4 - k));
+            CHECK(plan.bytes == tt__arena_size(q->arena, k) && plan.pipeline == 4);
+            CHECK(q->built.transient >= bytes_of_micros(q));
+            bytes[gpipe][k] = bytes_of_micros(q) / (size_t)(gpipe ? 7 : 4 - k);
+            planned += plan.bytes;
+        }
+        const long before = n.a.live_bytes;
+        if (!FINE(&n, tt_allocate(n.p))) return;
+        size_t arenas = 0;
+        for (int k = 0; k < 4; k++) arenas += tt__arena_size(n.p->stage[k]->arena, k);
+        CHECK(arenas == planned);
+        CHECK((size_t)(n.a.live_bytes - (size_t)before) >= planned);
+        FINE(&n, run_step(&n, 0, 7));
+        const size_t after = n.a.live_bytes;
+        for (int step = 1; step < 4; step++) FINE(&n, run_step(&n, step, 7));
+        CHECK(n.a.live_bytes == after); /* the buffers of inputs are there */
+        close_net(&n);
+    }
+    for (int k = 0; k < 3; k++) CHECK(bytes[0][k] == bytes[1][k]); /* of one micro-batch */
+}
+
+/* No stage holds more micro-batches than planned, whatever the number of a step. */
+TEST(schedules_of_stages)
+{
+    for (int stages = 1; stages <= 5; stages++)
+        for (int s = 0; s < stages; s++)
+            for (int micros = 1; micros <= 9; micros++)
+                for (int gpipe = 0; gpipe < 2; gpipe++) {
+                    const int most = gpipe ? 9 : micros < stages - s ? micros : stages - s;
+                    int forwards = 0, backwards = 0, held = 0;
+                    for (int k = 0; k < 2 * micros; k++) {
+                        bool backward;
+                        const int64_t m = tt__pipeline_action(k, micros, most - 1, &backward);
+                        CHECK(m == (backward ? backwards : forwards)); /* each in its turn */
+                        if (backward) backwards++;
+                        else forwards++;
+                        CHECK(backwards <= forwards);
+                        if (forwards - backwards > held) held = forwards - backwards;
+                    }
+                    CHECK(forwards == micros && backwards == micros);
+                    CHECK(held <= most && held == (gpipe ? micros : most));
+                }
+}
+
+/* ---------------------------------------------------------------------------------------- what is refused */
+
+TEST(pipelines_that_contradict_are_refused)
+{
+    static const struct { const char *device; tt_parallel p; const char *update, *part; } cases[] = {
+        {"cpu*4", {0, 1, 1, false, false, 0, false, 3, NULL, 0}, NULL,
+         "device 'cpu*4' has 4 ranks, and data 1 x tensor 1 x pipeline 3 want 3"},
+        {"cpu*4", {0, 1, 1, false, false, 0, false, -2, NULL, 0}, NULL, "x pipeline -2 want"},
+        {"cpu*2", {0, 1, 2, false, false, 0, false, 2, NULL, 0}, NULL, "does not go with zero 2, 3 and"},
+        {"cpu*2", {0, 1, 1, true, false, 0, false, 2, NULL, 0}, NULL, "pipeline does not go with server"},
+        {"cpu*2", {0, 1, 1, false, false, 0, true, 2, NULL, 0}, NULL, "does not go with reduce_micros"},
+        {"cpu*2", {0, 1, 1, false, false, 0, false, 2, "gpipe", 0}, NULL, "schedule 'gpipe' needs micros"},
+        {"cpu*2", {0, 1, 1, false, false, 0, false, 2, "zigzag", 0}, NULL, "schedule 'zigzag' is unknown"},
+        {"cpu*2", {0, 1, 1, false, false, 0, false, 2, NULL, -1}, NULL, "micros -1 is negative"},
+        {"cpu*2", {0, 1, 1, false, false, 0, false, 2, NULL, 0}, "backward",
+         "update 'backward' does not go with parallel.pipeline"},
+        {"cpu*8", {0, 1, 1, false, false, 0, false, 8, NULL, 0}, NULL,
+         "pipeline 8 needs 7 places to cut, and of the 5 values that tt_block_end marks, all that follows "
+         "depends on the marked value alone at 5: 'layer.0', 'layer.1'"}};
+    for (int k = 0; k < TT__COUNT(cases); k++) {
+        setup s = setup_of(cases[k].device, 1, NULL, 1);
+        net n;
+        if (!open_context(&n, &s)) return;
+        tt_compile_options o = tt_compile_options_default();
+        o.device = cases[k].device;
+        o.parallel = cases[k].p;
+        o.update = cases[k].update;
+        CHECK(!tt_compile(n.t, n.loss, &o));
+        CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, cases[k].part);
+        close_net(&n);
+    }
+}
+
+TEST(misuse_of_pipelines)
+{
+    setup s = setup_of("cpu*2", 2, "gpipe", 2);
+    net n;
+    float gradient[VOCAB * WIDTH];
+    s.most = 2;
+    if (!open_net(&n, &s, true)) return;
+    CHECK(run_step(&n, 0, 3) != TT_OK);
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "more than parallel.micros = 2 micro-batches on a data rank");
+    CHECK(tt_update(n.p, 0.01f, NULL) != TT_OK);
+    FINE(&n, run_step(&n, 0, 2));
+    tt_status status;
+    run_round(&n, n.p, 1, 0, 1, &status);
+    FINE(&n, status);
+    CHECK(tt_get_gradient(n.p, n.param[0], gradient) != TT_OK);
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "a pipeline runs the micro-batches of a step together");
+    micro_batch m = batch_of(0, 0);
+    m.ids[0] = VOCAB; /* the first stage reads it */
+    FINE(&n, set_batch(&n, n.p, 0, &m));
+    CHECK(tt_micro_step(n.p, NULL) != TT_OK);
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "ids");
+    CHECK(tt_update(n.p, 0.01f, NULL) != TT_OK);
+    CHECK_ERROR(n.ctx, TT_ERR_NUMERIC, "a micro-batch failed");
+    m = batch_of(0, 0);
+    m.targets[0] = VOCAB + 7; /* the last stage reads it */
+    FINE(&n, set_batch(&n, n.p, 0, &m));
+    CHECK(tt_micro_step(n.p, NULL) != TT_OK);
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "rank 1 of cpu*2: ");
+    tt_update(n.p, 0.01f, NULL);
+    m = batch_of(0, 0);
+    FINE(&n, tt_set_rank(n.p, 0, n.ids, m.ids, m.rows));
+    CHECK(tt_micro_step(n.p, NULL) != TT_OK);
+    CHECK_ERROR(n.ctx, TT_ERR_ARGUMENT, "was not set before this run");
+    FINE(&n, run_step(&n, 1, 1)); /* and all is well again */
+    close_net(&n);
+}
+
+/* Each allocation of a training fails in turn: an error, nothing leaked, and no rank that waits for ever. */
+TEST(each_allocation_of_a_pipeline_fails)
+{
+    const setup s = setup_of("cpu*2", 2, "1f1b", 2);
+    bool failed = true;
+    for (long at = 1; failed; at += 1 + at / 60) {
+        test_allocator a;
+        net n;
+        memset(&n, 0, sizeof n);
+        tt_context_options co = test_options(&a);
+        co.verify = false;
+        n.ctx = tt_open(&co);
+        if (!n.ctx || !CHECK(record(&n, false))) return;
+        tt_compile_options o = options_of(&s);
+        a.fail_at = a.calls + at;
+        n.data = 1;
+        tt_status status = (n.p = tt_compile(n.t, n.loss, &o)) ? TT_OK : tt_error_code(n.ctx);
+        if (status == TT_OK) status = run_step(&n, 0, 2);
+        failed = a.failed;
+        CHECK(failed ? status == TT_ERR_MEMORY : status == TT_OK);
+        a.fail_at = 0;
+        tt_program_free(n.p);
+        tt_tape_free(n.t);
+        TEST_CLOSE(n.ctx, &a);
+    }
+}
+
+/* Each stage computes again what its own memory asks for. */
+TEST(stages_fit_a_budget)
+{
+    setup s = setup_of("cpu*2", 2, "1f1b", 4);
+    net n;
+    s.recompute = "none";
+    if (!open_net(&n, &s, false)) return;
+    const size_t most = tt_program_plan(n.p).bytes;
+    close_net(&n);
+    s.recompute = "blocks";
+    if (!open_net(&n, &s, false)) return;
+    const size_t least = tt_program_plan(n.p).bytes;
+    close_net(&n);
+    if (!CHECK(least < most)) return;
+    s.recompute = "budget";
+    s.budget = least + (most - least) / 2;
+    if (!open_net(&n, &s, false)) return;
+    for (int k = 0; k < 2; k++) CHECK(tt_stage_plan(n.p, k).bytes <= s.budget);
+    CHECK(tt_program_plan(n.p).extra_flops > 0);
+    close_net(&n);
+    setup one = on_one(&s);
+    one.recompute = "none";
+    one.budget = 0;
+    outcome a = train(&one), b = train(&s);
+    check_same(&a, &b, "two stages within a budget", __LINE__);
+    free_outcome(&a);
+    free_outcome(&b);
+}
+
+/* ------------------------------------------------------------------------------------------------ on CUDA */
+
+TEST(stages_on_cuda)
+{
+#ifdef TINYTRAIN_CUDA
+    static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
+    int several = 0, seeds = 1;
+#ifdef TT_EMULATE
+    several = 1;
+    seeds = strcmp(emu_build(), "plain") == 0 ? 6 : 2;
+#endif
+    for (int k = 0; k < 4; k++)
+        for (int seed = 1; seed <= seeds; seed++) {
+            setup s = setup_of(devices[k / 2][several], k < 2 ? 2 : 4, k % 2 ? "gpipe" : "1f1b", 4);
+            setup one = s;
+            s.most = 4;
+            s.precision = one.precision = k == 1 ? "16-mixed" : k == 2 ? "bf16-true" : "32-true";
+            s.offload = k == 3 ? "optimizer,activations" : NULL;
+            s.steps = one.steps = 2;
+            one.device = "cuda";
+            one.pipeline = 1;
+#ifdef TT_EMULATE
+            emu_configure(4, (size_t)64 << 20, 1, (uint64_t)seed);
+#endif
+            outcome a = train(&one), b = train(&s);
+            char what[256];
+            check_same(&a, &b, text_of(&s, what), __LINE__);
+            free_outcome(&a);
+            free_outcome(&b);
+        }
+#else
+    SKIP("this build is without TINYTRAIN_CUDA");
+#endif
+}
+
+/* A copy from one stage to another is no kernel's where these do not reach each other. */
+TEST(stages_that_are_apart_are_refused)
+{
+#ifdef TT_EMULATE
+    setup s = setup_of("cuda*2", 2, "1f1b", 1);
+    net n;
+    emu_configure(2, (size_t)64 << 20, 0, 1);
+    if (!open_net(&n, &s, false)) return;
+    CHECK(tt_allocate(n.p) != TT_OK);
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "pipeline 2 needs devices that load from each other's memory");
+    close_net(&n);
+#else
+    SKIP("only the emulator of CUDA has such devices");
+#endif
+}
+
 static const test_case tests[] = {
-    TEST_CASE(stages_have_the_bits_of_one), TEST_CASE(stages_in_each_precision),
-    TEST_CASE(stages_with_data_ranks),      TEST_CASE(stages_recompute_and_offload),
-    TEST_CASE(stages_that_train_nothing_at_first), TEST_CASE(stages_step_at_once),
+    TEST_CASE(stages_have_the_bits_of_one),
+    TEST_CASE(stages_in_each_precision),
+    TEST_CASE(stages_with_data_ranks),
+    TEST_CASE(stages_recompute_and_offload),
+    TEST_CASE(stages_that_train_nothing_at_first),
+    TEST_CASE(stages_step_at_once),
+    TEST_CASE(a_table_of_two_stages),
+    TEST_CASE(the_copies_of_a_tied_table_stay_alike),
+    TEST_CASE(stages_of_split_layers),
+    TEST_CASE(states_resume_on_other_stages),
+    TEST_CASE(stages_allocate_what_is_planned),
+    TEST_CASE(schedules_of_stages),
+    TEST_CASE(pipelines_that_contradict_are_refused),
+    TEST_CASE(misuse_of_pipelines),
+    TEST_CASE(each_allocation_of_a_pipeline_fails),
+    TEST_CASE(stages_fit_a_budget),
+    TEST_CASE(stages_on_cuda),
+    TEST_CASE(stages_that_are_apart_are_refused),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
