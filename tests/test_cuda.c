@@ -782,6 +782,7 @@ typedef struct spy_device {
     long used[1024], now;
     size_t kept_bytes, waiting;
     long launches, faults, brought, most_waiting;
+    bool prefetched;               /* since the last batch ended */
     long batch[1024], batches, arrived, turns; /* of prefetches: a block's, all, those waited for, waits */
     void *of_batch[TT__WINDOWS];               /* events, of the last ones */
 } spy_device;
@@ -827,6 +828,7 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
     size_t end;
     CHECK(stream == TT__IN_STREAM);
     spy.brought += (long)bytes;
+    spy.prefetched = true;
     for (size_t b = spy_blocks(memory, bytes, &end); b < end; b++) {
         CHECK(!spy.kept[b]);
         spy.waiting += spy.waits[b] ? 0 : TT__BLOCK;
@@ -838,13 +840,14 @@ static tt_status spy_prefetch(tt__device *d, int stream, void *memory, size_t by
     return tt__cuda_backend.prefetch(d, stream, memory, bytes);
 }
 
-static void spy_load(const tt__mat *m)
+/* Copies between the memories may bring blocks themselves: their streams do not wait for prefetches. */
+static void spy_load(const tt__mat *m, bool computes)
 {
     size_t end;
     if (!m->data || !m->rows) return;
     const size_t bytes = (size_t)((m->rows - 1) * m->ld + m->cols) * tt_dtype_bytes(m->dtype);
     for (size_t b = spy_blocks(m->data, bytes, &end); b < end; b++) {
-        spy.faults += !spy.there[b] || spy.batch[b] > spy.arrived;
+        spy.faults += computes && (!spy.there[b] || spy.batch[b] > spy.arrived);
         spy.waiting -= spy.waits[b] ? TT__BLOCK : 0;
         spy.waits[b] = false;
         if (!spy.kept[b]) spy_use(b);
@@ -854,7 +857,8 @@ static void spy_load(const tt__mat *m)
 static tt_status spy_mark(tt__device *d, int stream, void **event)
 {
     const tt_status status = tt__cuda_backend.mark(d, stream, event);
-    if (stream == TT__IN_STREAM) spy.of_batch[spy.batches++ % TT__WINDOWS] = *event;
+    if (stream == TT__IN_STREAM && spy.prefetched) spy.of_batch[spy.batches++ % TT__WINDOWS] = *event;
+    spy.prefetched = spy.prefetched && stream != TT__IN_STREAM;
     return status;
 }
 
@@ -870,9 +874,10 @@ static tt_status spy_launch(const tt__launch *l, int n)
 {
     for (int k = 0; k < n && spy.a->paging; k++) {
         const tt__mat workspace = {l[k].workspace, TT_U8, 1, (int64_t)l[k].instr->workspace, 0};
-        for (int j = 0; j < TT__MAX_IN; j++) spy_load(&l[k].in[j]);
-        for (int j = 0; j < TT__MAX_OUT; j++) spy_load(&l[k].out[j]);
-        if (workspace.cols) spy_load(&workspace);
+        const bool computes = l[k].instr->stream == TT__COMPUTE_STREAM;
+        for (int j = 0; j < TT__MAX_IN; j++) spy_load(&l[k].in[j], computes);
+        for (int j = 0; j < TT__MAX_OUT; j++) spy_load(&l[k].out[j], computes);
+        if (workspace.cols) spy_load(&workspace, computes);
         spy.launches++;
     }
     return tt__cuda_backend.launch(l, n);
@@ -917,7 +922,8 @@ static emu_counts deep_run(const char *memory, size_t device, uint64_t seed, boo
     const tt__paging *g = ok ? n.p->arena->paging : NULL;
     if (g) { /* what is kept and what comes fits, and is there when it is used */
         CHECK(tt_program_plan(n.p).bytes > device && g->room + spy.kept_bytes <= device);
-        CHECK(spy.faults == 0 && spy.launches > 0 && spy.batches > 0 && spy.batches <= spy.turns);
+        CHECK(spy.launches > 0 && spy.batches > 0 && spy.batches <= spy.turns);
+        CHECK(offload ? spy.faults < spy.launches / 50 : spy.faults == 0); /* copies push a few blocks out */
         CHECK(spy.most_waiting <= (long)(g->room / (TT__WINDOWS + 1) * TT__WINDOWS));
         CHECK_NEAR((double)counts.prefetched, (double)spy.brought, 0);
         CHECK_NEAR((double)counts.prefetched, (double)g->prefetched, 0);
@@ -938,7 +944,7 @@ TEST(managed_memory_gives_the_same_bits)
     static const struct { const char *memory; size_t device; const char *offload; } runs[] = {
         {"device", AMPLE, NULL}, {"managed", AMPLE, NULL}, {"managed-oversubscribed", AMPLE, NULL},
         {"managed-oversubscribed", LITTLE, NULL}, {"managed-oversubscribed", LITTLE, NULL},
-        {"device", AMPLE, everything}};
+        {"device", AMPLE, everything}, {"managed-oversubscribed", LITTLE, "optimizer"}};
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         static deep_result first, other;
         for (int k = 0; k < TEST_COUNT(runs); k++) {
