@@ -3425,7 +3425,7 @@ TEST(cuda_kernels_of_each_dtype)
         for (int t = 1; t < TT__COUNT(dtype); t++) {
             tt__mat kept[5] = {some_indices(starts, 3)};
             i = tt__new_instr(TT__OP_ATTENTION);
-            i.attr.heads = 1;
+            i.attr.heads = i.attr.key_heads = 1;
             i.attr.scale = 0.1f;
             l.in[3] = kept[0];
             for (int k = 0; k < 3; k++) l.in[k] = some(dtype[t], ROWS_, head[h], -1, 1, &s);
