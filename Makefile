@@ -10,6 +10,15 @@ B      ?= build
 PYTHON ?= $(if $(wildcard $(VENV)/bin/python),$(VENV)/bin/python,python3)
 VENV   ?= build/venv
 
+# make MPI=1: several processes train together (mpirun). MPICC compiles as CC does, with what MPI needs.
+MPICC ?= mpicc
+ifneq ($(MPI),)
+export OMPI_CC := $(CC)
+export MPICH_CC := $(CC)
+override CC := $(MPICC)
+override CPPFLAGS += -DTINYTRAIN_MPI
+endif
+
 STRICT := -std=c99 -Wall -Wextra -Wpedantic
 LIBS   := -lm -lpthread
 
@@ -101,6 +110,8 @@ help:
 	@echo 'make bench-programs  build what those comparisons run here, without the environment'
 	@echo 'make cuda         examples, tests and the benchmark of steps for NVIDIA GPUs, as $(B)/cuda/NAME'
 	@echo '                  (CUDA_HOME, NVCC, CUDA_ARCHS); TINYTRAIN_CUDA=1 make test runs these tests too'
+	@echo 'make examples MPI=1 B=build/mpi'
+	@echo '                  for several processes: mpirun -n 4 build/mpi/NAME; MPICC ($(MPICC))'
 	@echo 'make install      header, .cu, pkg-config and CMake files, below PREFIX ($(PREFIX)) and DESTDIR'
 	@echo 'make clean        remove $(B)'
 	@echo "Variables: CC ($(CC)), CFLAGS ($(CFLAGS)), B, PYTHON,"
@@ -185,6 +196,18 @@ $(filter $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(B)/%: $(B)/%.o
 # tests/run.sh shows each program's output when it has ended, and at last one line: N passed, N failed
 $(addsuffix .log,$(PROGRAMS)): $(B)/%.log: $(B)/% FORCE
 	@sh tests/run.sh run $@ $(RUN) $< $(foreach t,$(T),'$(t)')
+
+# What tests/check_mpi.py starts in several processes, where there is an MPI.
+HAVE_MPI := $(if $(MPI),,$(if $(filter check_mpi,$(notdir $(CHECKS:.py=))),$(shell command -v $(MPICC))))
+$(B)/mpi_ranks: tests/mpi.c tests/test_parallel.c $(wildcard tests/test*.h) tinytrain.h $(KERNELS) $(B)/flags
+	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. $< -o $@ \
+	    $(LINKED) $(LDFLAGS) $(LIBS)
+$(B)/mpi_vit_l16: examples/vit_l16.c $(wildcard examples/*.h) tinytrain.h $(KERNELS) $(B)/flags
+	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) -DTINYTRAIN_MPI $(CFLAGS) $(STRICT) $(SHARED) -I. \
+	    $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
+ifneq ($(HAVE_MPI),)
+$(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16
+endif
 
 # Checks that need Python: the README's against the built examples, and whatever else tests/check_*.py holds.
 $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE

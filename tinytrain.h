@@ -31,6 +31,9 @@
                                 fp32, except those of few rows. Its threads are its own (OPENBLAS_NUM_THREADS)
      TINYTRAIN_CUDA             device "cuda" runs: compile tinytrain_cuda.cu with nvcc and link it, cublasLt
                                 and cudart
+     TINYTRAIN_MPI              processes that mpirun starts train together: compile with mpicc, or as it
+                                does, with an MPI 3 library. Without it tt_open refuses such processes, unless
+                                TINYTRAIN_ALONE=1 in the environment says that each is to train alone
      NDEBUG                     the verifier, which checks the program after each pass, is off by default
      A file that is a backend, as tinytrain_cuda.cu, defines TINYTRAIN_BACKEND instead (>>backend).
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
@@ -115,6 +118,19 @@
      and ranks (tt_stage_plan). The inputs of a step's micro-batches wait on the host; tt_update, tt_step and
      tt_run send them through the stages, with the bits of one stage. So tt_micro_step only checks and takes a
      micro-batch, and its tt_stats cover those that have run: none.
+
+   SEVERAL MACHINES
+     With TINYTRAIN_MPI, `mpirun -n 4 program` with device "cpu*2" is 8 ranks, of which each process has two:
+     the bits are those of "cpu*8" in one. Every process runs the whole program, and calls the same functions
+     in the same order; tt_set_rank takes (and ignores, it may be NULL) the data of ranks of others, whose
+     rows must be right. Process 0 alone writes files, and each reads what its ranks need: name files by paths
+     that all see. tt_param_get and what saves a model collect pieces, so all processes call them. The first
+     context starts MPI, which ends with the process; a caller who starts it calls MPI_Init_thread before, with
+     MPI_THREAD_SERIALIZED or more. Device "cpu" only, so far. As tensor ranks talk within every layer, let
+     the ranks of a process be a multiple of them.
+     An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
+     alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
+     of all for good: each call then returns the sentence that names process, host and instruction.
 
    LIMITS
      "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for parameters, 2 for
@@ -244,7 +260,8 @@ typedef struct tt_context_options {
 
 tt_context_options tt_context_options_default(void);
 
-/* NULL options: defaults. NULL result, the logger is told why: no memory, threads, or such an isa or bf16. */
+/* NULL options: defaults. NULL result, the logger is told why: no memory, threads, or such an isa or bf16; of
+   several processes, another version, isa, bf16 or seed than the others. */
 tt_context *tt_open(const tt_context_options *options);
 /* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
@@ -252,6 +269,10 @@ void tt_close(tt_context *ctx);
 const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none */
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
+/* Of the processes that a launcher such as mpirun has started, where TINYTRAIN_MPI is defined: which one this
+   is, and how many there are. 0 and 1 without one. */
+int tt_process(const tt_context *ctx);
+int tt_processes(const tt_context *ctx);
 const char *tt_isa(const tt_context *ctx);          /* "avx512", "avx2", "neon", "portable" */
 size_t tt_allocated_bytes(const tt_context *ctx);   /* now held, less 64 for each block of the allocator's */
 double tt_measured_peak(tt_context *ctx);           /* fp32 FLOP/s of all threads, measured once, in 30 ms */
@@ -1419,7 +1440,11 @@ static inline int64_t tt__piece(int64_t elements, int64_t unit, bool root, int m
 
 /* A collective is launched once for each of its phases, with all members at the same one in between: first
    all members sum, or fetch from the root, their own piece; then each copies the others' pieces. */
-enum { TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2 };
+enum {
+    TT__REDUCE_PHASE = 1, TT__SPREAD_PHASE = 2,
+    /* of tt__rules.phases alone: members' operands, or results, are pieces; all is of member 0 */
+    TT__PIECES_IN = 4, TT__PIECES_OUT = 8, TT__OF_FIRST = 16
+};
 
 typedef struct tt__instr {
     int op;             /* TT__OP_; -1: dropped by a pass that is under way                                 */
@@ -1797,6 +1822,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -1805,6 +1831,11 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #endif
 #include <time.h>
 #include <unistd.h>
+#ifdef TINYTRAIN_MPI
+#define OMPI_SKIP_MPICXX 1 /* bindings for C++ of old versions, with warnings */
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+#endif
 
 #define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
 #define TT__COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
@@ -1850,6 +1881,7 @@ struct tt_context {
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
+    struct tt__net *net;   /* the other processes; NULL: this one is alone */
     tt_param **params;
     int n_params, cap_params;
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
@@ -3342,7 +3374,7 @@ typedef struct tt__rules {
     /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
        integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
-    int phases;         /* of a collective: TT__REDUCE_PHASE, TT__SPREAD_PHASE or both; 0: it is none */
+    int phases;         /* of a collective: TT__REDUCE_PHASE and so on; 0: it is none */
     /* What a member loads of what others have; `elements`: of the largest operand. NULL: nothing. */
     tt__loads (*loads)(const tt__move *m, int64_t elements, int me, int members);
     int table;          /* the operand, not 0, of which as many rows are read as out[0] has; 0: none */
@@ -5289,13 +5321,14 @@ static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int
                                              NULL, NULL, NULL, phases, loads}
 TT__COLLECTIVE(ALL_REDUCE, tt__shape_ALL_REDUCE, tt__backward_ALL_REDUCE,
                TT__REDUCE_PHASE | TT__SPREAD_PHASE, tt__loads_ALL_REDUCE);
-TT__COLLECTIVE(REDUCE_SCATTER, tt__shape_REDUCE_SCATTER, tt__backward_REDUCE_SCATTER, TT__REDUCE_PHASE,
-               tt__loads_REDUCE_SCATTER);
-TT__COLLECTIVE(ALL_GATHER, tt__shape_ALL_GATHER, tt__backward_ALL_GATHER, TT__SPREAD_PHASE,
+TT__COLLECTIVE(REDUCE_SCATTER, tt__shape_REDUCE_SCATTER, tt__backward_REDUCE_SCATTER,
+               TT__REDUCE_PHASE | TT__PIECES_OUT, tt__loads_REDUCE_SCATTER);
+TT__COLLECTIVE(ALL_GATHER, tt__shape_ALL_GATHER, tt__backward_ALL_GATHER, TT__SPREAD_PHASE | TT__PIECES_IN,
                tt__loads_ALL_GATHER);
-TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPREAD_PHASE,
+TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPREAD_PHASE | TT__OF_FIRST,
                tt__loads_BROADCAST);
-TT__COLLECTIVE(REDUCE, tt__shape_of_sum, NULL, TT__REDUCE_PHASE, tt__loads_REDUCE);
+TT__COLLECTIVE(REDUCE, tt__shape_of_sum, NULL, TT__REDUCE_PHASE | TT__PIECES_OUT | TT__OF_FIRST,
+               tt__loads_REDUCE);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
@@ -8567,7 +8600,7 @@ static void tt__sink(tt__order *o, int x, double until, int last)
 static bool tt__brings(const tt__instr *i)
 {
     return i->stream == TT__IN_STREAM ||
-           (i->stream == TT__RANKS_STREAM && tt__rules_of(i)->phases == TT__SPREAD_PHASE);
+           (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
 
 /* Hoists start x, which must be done by `due`: in front of what its stream would still be busy with then. */
@@ -13411,6 +13444,620 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
     return come;
 }
 
+/* ------------------------------------------------------------------------------------- several processes
+   Processes that a launcher started together, as `mpirun` does, run one program: each calls the same
+   functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
+
+   Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
+   ranks of one process have is summed there first, where that is a part of the tree (tt__net_group in >>run);
+   then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
+   bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
+   and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
+
+   Where all must decide alike, processes agree: each sends each other a note with its status, and what the
+   others must know (tt__agree). An error of one is then an error of all, and they may go on from there. When
+   a rank fails between, its process tells the others, which wait for it somewhere; that ends all work
+   together for good. So does a process that has closed its context, or lets others wait longer than the
+   timeout. */
+
+/* What messages are about; of a collective's group: TT__DATA_TAG and on. */
+enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
+
+/* A message on its way. */
+typedef struct tt__request {
+    uint64_t handle;        /* the wire's */
+    int process;            /* that it goes to, or comes from */
+    bool done;
+} tt__request;
+
+/* What carries messages between processes. Those of one tag from one process to another come in the order in
+   which they were sent. Functions return NULL, or what has failed. One thread calls them at a time. */
+typedef struct tt__wire {
+    const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
+    const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
+    const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
+    /* Receives a message of TT__END_TAG, if there is one; else *from is -1. */
+    const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
+    void (*close)(struct tt__net *n);
+} tt__wire;
+
+/* What a process tells the others when it stops: because a rank has failed, or as its context is closed. */
+typedef struct tt__end {
+    int status, failed;
+    char why[1000];
+} tt__end;
+
+enum { TT__NOTE = 2048 };   /* bytes that processes tell each other when they agree, at most */
+typedef struct tt__note {
+    char where[40];         /* the process is at */
+    int status, bytes;
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them; behind these, of an error, its sentence */
+} tt__note;
+
+/* The processes. */
+typedef struct tt__net {
+    tt_context *ctx;
+    const tt__wire *wire;
+    int processes, me;
+    char host[TT__RANKS][64];
+    pthread_mutex_t mutex;  /* of the wire, `sent` and `least` */
+    int failed;             /* atomic: they no longer work together, because of ... */
+    tt_status status;
+    char why[1100];         /* ... this */
+    tt__end end, ended[TT__RANKS]; /* own, and those of processes that have closed their contexts */
+    bool has_ended[TT__RANKS];
+    tt__note *note;         /* of each process, as agreed last */
+    double sent, least;     /* bytes of collectives so far, and what no way to do the same needs less than */
+    tt_files files;         /* those of the context's options */
+#ifdef TINYTRAIN_MPI
+    MPI_Comm talk, data;    /* notes and ends; collectives */
+    char error[MPI_MAX_ERROR_STRING + 1];
+#endif
+} tt__net;
+
+/* "process 1 (host b)" */
+static const char *tt__process_name(const tt__net *n, int process, char to[96])
+{
+    snprintf(to, 96, "process %d (%s)", process, n->host[process]);
+    return to;
+}
+
+/* No process works with the others any more. With the mutex held. */
+static void tt__net_stop(tt__net *n, tt_status status, const char *why)
+{
+    if (n->failed) return;
+    n->status = status;
+    snprintf(n->why, sizeof n->why, "%s", why);
+    __atomic_store_n(&n->failed, 1, __ATOMIC_SEQ_CST);
+}
+
+static bool tt__net_has_failed(const tt__net *n) { return __atomic_load_n(&n->failed, __ATOMIC_SEQ_CST); }
+
+static tt_status tt__net_status(tt_context *ctx)
+{
+    const tt__net *n = ctx->net;
+    if (!n || !tt__net_has_failed(n)) return TT_OK;
+    return tt__fail(ctx, n->status, "%s", n->why);
+}
+
+/* Notes which processes have stopped. With the mutex held. */
+static const char *tt__net_ends(tt__net *n)
+{
+    tt__end end;
+    int from = -1;
+    char name[96], why[1100];
+    const char *error = n->wire->take_end(n, &from, &end, sizeof end);
+    if (error || from < 0) return error;
+    n->ended[from] = end;
+    n->has_ended[from] = true;
+    snprintf(why, sizeof why, "%s", end.why);
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* where it names none yet */
+        snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
+    if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
+    return NULL;
+}
+
+/* Waits between two looks at messages. Others may need this processor to come. */
+static void tt__net_rest(double waited)
+{
+    const struct timespec pause = {0, 20000};
+    if (waited < 2e-3) sched_yield();
+    else nanosleep(&pause, NULL);
+}
+
+/* Waits until all of these messages are where they go to. False: somebody has failed; *late: the process
+   that has let this one wait for too long (-1: none), *why: the wire's error or NULL. `stop`, which may be
+   NULL, is looked at too: not 0 ends the wait. */
+static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
+{
+    const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
+    double since = tt__seconds(), now = since;
+    int left = count;
+    *late = -1;
+    *why = NULL;
+    for (int k = 0; k < count; k++) r[k].done = false;
+    while (left > 0) {
+        const int before = left;
+        int slow = -1;
+        pthread_mutex_lock(&n->mutex);
+        for (int k = 0; k < count && !*why; k++) {
+            if (r[k].done) continue;
+            *why = n->wire->test(n, &r[k]);
+            left -= r[k].done;
+            if (!r[k].done && slow < 0) slow = r[k].process;
+        }
+        if (!*why) *why = tt__net_ends(n);
+        pthread_mutex_unlock(&n->mutex);
+        if (*why) return false;
+        if (!left) break;
+        if (tt__net_has_failed(n) || (stop && __atomic_load_n(stop, __ATOMIC_SEQ_CST))) return false;
+        now = tt__seconds();
+        if (left < before) since = now;
+        for (int k = 0; k < count; k++)
+            if (!r[k].done && n->has_ended[r[k].process]) slow = r[k].process;
+        if (now - since > (n->has_ended[slow] ? grace : timeout)) {
+            *late = slow;
+            return false;
+        }
+        tt__net_rest(now - since);
+    }
+    return true;
+}
+
+/* Fails because tt__net_wait has; `where` is what waited, for one of so many ranks of a process (0: for the
+   process). */
+static tt_status tt__net_waited(tt__net *n, const char *where, int late, int ranks, const char *why)
+{
+    char name[160], process[96];
+    tt_context *ctx = n->ctx;
+    if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI has failed: %s", where, why);
+    if (late < 0) return tt__net_status(ctx);
+    tt__process_name(n, late, process);
+    if (!ranks) snprintf(name, sizeof name, "%s", process);
+    else if (ranks == 1) snprintf(name, sizeof name, "rank %d, %s,", late, process);
+    else
+        snprintf(name, sizeof name, "one of the ranks %d to %d, %s,", late * ranks, (late + 1) * ranks - 1,
+                 process);
+    if (n->has_ended[late])
+        return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
+                        n->ended[late].why[0] ? ", after: " : "", n->ended[late].why);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s", where, name, ctx->options.timeout);
+}
+
+/* Sends own `end` to all, for so many seconds at most. False: it is not with all of them. */
+static bool tt__net_send_end(tt__net *n, double seconds)
+{
+    tt__request r[TT__RANKS];
+    const double begin = tt__seconds();
+    int count = 0, left = 1;
+    pthread_mutex_lock(&n->mutex);
+    for (int p = 0; p < n->processes; p++) {
+        if (p == n->me) continue;
+        r[count].done = false;
+        if (!n->wire->send(n, p, TT__END_TAG, &n->end, sizeof n->end, &r[count])) count++;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    while (left && tt__seconds() - begin < seconds) {
+        left = 0;
+        pthread_mutex_lock(&n->mutex);
+        for (int k = 0; k < count; k++) {
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* it will not hear of it */
+            left += !r[k].done;
+        }
+        pthread_mutex_unlock(&n->mutex);
+        tt__net_rest(tt__seconds() - begin);
+    }
+    return !left;
+}
+
+/* Ends the work of all processes together, for the context's error, which names a process then. */
+static tt_status tt__net_fail(tt_context *ctx, tt_status status)
+{
+    tt__net *n = ctx->net;
+    char name[96], why[sizeof ctx->error];
+    if (!n || status == TT_OK) return status;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    if (strncmp(ctx->error, "process ", 8) == 0) snprintf(why, sizeof why, "%s", ctx->error);
+    else snprintf(why, sizeof why, "%s: %.900s", tt__process_name(n, n->me, name), ctx->error);
+    n->end.status = (int)status;
+    n->end.failed = 1;
+    snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
+    pthread_mutex_lock(&n->mutex);
+    tt__net_stop(n, status, why);
+    pthread_mutex_unlock(&n->mutex);
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay where they are */
+    return tt__net_status(ctx);
+}
+
+/* All processes come here; `where` says what for, and each brings as many bytes, which tt__noted then has. An
+   error that one brings, the first, all return. */
+static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
+                           size_t bytes)
+{
+    tt__net *n = ctx->net;
+    tt__request r[2 * TT__RANKS];
+    char name[96], text[sizeof ctx->error];
+    const char *why = NULL;
+    int count = 0, late = -1;
+    if (!n) return status;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    tt__note *own = &n->note[n->me];
+    memset(own, 0, sizeof *own);
+    snprintf(own->where, sizeof own->where, "%s", where);
+    own->status = (int)status;
+    own->bytes = (int)bytes;
+    const int length = snprintf((char *)own->data + bytes, 1000, "%.999s", status != TT_OK ? ctx->error : "");
+    const size_t size = offsetof(tt__note, data) + bytes + (size_t)length + 1;
+    if (bytes) memcpy(own->data, brought, bytes);
+    pthread_mutex_lock(&n->mutex);
+    for (int p = 0; p < n->processes && !why; p++) {
+        if (p == n->me) continue;
+        why = n->wire->receive(n, p, TT__NOTE_TAG, &n->note[p], sizeof n->note[p], &r[count]);
+        if (!why) why = n->wire->send(n, p, TT__NOTE_TAG, own, size, &r[count + 1]);
+        count += 2;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    if (why || !tt__net_wait(n, NULL, r, count, &late, &why))
+        return tt__net_fail(ctx, tt__net_waited(n, where, late, 0, why));
+    const tt__note *failed = NULL, *elsewhere = NULL;
+    for (int p = n->processes - 1; p >= 0; p--) {
+        const tt__note *x = &n->note[p];
+        if (x->status != TT_OK) failed = x;
+        if (strcmp(x->where, where) != 0 || x->bytes != (int)bytes) elsewhere = x;
+    }
+    if (failed) {
+        tt__process_name(n, (int)(failed - n->note), name);
+        snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
+        status = tt__fail(ctx, (tt_status)failed->status, "%s: %.900s", name, text);
+    } else if (elsewhere) {
+        tt__process_name(n, (int)(elsewhere - n->note), name);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has come to %s, and process %d to %s: all must call the "
+                          "same functions, in the same order", name, elsewhere->where, n->me, where);
+    }
+    return elsewhere ? tt__net_fail(ctx, status) : status;
+}
+
+/* What a process has brought when all agreed last; alone, this one brought `own`. */
+static const void *tt__noted(const tt_context *ctx, int process, const void *own)
+{
+    return ctx->net ? (const void *)ctx->net->note[process].data : own;
+}
+
+/* All processes come here, and get the bytes that one of them has. */
+static tt_status tt__net_fetch(tt_context *ctx, int owner, const char *where, void *data, size_t bytes)
+{
+    tt__net *n = ctx->net;
+    tt__request r[TT__RANKS];
+    const char *why = NULL;
+    int count = 0, late = -1;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    pthread_mutex_lock(&n->mutex);
+    if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
+    for (int p = 0; p < n->processes && n->me == owner && !why; p++)
+        if (p != owner) why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+    pthread_mutex_unlock(&n->mutex);
+    if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
+    return tt__net_fail(ctx, tt__net_waited(n, where, late, 0, why));
+}
+
+/* What is on a rank goes to the first process. */
+static tt_status tt__net_move(tt_context *ctx, int owner, void *data, size_t bytes)
+{
+    tt__net *n = ctx->net;
+    tt__request r[1];
+    const char *why = NULL;
+    int late = -1;
+    if (owner == 0 || (n->me != 0 && n->me != owner)) return TT_OK;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    pthread_mutex_lock(&n->mutex);
+    if (n->me == 0) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, r);
+    else why = n->wire->send(n, 0, TT__FETCH_TAG, data, bytes, r);
+    pthread_mutex_unlock(&n->mutex);
+    if (!why && tt__net_wait(n, NULL, r, 1, &late, &why)) return TT_OK;
+    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, 0, why));
+}
+
+/* Ends the work together: all processes come here when they close their contexts. */
+static void tt__net_close(tt_context *ctx)
+{
+    tt__net *n = ctx->net;
+    if (!n) return;
+    bool all = !tt__net_has_failed(n);
+    if (all) {
+        const double begin = tt__seconds();
+        n->end.status = (int)ctx->status;
+        if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
+        all = tt__net_send_end(n, ctx->options.timeout);
+        for (int p = 0; p < n->processes && all; p++)
+            while (p != n->me && !n->has_ended[p] && all) {
+                pthread_mutex_lock(&n->mutex);
+                all = !tt__net_ends(n) && tt__seconds() - begin < ctx->options.timeout;
+                pthread_mutex_unlock(&n->mutex);
+                tt__net_rest(tt__seconds() - begin);
+            }
+    }
+    if (all) n->wire->close(n); /* else a process is gone, which closing would wait for */
+    ctx->net = NULL;
+    pthread_mutex_destroy(&n->mutex);
+    tt__free(ctx, n->note);
+    tt__free(ctx, n);
+}
+
+/* A launcher that has started this process as one of several; NULL: none has. */
+static const char *tt__launched_by(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                                        "MPI_LOCALNRANKS"};
+    for (int k = 0; k < TT__COUNT(sizes); k++) {
+        const char *size = getenv(sizes[k]);
+        if (size && strtol(size, NULL, 10) > 1) return sizes[k];
+    }
+    const char *rank = getenv("PMIX_RANK"), *tasks = getenv("SLURM_NTASKS");
+    const bool several = (rank && strtol(rank, NULL, 10) > 0) || (tasks && strtol(tasks, NULL, 10) > 1);
+    return rank && several ? "PMIX_RANK" : NULL;
+}
+
+/* Is each process to train alone, though a launcher has started several? */
+static bool tt__trains_alone(void)
+{
+    const char *alone = getenv("TINYTRAIN_ALONE");
+    return alone && *alone && strcmp(alone, "0") != 0;
+}
+
+#ifdef TINYTRAIN_MPI
+/* Of processes after the first nothing is written to files. */
+static void *tt__unwritten_open(void *user, const char *path, char mode)
+{
+    tt__net *n = (tt__net *)user;
+    return mode == 'r' ? n->files.open(n->files.user, path, mode) : user;
+}
+
+static int64_t tt__unwritten_size(void *user, void *file)
+{
+    tt__net *n = (tt__net *)user;
+    return file == user ? 0 : n->files.size(n->files.user, file);
+}
+
+static bool tt__unwritten_read(void *user, void *file, uint64_t offset, void *to, size_t bytes)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.read(n->files.user, file, offset, to, bytes);
+}
+
+static bool tt__unwritten_write(void *user, void *file, const void *from, size_t bytes)
+{
+    (void)user; (void)file; (void)from; (void)bytes;
+    return true;
+}
+
+static bool tt__unwritten_sync(void *user, void *file) { (void)user; (void)file; return true; }
+
+static bool tt__unwritten_close(void *user, void *file)
+{
+    tt__net *n = (tt__net *)user;
+    return file == user || n->files.close(n->files.user, file);
+}
+
+static bool tt__unwritten_rename(void *user, const char *from, const char *to)
+{
+    (void)user; (void)from; (void)to;
+    return true;
+}
+
+static bool tt__unwritten_remove(void *user, const char *path) { (void)user; (void)path; return true; }
+
+/* This one does, as they may look into a folder before the first has made it. */
+static bool tt__unwritten_folder(void *user, const char *path)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.make_folder(n->files.user, path);
+}
+
+static bool tt__unwritten_list(void *user, const char *path, bool (*each)(void *arg, const char *name),
+                               void *arg)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.list(n->files.user, path, each, arg);
+}
+
+static const char *tt__unwritten_reason(void *user)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.reason(n->files.user);
+}
+
+typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
+
+static const char *tt__mpi_error(tt__net *n, int code)
+{
+    int length = 0;
+    if (code == MPI_SUCCESS) return NULL;
+    if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
+    return n->error;
+}
+
+static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DATA_TAG ? n->talk : n->data; }
+
+static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
+{
+    MPI_Request q;
+    const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
+    r->process = to;
+    r->handle = 0;
+    memcpy(&r->handle, &q, sizeof q);
+    return tt__mpi_error(n, code);
+}
+
+static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
+{
+    MPI_Request q;
+    const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
+    r->process = from;
+    r->handle = 0;
+    memcpy(&r->handle, &q, sizeof q);
+    return tt__mpi_error(n, code);
+}
+
+static const char *tt__mpi_test(tt__net *n, tt__request *r)
+{
+    MPI_Request q;
+    int done = 0;
+    memcpy(&q, &r->handle, sizeof q);
+    const int code = MPI_Test(&q, &done, MPI_STATUS_IGNORE);
+    memcpy(&r->handle, &q, sizeof q);
+    r->done = done != 0;
+    return tt__mpi_error(n, code);
+}
+
+static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t bytes)
+{
+    MPI_Status status;
+    int there = 0;
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, TT__END_TAG, n->talk, &there, &status);
+    *from = -1;
+    if (code != MPI_SUCCESS || !there) return tt__mpi_error(n, code);
+    *from = status.MPI_SOURCE;
+    code = MPI_Recv(data, (int)bytes, MPI_BYTE, *from, TT__END_TAG, n->talk, MPI_STATUS_IGNORE);
+    return tt__mpi_error(n, code);
+}
+
+/* Contexts that are open, or that were closed while other processes may be gone: MPI then waits for these in
+   vain when it is finalised. The only state beside contexts, as MPI is the process's. */
+static int tt__mpi_in_use;
+
+static void tt__mpi_finalise(void) /* when the process exits */
+{
+    int has = 0;
+    MPI_Finalized(&has);
+    if (!has && !tt__mpi_in_use) MPI_Finalize();
+}
+
+static void tt__mpi_close(tt__net *n)
+{
+    MPI_Comm_free(&n->talk);
+    MPI_Comm_free(&n->data);
+    tt__mpi_in_use--;
+}
+
+static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
+                                      tt__mpi_close};
+
+/* Starts MPI, or takes the one that the caller has started. */
+static tt_status tt__mpi_open(tt__net *n)
+{
+    int has = 0, level = MPI_THREAD_SINGLE, code = MPI_SUCCESS, processes = 1;
+    tt_context *ctx = n->ctx;
+    MPI_Finalized(&has);
+    if (has)
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI has been finalised: close contexts before that, and open "
+                        "none after it");
+    MPI_Initialized(&has);
+    if (has) code = MPI_Query_thread(&level);
+    else code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    if (!has) atexit(tt__mpi_finalise);
+    tt__mpi_in_use++;
+    if (code != MPI_SUCCESS) return tt__fail(ctx, TT_ERR_DEVICE, "MPI cannot be initialised (%d)", code);
+    if (level < MPI_THREAD_SERIALIZED)
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI was initialised for one thread, and the ranks of a process "
+                        "take turns: call MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
+    MPI_Comm_size(MPI_COMM_WORLD, &processes);
+    if (processes > TT__RANKS)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%d processes are more than %d", processes, (int)TT__RANKS);
+    if (MPI_Comm_dup(MPI_COMM_WORLD, &n->talk) != MPI_SUCCESS ||
+        MPI_Comm_dup(MPI_COMM_WORLD, &n->data) != MPI_SUCCESS)
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI_Comm_dup has failed");
+    MPI_Comm_set_errhandler(n->talk, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(n->data, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(n->talk, &n->me);
+    n->processes = processes;
+    n->wire = &tt__mpi_wire;
+    return TT_OK;
+}
+
+/* What all processes must have in common from the start. */
+typedef struct tt__hello {
+    char host[64], version[32], isa[16], bf16[16];
+    uint64_t seed;
+} tt__hello;
+
+/* Compares what processes must have in common: a sentence that names what differs, or TT_OK. */
+static tt_status tt__net_differs(tt_context *ctx, int process, const char *what, const char *there,
+                                 const char *here)
+{
+    char name[96];
+    if (strcmp(there, here) == 0) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must have "
+                    "the same", tt__process_name(ctx->net, process, name), what, there, here);
+}
+
+static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
+{
+    tt__net *n = ctx->net;
+    tt__hello own;
+    char seed[2][32];
+    memset(&own, 0, sizeof own);
+    for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
+    if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
+    snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
+    snprintf(own.isa, sizeof own.isa, "%s", isa);
+    snprintf(own.bf16, sizeof own.bf16, "%s", bf16);
+    own.seed = ctx->options.seed;
+    tt_status status = tt__agree(ctx, "tt_open", TT_OK, &own, sizeof own);
+    const tt__hello *first = (const tt__hello *)tt__noted(ctx, 0, NULL);
+    for (int p = 0; p < n->processes && status == TT_OK; p++)
+        snprintf(n->host[p], sizeof n->host[p], "%.63s", ((const tt__hello *)tt__noted(ctx, p, NULL))->host);
+    for (int p = 1; p < n->processes && status == TT_OK; p++) {
+        const tt__hello *x = (const tt__hello *)tt__noted(ctx, p, NULL);
+        status = tt__net_differs(ctx, p, "tinytrain.h", x->version, first->version);
+        if (status == TT_OK) status = tt__net_differs(ctx, p, "instruction set", x->isa, first->isa);
+        if (status == TT_OK) status = tt__net_differs(ctx, p, "bf16", x->bf16, first->bf16);
+        for (int k = 0; k < 2; k++)
+            snprintf(seed[k], sizeof seed[k], "%llu", (unsigned long long)(k ? first : x)->seed);
+        if (status == TT_OK) status = tt__net_differs(ctx, p, "seed", seed[0], seed[1]);
+    }
+    return status;
+}
+#endif
+
+/* Finds the processes that were started together with this one. Where there are several, ctx->net is set, and
+   files are written by the first alone. */
+static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
+{
+    const char *by = tt__trains_alone() ? NULL : tt__launched_by();
+#ifndef TINYTRAIN_MPI
+    (void)isa; (void)bf16;
+    if (!by) return TT_OK;
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a launcher has started several processes (%s is %s), and this "
+                    "program was built without TINYTRAIN_MPI, so that each would train alone: build it with "
+                    "that (make MPI=1), or set TINYTRAIN_ALONE=1 where each is meant to", by, getenv(by));
+#else
+    int has = 0;
+    MPI_Initialized(&has);
+    if (!by && (!has || tt__trains_alone())) return TT_OK;
+    tt__net *n = (tt__net *)tt__calloc(ctx, sizeof *n);
+    if (!n) return TT_ERR_MEMORY;
+    pthread_mutex_init(&n->mutex, NULL);
+    n->ctx = ctx;
+    ctx->net = n;
+    tt_status status = tt__mpi_open(n);
+    if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
+    if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
+    n->files = ctx->options.files;
+    if (status == TT_OK && n->me > 0) {
+        const tt_files unwritten = {
+            tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
+            tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
+            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n};
+        ctx->options.files = unwritten;
+    }
+    if (status == TT_OK && n->processes > 1) return TT_OK;
+    if (status != TT_OK) n->failed = 1; /* no message is waited for */
+    tt__net_close(ctx);
+    return status;
+#endif
+}
+
 /* ===========================================================================================================
    CONTEXT                                                                                           >>context
    Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
@@ -13426,19 +14073,31 @@ typedef struct tt__home {
     tt__part part;      /* of the parameter, that lies there */
 } tt__home;
 
-/* The ranks that programs run on together: devices of a kind, and a thread for each. */
+/* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
+   `local` of them, from `first` on. What the others have, this process does not see. */
 typedef struct tt__crew {
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
-    char name[64];                 /* "cuda:0,2"; cut where there are many */
-    tt__device *device[TT__RANKS]; /* NULL until opened */
+    int first, local;
+    char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut where there are many */
+    tt__device *device[TT__RANKS]; /* NULL until opened, and of other processes */
     tt__pool *threads;             /* of several ranks, once they are open */
     tt__world *world;              /* ... and how these threads wait for each other */
-    void *stage[TT__RANKS];        /* TT__STAGE bytes of the host's; NULL where all memory is the host's */
+    /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
+       and of this process. */
+    void *stage[TT__RANKS];
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
     bool tried;                    /* `apart` is known */
     struct tt__crew *next;
 } tt__crew;
+
+static bool tt__is_local(const tt__crew *c, int rank)
+{
+    return rank >= c->first && rank < c->first + c->local;
+}
+
+/* The process that a rank is of. */
+static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local; }
 
 /* What ranks that cannot load from each other's memory copy to the host's at once. */
 #ifndef TT__STAGE /* tests make it smaller */
@@ -13514,6 +14173,13 @@ static int tt__stage_ranks(const tt__arena *a) { return a->data * a->tensor; }
 static int tt__first_rank(const tt__arena *a) { return a->stage * tt__stage_ranks(a); }
 static int tt__end_rank(const tt__arena *a) { return tt__first_rank(a) + tt__stage_ranks(a); }
 
+/* Those of this process: [tt__near_rank, tt__near_end). */
+static int tt__near_rank(const tt__arena *a) { return (int)tt__max(tt__first_rank(a), a->crew->first); }
+static int tt__near_end(const tt__arena *a)
+{
+    return (int)tt__min(tt__end_rank(a), a->crew->first + a->crew->local);
+}
+
 static void tt__paging_free(tt_context *ctx, tt__arena *a)
 {
     tt__paging *g = a->paging;
@@ -13532,7 +14198,7 @@ static void tt__paging_free(tt_context *ctx, tt__arena *a)
 static void tt__arena_empty(tt_context *ctx, tt__arena *a)
 {
     tt__paging_free(ctx, a);
-    for (int r = tt__first_rank(a); r < tt__end_rank(a); r++) {
+    for (int r = tt__near_rank(a); r < tt__near_end(a); r++) {
         if (a->memory[r]) a->kind->backend->release(a->crew->device[r], a->memory[r]);
         if (a->bounce[r]) a->kind->backend->release_host(a->crew->device[r], a->bounce[r]);
         tt__host_release(ctx, a->crew, r, a->host[r]);
@@ -13755,8 +14421,8 @@ static void tt__crew_try(tt_context *ctx, tt__crew *c)
 {
     char first[704] = "";
     int pairs = 0;
-    for (int a = 0; a < c->ranks && !c->tried; a++)
-        for (int b = 0; b < c->ranks; b++) {
+    for (int a = c->first; a < c->first + c->local && !c->tried; a++)
+        for (int b = c->first; b < c->first + c->local; b++) {
             double rate;
             const char *why = a == b ? NULL : c->kind->backend->peer(c->device[a], c->device[b], &rate);
             c->apart[a][b] = why != NULL;
@@ -13773,22 +14439,23 @@ static void tt__crew_try(tt_context *ctx, tt__crew *c)
 static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
 {
     char why[512] = "no reason given", name[32];
-    for (int r = 0; r < c->ranks; r++) {
+    for (int r = c->first; r < c->first + c->local; r++) {
         if (c->device[r]) continue;
-        c->device[r] = c->kind->backend->open(ctx, c->index[r], c->ranks, why, sizeof why);
+        c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
         if (!c->device[r] && c->kind->host) return ctx->status; /* no memory, or no thread */
         if (!c->device[r])
             return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s",
                             tt__device_name(c->kind, c->index[r], name), why);
     }
     if (c->ranks == 1) return TT_OK;
-    for (int r = 0; r < c->ranks && c->kind->backend->stage; r++) {
-        if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], TT__STAGE);
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* of messages that go, and that come */
+    for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
+        if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
     }
     if (c->kind->backend->peer) tt__crew_try(ctx, c);
-    if (!c->world) c->world = tt__world_new(ctx, c->ranks, ctx->options.timeout);
-    if (c->world && !c->threads) c->threads = tt__pool_new(ctx, c->ranks);
+    if (!c->world) c->world = tt__world_new(ctx, c->local, ctx->options.timeout);
+    if (c->world && !c->threads) c->threads = tt__pool_new(ctx, c->local);
     return c->threads ? TT_OK : ctx->status;
 }
 
@@ -13817,21 +14484,22 @@ static void tt__crew_task(void *arg, int64_t task, int thread)
     tt__crew_job *job = (tt__crew_job *)arg;
     tt__world *w = job->crew->world;
     (void)thread;
-    const tt_status status = job->run(job->arg, (int)task);
+    const int rank = job->crew->first + (int)task;
+    const tt_status status = job->run(job->arg, rank);
     if (status == TT_OK) return;
     pthread_mutex_lock(&w->ctx->mutex);
     const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
     if (!job->failed || (named && !job->named)) { /* others fail because this one did */
         job->status = status;
-        job->failed = (int)task + 1;
+        job->failed = rank + 1;
         job->named = named;
     }
     pthread_mutex_unlock(&w->ctx->mutex);
     tt__world_fail(w);
 }
 
-/* Calls run(arg, rank) for all ranks at once, each on a thread of its own. After an error on one, which the
-   sentence names, all have ended. */
+/* Calls run(arg, rank) for all ranks of this process at once, each on a thread of its own. After an error on
+   one, which the sentence names, all have ended. */
 static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
 {
     char error[sizeof ctx->error], name[32];
@@ -13840,9 +14508,10 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
     tt__world_reset(c->world);
     ctx->ranks_run = true;
     ctx->rank_failed = false;
-    tt__parallel(c->threads, c->ranks, tt__crew_task, &job);
+    tt__parallel(c->threads, c->local, tt__crew_task, &job);
     ctx->ranks_run = false;
     if (!job.failed) return TT_OK;
+    if (ctx->net && tt__net_has_failed(ctx->net)) return tt__net_status(ctx);
     memcpy(error, ctx->error, sizeof error);
     if (c->kind->host) return tt__fail(ctx, job.status, "rank %d of %s: %s", job.failed - 1, c->name, error);
     return tt__fail(ctx, job.status, "rank %d (%s): %s", job.failed - 1,
@@ -13869,6 +14538,24 @@ static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, 
             if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
         }
     return tt__device_status(ctx, a->crew, rank, status);
+}
+
+/* The same where the rank may be of another process: all processes get what that one reads. */
+static tt_status tt__fetch_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
+                                  tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+{
+    const tt__crew *c = a->crew;
+    tt_status status = TT_OK;
+    if (tt__is_local(c, rank)) status = tt__read_memory(ctx, a, rank, space, to, to_type, memory, dtype, n);
+    if (c->local == c->ranks) return status;
+    if (status != TT_OK) return tt__net_fail(ctx, status);
+    return tt__net_fetch(ctx, tt__process_of(c, rank), "what a rank has", to, n * tt_dtype_bytes(to_type));
+}
+
+/* The first process gets what the one of a rank has read there. */
+static tt_status tt__net_to_first(tt_context *ctx, const tt__crew *c, int rank, void *data, size_t bytes)
+{
+    return c->local < c->ranks ? tt__net_move(ctx, tt__process_of(c, rank), data, bytes) : TT_OK;
 }
 
 /* Converts n numbers to `dtype` and writes them to memory of a rank, in a space. */
@@ -13926,25 +14613,35 @@ static int tt__device_numbers(const char *list, int index[TT__RANKS])
 static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
-    bool rising = c->ranks > 1;
-    for (int r = 0; r < c->ranks; r++) rising = rising && c->index[r] == r;
+    bool rising = c->local > 1;
+    for (int r = 0; r < c->local; r++) rising = rising && c->index[r] == r;
     tt__print(&text, "%s", c->kind->name);
-    if (rising) tt__print(&text, "*%d", c->ranks);
-    for (int r = 0; r < c->ranks && !rising && (c->ranks > 1 || c->index[0]); r++)
+    if (rising) tt__print(&text, "*%d", c->local);
+    for (int r = 0; r < c->local && !rising && (c->local > 1 || c->index[0]); r++)
         tt__print(&text, "%c%d", r ? ',' : ':', c->index[r]);
+    if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* The crew of these devices: the one that there is, or a new one, not open. NULL: out of memory. */
-static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int ranks)
+/* The crew of these devices in each process: the one that there is, or a new one, not open. NULL after
+   tt__fail. */
+static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local)
 {
-    const size_t bytes = sizeof *index * (size_t)ranks;
+    const size_t bytes = sizeof *index * (size_t)local;
+    const int processes = ctx->net ? ctx->net->processes : 1;
     for (tt__crew *c = ctx->crews; c; c = c->next)
-        if (c->kind == kind && c->ranks == ranks && memcmp(c->index, index, bytes) == 0) return c;
+        if (c->kind == kind && c->local == local && memcmp(c->index, index, bytes) == 0) return c;
+    if (processes * local > TT__RANKS) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "%d processes of %d ranks each are more than %d ranks", processes,
+                 local, (int)TT__RANKS);
+        return NULL;
+    }
     tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
     if (!c) return NULL;
     c->kind = kind;
-    c->ranks = ranks;
-    memcpy(c->index, index, bytes);
+    c->ranks = processes * local;
+    c->local = local;
+    c->first = ctx->net ? ctx->net->me * local : 0;
+    for (int r = 0; r < c->ranks; r++) c->index[r] = index[r % local];
     tt__crew_name(c);
     c->next = ctx->crews;
     return ctx->crews = c;
@@ -13992,6 +14689,9 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
     return tt__crew_open(ctx, c);
 }
 
+int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
+int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
+
 /* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
@@ -14034,6 +14734,13 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
         tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
                   "for which it plans memory");
     p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    if (c->local < c->ranks && !c->kind->host)
+        tt__print(&all, "; device '%s': processes train together on 'cpu' alone, so far", c->name);
+    if (c->local < c->ranks && p->pipeline > 1)
+        tt__print(&all, "; the stages of a pipeline stay in one process, so far");
+    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
+        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
+                  p->tensor, c->local);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
@@ -14127,7 +14834,10 @@ tt_context *tt_open(const tt_context_options *options)
         tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
     else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
     const int first = 0;
-    if (ctx->cpu.pool && tt__crew_of(ctx, &tt__device_kinds[0], &first, 1)) return ctx;
+    tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
+    if (status == TT_OK) status = tt__net_open(ctx, tt_isa(ctx), tt__bf16_name[ctx->cpu.bf16]);
+    if (status == TT_OK && tt__crew_of(ctx, &tt__device_kinds[0], &first, 1)) return ctx;
+    tt__net_close(ctx);
     tt__pool_free(ctx, ctx->cpu.pool);
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
     pthread_mutex_destroy(&ctx->mutex);
@@ -14339,17 +15049,18 @@ int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen)
 static const tt__home *tt__param_home(const tt_param *p) { return tt__home_in(p->holder, p->index); }
 static bool tt__has_memory(const tt_param *p) { return p->holder && p->holder->allocated; }
 
-/* Has a rank of an arena, which may be NULL, memory there? */
+/* Has a rank of this process memory for an arena, which may be NULL? */
 static bool tt__has_rank(const tt__arena *a, int rank)
 {
-    return a && rank >= tt__first_rank(a) && rank < tt__end_rank(a);
+    return a && rank >= tt__near_rank(a) && rank < tt__near_end(a);
 }
 
-/* A rank's part of its values, which have memory. */
+/* A rank's part of its values, which have memory; NULL: in another process. */
 static char *tt__param_memory(const tt_param *p, int rank)
 {
     tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
     const tt__home *home = tt__home_in(a, p->index);
+    if (!tt__is_local(a->crew, rank)) return NULL;
     return (home->space == TT__HOST ? a->host : a->memory)[rank] + home->offset;
 }
 
@@ -14420,6 +15131,13 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
     return at - first;
 }
 
+/* Has each process all of it? */
+static bool tt__is_everywhere(const tt__stored *s, const tt__crew *c)
+{
+    const bool one = c->local == c->ranks;
+    return one || (!s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0));
+}
+
 /* Fails where an update has stopped half-way: parameters and states must be loaded again. */
 static tt_status tt__check_whole(tt_context *ctx, const tt__arena *a)
 {
@@ -14454,13 +15172,17 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt_dtype dtype = tt__param_home(p)->dtype;
     const tt__space space = tt__param_home(p)->space;
     const tt__stored stored = tt__param_stored(p);
+    const tt__crew *c = p->holder->crew;
+    const bool everywhere = tt__is_everywhere(&stored, c); /* on the ranks of each as on the first */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
-        const char *memory = tt__param_memory(p, rank) + (size_t)at * tt_dtype_bytes(dtype);
+        if (everywhere) rank += c->first;
+        const char *memory = tt__param_memory(p, rank);
+        if (memory) memory += (size_t)at * tt_dtype_bytes(dtype);
         m = tt__min(m, n - done);
-        status = tt__read_memory(p->ctx, p->holder, rank, space, to + done, TT_F32, memory, dtype,
-                                 (size_t)m);
+        status = (everywhere ? tt__read_memory : tt__fetch_memory)(p->ctx, p->holder, rank, space, to + done,
+                                                                   TT_F32, memory, dtype, (size_t)m);
     }
     return status;
 }
@@ -14537,6 +15259,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
         const tt__stored stored = tt__stored_of(p, &home->part, a);
         for (int rank = tt__first_rank(a); rank < tt__end_rank(a); rank++) {
             char *memory = tt__param_memory(p, rank);
+            if (!memory) continue;
             int64_t first, count = tt__stored_piece(&stored, rank, &first);
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
@@ -14563,6 +15286,7 @@ void tt_close(tt_context *ctx)
 {
     if (!ctx) return;
     tt__params_undo(ctx, 0);
+    tt__net_close(ctx);
     for (tt__crew *c; (c = ctx->crews) != NULL;) {
         ctx->crews = c->next;
         tt__crew_free(ctx, c);
@@ -15160,8 +15884,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->early));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
-    s->threads = s->crew && s->crew->ranks > 1 ? tt__rank_threads(ctx, s->crew->ranks)
-                                               : ctx->cpu.pool->threads;
+    s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
                    s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
     tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
@@ -16417,8 +17140,9 @@ static tt_status tt__commit(tt_program *p, tt__arena *shared)
     return TT_OK;
 }
 
-/* What runs on a rank need beside the arena. */
-static tt_status tt__make_rank(tt_program *p, tt__rank *r)
+/* What runs on a rank need beside the arena. Of a rank of another process only the rows and which inputs are
+   set are known. */
+static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 {
     const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
     const size_t together = (size_t)p->built.together + 1, ranks = (size_t)p->settings.crew->ranks;
@@ -16426,6 +17150,8 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r)
     const size_t peers = 2 * together * (ranks > slots ? ranks : slots);
     r->axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *r->axis_rows * axes);
     r->input = (unsigned char *)tt__calloc(p->ctx, values);
+    for (size_t k = 0; k < axes && r->axis_rows; k++) r->axis_rows[k] = -1;
+    if (!local) return r->axis_rows && r->input ? TT_OK : TT_ERR_MEMORY;
     r->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *r->staged);
     r->launches = (tt__launch *)tt__calloc(p->ctx, sizeof *r->launches * together);
     r->peers = (tt__mat *)tt__calloc(p->ctx, sizeof *r->peers * (peers > 2 * together ? peers : 1));
@@ -16435,7 +17161,6 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r)
     const size_t micros = (size_t)p->settings.in_flight;
     if (micros) r->passed = (tt__passed *)tt__calloc(p->ctx, sizeof *r->passed * micros);
     if (micros && !r->passed) return TT_ERR_MEMORY;
-    for (size_t k = 0; k < axes; k++) r->axis_rows[k] = -1;
     return TT_OK;
 }
 
@@ -16448,7 +17173,7 @@ static tt_status tt__make_ranks(tt_program *p)
     if (!p->rank) p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)ranks);
     if (!p->rank) return TT_ERR_MEMORY;
     for (int r = first; r < first + of_stage && status == TT_OK; r++)
-        status = tt__make_rank(p, &p->rank[r]);
+        status = tt__make_rank(p, &p->rank[r], tt__is_local(p->settings.crew, r));
     return status;
 }
 
@@ -16571,6 +17296,58 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return status;
 }
 
+/* What the programs of all processes must have in common, a line of each; the bits depend on it. */
+static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    const tt_compile_options *o = &p->settings.options;
+    const tt_parallel *r = &o->parallel;
+    const tt_optimizer_options *u = &o->optimizer;
+    const tt_loss_scale *l = &o->loss_scale;
+    if (!p->built.t) return; /* compiling has failed */
+    tt__print(&text, "device '%s'\n", p->settings.crew->name);
+    tt__print(&text, "data %d, tensor %d, groups %d\n", r->data, r->tensor, r->groups);
+    tt__print(&text, "zero %d%s%s%s\n", r->zero, r->sequence ? ", sequence" : "", r->server ? ", server" : "",
+              r->reduce_micros ? ", reduce_micros" : "");
+    tt__print(&text, "precision '%s', matmul %d\n", tt__precision_names[p->settings.precision.kind],
+              (int)p->settings.matmul);
+    tt__print(&text, "train %d, accumulate %d, update in backward %d\n", o->train, o->accumulate,
+              p->built.t->early);
+    if (o->train)
+        tt__print(&text, "optimizer %d with weight_decay %.9g, clip_norm %.9g, %.9g, %.9g, %.9g, %.9g\n",
+                  (int)u->kind, (double)u->weight_decay, (double)u->clip_norm, (double)u->beta1,
+                  (double)u->beta2, (double)u->eps, (double)u->momentum);
+    if (p->settings.scales)
+        tt__print(&text, "loss scale %.9g, %.9g, %.9g, %d\n", (double)l->init, (double)l->growth,
+                  (double)l->backoff, l->interval);
+    tt__print(&text, "tape %016llx\n", (unsigned long long)p->built.recorded);
+    tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
+}
+
+/* All processes have compiled, and the same. */
+static tt_status tt__agree_program(tt_program *p, tt_status status)
+{
+    tt__net *n = p->ctx->net;
+    char own[TT__NOTE], name[96];
+    if (!n) return status;
+    memset(own, 0, sizeof own);
+    if (status == TT_OK) tt__program_lines(p, own, sizeof own);
+    status = tt__agree(p->ctx, "tt_compile", status, own, sizeof own);
+    const char *first = (const char *)tt__noted(p->ctx, 0, own);
+    for (int k = 1; k < n->processes && status == TT_OK; k++) {
+        const char *a = first, *b = (const char *)tt__noted(p->ctx, k, own);
+        if (strcmp(a, b) == 0) continue;
+        for (size_t m = strcspn(a, "\n"); strncmp(a, b, m + 1) == 0; m = strcspn(a, "\n")) {
+            a += m + 1;
+            b += m + 1;
+        }
+        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: %s has %.*s, and process 0 has %.*s: all "
+                          "processes must compile the same", tt__process_name(n, k, name),
+                          (int)strcspn(b, "\n"), b, (int)strcspn(a, "\n"), a);
+    }
+    return status;
+}
+
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     const tt_compile_options defaults = tt_compile_options_default();
@@ -16579,7 +17356,7 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     p->ctx = t->ctx;
     tt_status status = tt__compile_into(p, t, root.id, o ? o : &defaults, 0);
     if (status == TT_OK) status = tt__compile_stages(p, t, root.id, o ? o : &defaults);
-    if (status != TT_OK) {
+    if (tt__agree_program(p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;
     }
@@ -16733,6 +17510,16 @@ static tt_program *tt__last_view(const tt_program *p, tt_program *room)
     return tt__stage_view(p, tt__stages(p) - 1, room);
 }
 
+/* Has this process such a rank, and a rank of such a data rank? */
+static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
+
+static bool tt__has_data_rank(const tt_program *p, int data_rank)
+{
+    const tt__crew *c = p->settings.crew;
+    const int first = tt__first_of(p, data_rank);
+    return first < c->first + c->local && first + p->arena->tensor > c->first;
+}
+
 /* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
 static int tt__slots(const tt_program *p)
 {
@@ -16807,9 +17594,10 @@ static size_t tt__host_region(const tt_program *p, const tt__value *x)
     return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
 }
 
-/* Where a storage is on a rank. */
+/* Where a storage is on a rank; NULL: in another process. */
 static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
 {
+    if (!tt__is_here(p, rank)) return NULL;
     if (x->storage == TT__PARAMETER) return tt__param_memory(p->ctx->params[x->param], rank);
     if (x->space == TT__HOST) return p->rank[rank].host + tt__host_region(p, x) + x->place;
     return p->arena->memory[rank] + tt__region(p, x) + x->place;
@@ -16822,7 +17610,7 @@ static tt_status tt__zero_states(tt_program *p)
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
     for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
-    for (int r = tt__first_rank(a); r < tt__end_rank(a) && !p->zeroed && status == TT_OK; r++) {
+    for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];
             const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
@@ -17095,7 +17883,7 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
     if (status != TT_OK) return status;
     float *piece = (float *)tt__alloc(ctx, TT__BOUNCE);
     if (!piece) return TT_ERR_MEMORY;
-    for (int r = tt__first_rank(a); r < tt__end_rank(a) && status == TT_OK; r++)
+    for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++)
         status = tt__allocate_memory(ctx, a, r, piece);
     tt__free(ctx, piece);
     a->allocated = status == TT_OK;
@@ -17172,12 +17960,14 @@ tt_status tt_allocate(tt_program *p)
     if (!p->settings.kind->backend)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
                         "run them: compile for \"cpu\" to run this one", p->settings.kind->name);
+    const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
-    for (int r = tt__first_of(p, 0); r < tt__end_rank(p->arena) && status == TT_OK; r++)
-        status = tt__device_status(p->ctx, p->settings.crew, r, tt__allocate_rank(p, r));
+    for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
+        status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));
     for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
+    status = tt__agree(p->ctx, "tt_allocate", status, NULL, 0);
     p->ready = status == TT_OK;
     return status;
 }
@@ -17195,10 +17985,10 @@ static int64_t tt__own_first(const tt_program *p, int rank, int32_t id)
 static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
-    const size_t item = tt_dtype_bytes(base->shape.dtype);
+    const size_t item = m->data ? tt_dtype_bytes(base->shape.dtype) : 0;
     char *data = (char *)m->data;
     int64_t first;
-    if (base->slots > 1) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
+    if (base->slots > 1 && item) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
     if (base->copies > 1) data += (size_t)(p->round % base->copies) * tt__slot_bytes(base);
     if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, rank, id) * item;
     if (v->part.unit) {
@@ -17209,14 +17999,15 @@ static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat 
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in the coming run. */
+/* The matrix that instruction operand `id` is on a rank in the coming run; data NULL: in another process. */
 static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = tt_dtype_bytes(base->shape.dtype);
-    m.data = tt__storage_memory(p, rank, base) + (size_t)v->offset * item;
+    m.data = tt__storage_memory(p, rank, base);
+    if (m.data) m.data = (char *)m.data + (size_t)v->offset * item;
     m.rows = tt__actual_rows(p, rank, id);
     if (v->parted) tt__resolve_part(p, rank, id, &m);
     return m;
@@ -17291,6 +18082,7 @@ static tt_status tt__set_input(tt_program *p, int rank, int32_t v, const void *d
     if (x->place == TT__NO_PLACE) return TT_OK; /* nothing reads it */
     p->arena->results_of = NULL; /* an output may have had this place */
     tt__overwrite(p->arena, p, rank, x->place, tt__storage_bytes(x));
+    if (!tt__is_here(p, rank)) return TT_OK;
     const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
     return tt__write_value(p, rank, v, data, (size_t)rows * row);
 }
@@ -17341,7 +18133,8 @@ tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int
     const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
-    if (!data) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
+    if (!data && tt__has_data_rank(p, rank))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld",
@@ -17429,8 +18222,8 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
                         capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
     for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
-        status = tt__read_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32, tt__at(&m, r),
-                                 m.dtype, (size_t)m.cols);
+        status = tt__fetch_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32,
+                                  m.data ? tt__at(&m, r) : NULL, m.dtype, (size_t)m.cols);
     return status;
 }
 
@@ -17765,6 +18558,443 @@ static bool tt__is_apart(const tt__crew *c, tt__members m)
     return false;
 }
 
+/* ---- collectives of several processes ----
+
+   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
+   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
+   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+typedef struct tt__net_group {
+    tt__members all, near;  /* members; those of this process */
+    int me, low;            /* which member this rank is; the first of this process */
+    int processes, own;     /* that have members; which of these this one is */
+    int grain, nodes;       /* nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+} tt__net_group;
+
+static tt__net_group tt__net_group_of(const tt_program *p, int rank, const tt__move *move)
+{
+    const tt__crew *c = p->settings.crew;
+    tt__net_group g;
+    int local = 0;
+    g.all = tt__members_of(p, rank, move, &g.me);
+    for (int k = 0; k < g.all.count; k++) local += tt__is_local(c, g.all.first + k * g.all.stride);
+    g.low = g.me / local * local;
+    g.processes = g.all.count / local;
+    g.own = g.me / local;
+    g.leader = g.all.first + g.low * g.all.stride;
+    g.near = g.all;
+    g.near.first = g.leader;
+    g.near.count = local;
+    g.grain = local & -local;
+    g.nodes = local / g.grain;
+    g.tag = TT__DATA_TAG + (move->over == TT__OVER_TENSOR ? (int)TT__RANKS : 0) + g.all.first;
+    return g;
+}
+
+/* The process that is number k of those of a group. */
+static int tt__net_process(const tt_program *p, const tt__net_group *g, int k)
+{
+    return tt__process_of(p->settings.crew, g->all.first + k * g->near.count * g->all.stride);
+}
+
+/* How many members of such a process have something to reduce, and how many nodes these are. */
+static int tt__net_present(const tt__net_group *g, int k, int present)
+{
+    return (int)tt__max(0, tt__min(g->near.count, present - k * g->near.count));
+}
+
+static int tt__net_nodes(const tt__net_group *g, int k, int present)
+{
+    return (tt__net_present(g, k, present) + g->grain - 1) / g->grain;
+}
+
+/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
+enum { TT__NET_JOBS = 128 };
+
+/* What a member's piece is a piece of: of what is summed, or gathered. */
+static const tt__mat *tt__net_whole(const tt__launch *l)
+{
+    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
+}
+
+static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
+
+/* The elements of a member that a job is about, from *first on. */
+static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
+{
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    int64_t n = member ? 0 : tt__elements(&l->in[0]);
+    *first = 0;
+    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
+    *first += job->from;
+    return tt__max(0, tt__min(job->most, n - job->from));
+}
+
+static int64_t tt__net_longest(const tt__launch *l)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    int64_t longest = 0, first;
+    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
+    return longest;
+}
+
+static size_t tt__net_size(const tt__launch *l, int64_t n)
+{
+    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
+}
+
+/* Sums n elements of some leaves to y, or adds the sum to it, on this process's CPU. */
+static tt_status tt__net_sum(tt_program *p, const tt__launch *l, const tt__mat *leaves, int count, char *y,
+                             int64_t n, bool add)
+{
+    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
+    tt__launch s = *l;
+    if (!p->settings.kind->host) s.device = (tt__device *)(void *)&p->ctx->cpu;
+    s.out[0] = to;
+    s.peer_in = leaves;
+    s.members = s.present = count;
+    s.add[0] = add;
+    return p->ctx->cpu.isa->run[TT__OP_SUM_SLOTS](&s);
+}
+
+/* Fails because messages of a collective have not come, or others have failed. */
+static tt_status tt__net_late(tt_program *p, const tt__instr *i, int late, const char *why)
+{
+    char where[160];
+    const tt__value *x = &p->built.t->values[i->in[0]];
+    const bool own = late < 0 && !why && !tt__net_has_failed(p->ctx->net); /* a rank of this process */
+    if (own) return TT_ERR_DEVICE;
+    snprintf(where, sizeof where, "%s '%.96s'", tt__instr_name(i), x->name);
+    return tt__net_waited(p->ctx->net, where, late, p->settings.crew->local, why);
+}
+
+/* Waits for all of these, of which there are no more then. */
+static tt_status tt__net_all_there(tt_program *p, const tt__instr *i, tt__request *r, int *count)
+{
+    const char *why;
+    int late;
+    const int n = *count;
+    *count = 0;
+    if (!n || tt__net_wait(p->ctx->net, &p->settings.crew->world->failed, r, n, &late, &why)) return TT_OK;
+    return tt__net_late(p, i, late, why);
+}
+
+static tt_status tt__net_send(tt_program *p, const tt__instr *i, int process, int tag, const void *data,
+                              size_t bytes, tt__request *r, int *count)
+{
+    tt__net *n = p->ctx->net;
+    if (!bytes) return TT_OK;
+    pthread_mutex_lock(&n->mutex);
+    const char *why = n->wire->send(n, process, tag, data, bytes, &r[*count]);
+    n->sent += (double)bytes;
+    pthread_mutex_unlock(&n->mutex);
+    (*count)++;
+    return why ? tt__net_late(p, i, -1, why) : TT_OK;
+}
+
+static tt_status tt__net_receive(tt_program *p, const tt__instr *i, int process, int tag, void *data,
+                                 size_t bytes, tt__request *r, int *count)
+{
+    tt__net *n = p->ctx->net;
+    if (!bytes) return TT_OK;
+    pthread_mutex_lock(&n->mutex);
+    const char *why = n->wire->receive(n, process, tag, data, bytes, &r[*count]);
+    pthread_mutex_unlock(&n->mutex);
+    (*count)++;
+    return why ? tt__net_late(p, i, -1, why) : TT_OK;
+}
+
+/* Counts what a process must send at least in a phase of collectives. */
+static void tt__net_count(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
+{
+    double least = 0;
+    for (int k = 0; k < n; k++) {
+        const tt__mat *x = tt__net_whole(&l[k]);
+        const bool of_first = l[k].instr->move.root || tt__net_is(&l[k], TT__OF_FIRST);
+        const bool sends = (l[k].phase == TT__REDUCE_PHASE) == (g->own > 0);
+        const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
+        if (!of_first) least += bytes * (g->processes - 1) / g->processes;
+        else if (sends) least += bytes * (l[k].phase == TT__REDUCE_PHASE ? 1 : g->processes - 1);
+    }
+    pthread_mutex_lock(&p->ctx->net->mutex);
+    p->ctx->net->least += least;
+    pthread_mutex_unlock(&p->ctx->net->mutex);
+}
+
+/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+static int tt__net_jobs(const tt__launch *l, int n, const tt__net_group *g, int *k, int64_t *from,
+                        tt__net_job *job)
+{
+    const size_t parts = (size_t)g->all.count * (size_t)g->nodes;
+    size_t room = TT__STAGE / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    int count = 0;
+    while (*k < n && count < TT__NET_JOBS && room) {
+        const int64_t item = (int64_t)tt_dtype_bytes(l[*k].in[0].dtype);
+        const int64_t left = tt__net_longest(&l[*k]) - *from;
+        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
+        if (left > 0) job[count++] = next;
+        if (left > 0) room -= tt__net_size(&l[*k], next.most);
+        *from += next.most;
+        if (next.most == left || left <= 0) {
+            *from = 0;
+            ++*k;
+        }
+    }
+    return count;
+}
+
+/* Messages of some jobs: what each process sends each other begins at `to`, in what is sent, and what comes
+   from it at `from`. In both, jobs follow one another, of each the pieces, of each the nodes. */
+typedef struct tt__net_batch {
+    const tt__net_job *job;
+    int jobs;
+    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
+} tt__net_batch;
+
+static void tt__net_place(const tt__launch *l, const tt__net_group *g, tt__net_batch *b)
+{
+    int64_t first;
+    b->to[0] = b->from[0] = 0;
+    for (int q = 0; q < g->processes; q++) {
+        size_t to = 0, from = 0;
+        for (int j = 0; j < b->jobs; j++) {
+            const tt__launch *x = &l[b->job[j].k];
+            for (int k = 0; k < g->near.count; k++) {
+                const int64_t there = tt__net_piece(x, &b->job[j], q * g->near.count + k, &first);
+                const int64_t here = tt__net_piece(x, &b->job[j], g->low + k, &first);
+                to += (size_t)tt__net_nodes(g, g->own, x->present) * tt__net_size(x, there);
+                from += (size_t)tt__net_nodes(g, q, x->present) * tt__net_size(x, here);
+            }
+        }
+        b->to[q + 1] = b->to[q] + to;
+        b->from[q + 1] = b->from[q] + (q == g->own ? 0 : from); /* its own stay in what is sent */
+    }
+}
+
+/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. */
+static tt_status tt__net_pack(tt_program *p, const tt__launch *l, const tt__net_group *g,
+                              const tt__net_batch *b, char *to)
+{
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    int turn = 0;
+    for (int j, at = 0; at < g->processes * b->jobs; at++) {
+        const int q = at / b->jobs;
+        j = at % b->jobs;
+        const tt__launch *x = &l[b->job[j].k];
+        const int present = tt__net_present(g, g->own, x->present);
+        for (int k = q * g->near.count; k < (q + 1) * g->near.count; k++)
+            for (int node = 0; node * g->grain < present && status == TT_OK; node++) {
+                int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+                const int begin = node * g->grain, end = (int)tt__min(present, begin + g->grain);
+                for (int m = begin; m < end; m++) {
+                    leaf[m - begin] = x->peer_in[g->low + m];
+                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
+                }
+                const bool mine = turn++ % g->near.count == g->me - g->low;
+                if (mine && n) status = tt__net_sum(p, x, leaf, end - begin, to, n, false);
+                to += tt__net_size(x, n);
+            }
+    }
+    return status;
+}
+
+/* Sums the nodes of all processes to this rank's piece. */
+static tt_status tt__net_unpack(tt_program *p, const tt__launch *l, const tt__net_group *g,
+                                const tt__net_batch *b, const char *sent, const char *received)
+{
+    const char *at[TT__RANKS]; /* the next node of each process */
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    for (int q = 0; q < g->processes; q++) at[q] = q == g->own ? sent + b->to[q] : received + b->from[q];
+    for (int j = 0; j < b->jobs; j++) {
+        const tt__launch *x = &l[b->job[j].k];
+        for (int k = 0; k < g->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], g->low + k, &first);
+            int leaves = 0;
+            for (int q = 0; q < g->processes; q++)
+                for (int node = 0; node < tt__net_nodes(g, q, x->present); node++) {
+                    leaf[leaves].dtype = x->in[0].dtype;
+                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
+                    at[q] += tt__net_size(x, n);
+                }
+            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
+            if (g->low + k == g->me && n)
+                status = tt__net_sum(p, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
+        }
+    }
+    return status;
+}
+
+/* Each member's piece of n sums. */
+static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
+{
+    const tt__instr *i = l->instr;
+    char *stage = (char *)p->settings.crew->stage[g->leader];
+    tt__net_job job[TT__NET_JOBS];
+    tt__request r[2 * TT__RANKS];
+    tt_status status = TT_OK;
+    int64_t from = 0;
+    for (int k = 0; k < n && status == TT_OK;) {
+        tt__net_batch b = {job, tt__net_jobs(l, n, g, &k, &from, job), {0}, {0}};
+        if (!b.jobs && k < n)
+            return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+        tt__net_place(l, g, &b);
+        status = tt__net_pack(p, l, g, &b, stage);
+        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        int count = 0;
+        for (int q = 0; q < g->processes && status == TT_OK && rank == g->leader; q++) {
+            const int process = tt__net_process(p, g, q);
+            if (q == g->own) continue;
+            status = tt__net_receive(p, i, process, g->tag, stage + TT__STAGE + b.from[q],
+                                     b.from[q + 1] - b.from[q], r, &count);
+            if (status == TT_OK)
+                status = tt__net_send(p, i, process, g->tag, stage + b.to[q], b.to[q + 1] - b.to[q], r,
+                                      &count);
+        }
+        if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
+        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        if (status == TT_OK) status = tt__net_unpack(p, l, g, &b, stage, stage + TT__STAGE);
+        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+    }
+    return status;
+}
+
+/* The pieces of other processes come into the leader's results, where others of this process find them. */
+static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
+{
+    enum { REQUESTS = 4 * TT__RANKS };
+    const tt__instr *i = l->instr;
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    tt__request r[REQUESTS];
+    tt_status status = TT_OK;
+    int count = 0;
+    for (int k = 0; k < n; k++) {
+        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
+        tt__net_job job = {k, 0, (int64_t)TT__STAGE / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
+                const int q = m / g->near.count, own = g->low + m % g->near.count;
+                const int process = tt__net_process(p, g, q);
+                int64_t to, from, come = tt__net_piece(&l[k], &job, m, &to);
+                const int64_t go = tt__net_piece(&l[k], &job, own, &from);
+                const tt__mat *mine = gathers ? &l[k].peer_in[own] : &l[k].peer_out[own];
+                if (q == g->own) continue;
+                status = tt__net_receive(p, i, process, g->tag, tt__element(&l[k].out[0], to),
+                                         (size_t)(come * item), r, &count);
+                if (status == TT_OK)
+                    status = tt__net_send(p, i, process, g->tag, tt__element(mine, gathers ? job.from : from),
+                                          (size_t)(go * item), r, &count);
+            }
+            if (status == TT_OK && count > REQUESTS - 2 * TT__RANKS)
+                status = tt__net_all_there(p, i, r, &count);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
+}
+
+/* What member 0 has goes from process to process. */
+static tt_status tt__net_broadcast(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
+{
+    const tt__instr *i = l->instr;
+    const size_t most = (size_t)1 << 20; /* bytes of a message */
+    const bool last = g->own + 1 == g->processes;
+    tt__request in[1], out[TT__RANKS];
+    tt_status status = TT_OK;
+    int coming = 0, going = 0;
+    for (int k = 0; k < n; k++) {
+        const tt__mat *x = g->own ? &l[k].out[0] : &l[k].in[0];
+        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
+        for (size_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = bytes - at < most ? bytes - at : most;
+            char *data = (char *)x->data + at;
+            if (g->own) {
+                const int before = tt__net_process(p, g, g->own - 1);
+                status = tt__net_receive(p, i, before, g->tag, data, m, in, &coming);
+                if (status == TT_OK) status = tt__net_all_there(p, i, in, &coming);
+            }
+            if (status == TT_OK && !last)
+                status = tt__net_send(p, i, tt__net_process(p, g, g->own + 1), g->tag, data, m, out, &going);
+            if (status == TT_OK && going == TT__COUNT(out)) status = tt__net_all_there(p, i, out, &going);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(p, i, out, &going) : status;
+}
+
+/* Copies what the leader has got, and what others of this process have, on this rank. */
+static tt_status tt__net_spread(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
+{
+    const tt__rank *r = &p->rank[rank];
+    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const bool all = tt__net_is(l, TT__OF_FIRST);
+    for (int k = 0; k < n; k++) {
+        tt__mat *in = r->peers + (size_t)k * peers, *out = in + g->all.count;
+        const tt__mat *at = all && !g->own ? &in[g->low] : &out[g->low];
+        for (int m = 0; m < g->all.count; m++) {
+            int64_t first;
+            if (m / g->near.count == g->own && !all) continue;
+            tt__piece_of(&l[k], &l[k].out[0], l[k].instr->move.root, m, &first);
+            if (m != g->low) out[m].data = at->data;
+            if (!all) in[m].data = tt__element(at, first);
+        }
+        if (all) out[g->low].data = at->data;
+    }
+    return tt__launch_phase(p, rank, l, n, g->near);
+}
+
+/* From one member to another one, of another process. */
+static tt_status tt__net_pair(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
+{
+    const tt__instr *i = l->instr;
+    const tt__move *m = &i->move;
+    const int from = g->all.first + m->from * g->all.stride, to = g->all.first + m->to * g->all.stride;
+    const int tag = TT__DATA_TAG + 2 * TT__RANKS + from * TT__RANKS + to;
+    const bool receives = g->me == m->to;
+    const int process = tt__process_of(p->settings.crew, receives ? from : to);
+    tt__request r[TT__RANKS];
+    tt_status status = TT_OK;
+    int count = 0;
+    for (int k = 0; k < n; k++) {
+        const tt__mat *x = receives ? &l[k].out[0] : &l[k].in[0];
+        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
+        for (size_t at = 0, some; at < bytes && status == TT_OK; at += some) {
+            some = bytes - at < TT__STAGE ? bytes - at : TT__STAGE;
+            char *data = (char *)x->data + at;
+            if (receives) status = tt__net_receive(p, i, process, tag, data, some, r, &count);
+            else status = tt__net_send(p, i, process, tag, data, some, r, &count);
+            if (status == TT_OK && count == TT__COUNT(r)) status = tt__net_all_there(p, i, r, &count);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
+}
+
+/* As tt__launch_collective, of members in several processes. */
+static tt_status tt__launch_over_net(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g,
+                                     bool met)
+{
+    const tt__instr *i = l->instr;
+    const bool leads = rank == g->leader;
+    const int phases = tt__rules_of(i)->phases;
+    const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
+    if (i->move.from != i->move.to) return tt__net_pair(p, l, n, g);
+    tt_status status = met ? TT_OK : tt__sync(p, rank, g->near, i->stream);
+    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
+        if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
+        for (int k = 0; k < n; k++) l[k].phase = phase;
+        if (leads) tt__net_count(p, l, n, g);
+        if (phase == TT__REDUCE_PHASE) {
+            status = tt__net_reduce(p, rank, l, n, g);
+            continue;
+        }
+        if (leads && from_first) status = tt__net_broadcast(p, l, n, g);
+        else if (leads) status = tt__net_gather(p, l, n, g);
+        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        if (status == TT_OK) status = tt__net_spread(p, rank, l, n, g);
+    }
+    return status;
+}
+
 /* Runs n collectives of one op: in each phase all members, which wait for each other before and after.
    met: they have waited right before. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
@@ -17772,8 +19002,16 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     const tt__instr *i = l->instr;
     int me;
     tt__members members = tt__members_of(p, rank, &i->move, &me);
-    if (i->move.from != i->move.to && i->move.over != TT__OVER_TIED) { /* between two of them */
-        if (me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
+    const bool pair = i->move.from != i->move.to && i->move.over != TT__OVER_TIED; /* between two of them */
+    if (pair && me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
+    const int low = members.first + members.stride * (pair ? (int)tt__min(i->move.from, i->move.to) : 0);
+    const int high = members.first + members.stride * (pair ? (int)tt__max(i->move.from, i->move.to)
+                                                            : members.count - 1);
+    if (!tt__is_here(p, low) || !tt__is_here(p, high)) {
+        const tt__net_group g = tt__net_group_of(p, rank, &i->move);
+        return tt__launch_over_net(p, rank, l, n, &g, met);
+    }
+    if (pair) {
         members.first += members.stride * i->move.from;
         members.stride *= i->move.to - i->move.from;
         members.count = 2;
@@ -18117,13 +19355,25 @@ static void tt__tell_graphs(tt_program *p)
 {
     char device[32];
     const tt__crew *c = p->settings.crew;
-    for (int r = 0; r < c->ranks; r++) {
+    for (int r = c->first; r < c->first + c->local; r++) {
         if (!p->rank[r].why[0]) continue;
         tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
                 "this program makes one by one from now on, more slowly: %s",
                 tt__device_name(c->kind, c->index[r], device), p->rank[r].why);
         p->rank[r].why[0] = 0;
     }
+}
+
+/* All processes agree that the inputs of a micro-batch are right, and count its operations. */
+static tt_status tt__agree_flops(tt_program *p, tt_status status)
+{
+    const tt__crew *c = p->settings.crew;
+    double flops = 0;
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) flops += p->rank[r].flops;
+    status = tt__agree(p->ctx, "a micro-batch", status, &flops, sizeof flops);
+    for (int k = 0; k < c->ranks / c->local && status == TT_OK; k++)
+        p->flops += *(const double *)tt__noted(p->ctx, k, &flops);
+    return status;
 }
 
 /* Runs a segment on all ranks. */
@@ -18135,6 +19385,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     tt_status status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
     if (status == TT_OK) status = tt__zero_states(p);
+    if (micro) status = tt__agree_flops(p, status);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
@@ -18143,10 +19394,9 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = may_tear;
     status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
     tt__tell_graphs(p);
-    for (int r = 0; r < c->ranks && micro; r++) p->flops += p->rank[r].flops; /* of one stage */
-    for (int r = 0; r < c->ranks && status != TT_OK; r++) /* no device goes on to read another's memory, no */
-        c->kind->backend->wait(c->device[r]);             /* stream to use what nobody waits for */
-    if (status != TT_OK) return status;
+    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++) /* no device goes on to read */
+        c->kind->backend->wait(c->device[r]); /* another's memory, no stream to use what nobody waits for */
+    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
     for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = false;
     p->scale_set = true;
     if (micro) p->arena->results_of = p;
@@ -18173,13 +19423,67 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     return status;
 }
 
+/* What data ranks of a process have found, for the others. */
+typedef struct tt__found { tt__totals totals; double flops; } tt__found;
+typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
+
+/* What the runs of other processes have found, on the first ranks of their data ranks. */
+static tt_status tt__exchange_results(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    const int data = p->arena->data;
+    tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
+    tt_status status = TT_OK;
+    memset(found, 0, sizeof found);
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
+        const int d = tt__data_rank(p, r);
+        if (d >= p->present) continue;
+        if (r == tt__first_of(p, d)) status = tt__read_rank(p, r);
+        if (r == tt__first_of(p, d)) found[d].totals = p->rank[r].results.totals;
+        found[d].flops += p->rank[r].flops;
+    }
+    status = tt__agree(p->ctx, "what a run has found", status, found, sizeof *found * (size_t)data);
+    for (int d = 0; d < p->present && status == TT_OK; d++) {
+        const int first = tt__first_of(p, d);
+        for (int r = first; r < first + p->arena->tensor; r++) p->rank[r].flops = 0;
+        for (int k = 0; k < c->ranks / c->local; k++) {
+            const tt__found *x = (const tt__found *)tt__noted(p->ctx, k, found) + d;
+            if (k == tt__process_of(c, first)) p->rank[first].results.totals = x->totals;
+            p->rank[first].flops += x->flops;
+        }
+    }
+    return status;
+}
+
+/* What the update has found on rank 0. */
+static tt_status tt__read_first(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    tt__results *results = &p->rank[0].results;
+    tt_status status = tt__read_rank(p, c->first); /* waits for it, too */
+    if (c->local == c->ranks) return status;
+    if (status != TT_OK) return tt__net_fail(p->ctx, status);
+    return tt__net_fetch(p->ctx, 0, "what a step has found", results, sizeof *results);
+}
+
 /* The same, of all ranks together: after the update on any of them, else (train = false) on those that
    ran. */
 static tt_status tt__read_results(tt_program *p)
 {
+    const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
+    if (!trains && net) {
+        tt_status found = tt__exchange_results(p);
+        memset(&p->results.totals, 0, sizeof p->results.totals);
+        for (int d = 0; d < p->present && found == TT_OK; d++) {
+            const tt__totals *own = &p->rank[tt__first_of(p, d)].results.totals;
+            p->results.totals.loss += own->loss;
+            p->results.totals.targets += own->targets;
+            p->results.totals.correct += own->correct;
+        }
+        return found;
+    }
     tt_program room, *q = tt__last_view(p, &room);
-    const bool trains = p->settings.options.train;
-    tt_status status = tt__read_rank(q, tt__first_of(q, 0));
+    tt_status status = net ? tt__read_first(p) : tt__read_rank(q, tt__first_of(q, 0));
     p->results = q->rank[tt__first_of(q, 0)].results;
     for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
         const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
@@ -18198,22 +19502,31 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     tt_program room, *p = tt__last_view(head, &room);
     const tt_tape *t = p->built.t;
     const tt__value *x = &t->values[t->counted];
-    tt__totals all = {0, 0, 0}, some;
+    const tt__crew *c = p->settings.crew;
+    const int data = p->arena->data, leaves = tt__slots(p) * data;
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves, those of this process */
     tt_status status = t->counted ? TT_OK : tt__read_results(head);
     *bad = 0;
     if (!t->counted) return status;
-    for (int k = 0; k < tt__slots(p); k++) /* leaf by leaf, so that any number of ranks gives the same bits */
-        for (int d = 0; d < p->arena->data && status == TT_OK; d++) {
-            const int rank = tt__first_of(p, d);
-            const char *from = tt__storage_memory(p, rank, x) + (size_t)k * tt__slot_bytes(x);
-            if (d >= p->in_slot[k]) continue;
-            status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some, TT_U8, from, TT_U8,
-                                     sizeof some);
-            if (isfinite(all.loss) && !isfinite(some.loss)) *bad = d;
-            all.loss += some.loss;
-            all.targets += some.targets;
-            all.correct += some.correct;
-        }
+    memset(some, 0, sizeof some);
+    for (int k = 0; k < leaves && status == TT_OK; k++) {
+        const int rank = tt__first_of(p, k % data);
+        if (!tt__is_here(p, rank) || k % data >= p->in_slot[k / data]) continue;
+        const char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
+        status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some[k], TT_U8, from, TT_U8,
+                                 sizeof *some);
+    }
+    status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
+        const int d = k % data;
+        const int process = tt__process_of(c, tt__first_of(p, d));
+        const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
+        if (d >= p->in_slot[k / data]) continue;
+        if (isfinite(all.loss) && !isfinite(own->loss)) *bad = d;
+        all.loss += own->loss;
+        all.targets += own->targets;
+        all.correct += own->correct;
+    }
     head->results.totals = all;
     return status;
 }
@@ -18260,14 +19573,14 @@ static bool tt__all_finite(tt_program *p, int rank, int32_t v)
     return true;
 }
 
-/* Of a program whose results are not finite: the first parameter that is not, else NULL. */
+/* Of a program whose results are not finite: the first parameter of this process that is not, else NULL. */
 static const char *tt__bad_parameter(tt_program *p)
 {
     for (int s = 0; s < tt__stages(p); s++) {
         tt_program room, *q = tt__stage_view(p, s, &room);
         for (int32_t v = 1; v < q->built.t->n_values; v++) {
             const tt__value *x = &q->built.t->values[v];
-            for (int r = tt__first_of(q, 0); r < tt__end_rank(q->arena); r++)
+            for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++)
                 if (x->storage == TT__PARAMETER && x->base == v && !tt__all_finite(q, r, v)) return x->name;
         }
     }
@@ -18504,15 +19817,16 @@ static tt_status tt__norm_failed(tt_program *p)
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
     const long long step = (long long)p->run.step;
-    const char *at = (const char *)tt__resolve(p, 0, t->squares).data;
+    const int first = p->settings.crew->first;
+    const char *at = (const char *)tt__resolve(p, first, t->squares).data;
     int n, parted;
     int32_t *list = tt__trained(t, &n, &parted), bad = 0;
     float square = 0;
     bool finite = true;
     tt_status status = list ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < n && !bad && status == TT_OK; k++) {
-        status = tt__read_memory(p->ctx, p->arena, 0, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4, TT_F32,
-                                 1);
+        status = tt__read_memory(p->ctx, p->arena, first, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4,
+                                 TT_F32, 1);
         if (status == TT_OK && !isfinite(square)) bad = list[k];
     }
     tt__free(p->ctx, list);
@@ -18523,7 +19837,7 @@ static tt_status tt__norm_failed(tt_program *p)
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
     for (int s = 0; s < tt__stages(p) && bad; s++) {
         tt_program room, *q = tt__stage_view(p, s, &room);
-        for (int r = tt__first_of(q, 0); r < tt__end_rank(q->arena) && tt__is_trained(q->built.t, bad); r++)
+        for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena) && tt__is_trained(q->built.t, bad); r++)
             finite = finite && tt__all_finite(q, r, q->built.t->values[bad].grad);
     }
     if (bad)
@@ -18620,9 +19934,9 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
-    const char *from = tt__storage_memory(p, rank, x) + (size_t)slot * tt__slot_bytes(x);
-    from += (size_t)at * tt_dtype_bytes(x->shape.dtype);
-    return tt__read_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
+    const char *from = tt__storage_memory(p, rank, x);
+    if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
+    return tt__fetch_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
 }
 
 /* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
@@ -23258,9 +24572,13 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, tt_dty
     tt_safetensors_writer *w = NULL;
     if (status == TT_OK && !(w = tt_safetensors_begin(ctx, path, info, tensors, metadata)))
         status = ctx->status;
+    status = tt__agree(ctx, "saving a model", status, NULL, 0);
+    const bool began = status == TT_OK;
     for (int k = 0; k < params && status == TT_OK; k++)
         status = tt__save_param(w, param[k], *dtype, piece, piece + TT__PIECE);
+    if (began) status = tt__net_fail(ctx, status); /* others may be about to send what they have */
     status = tt__safetensors_end(w, status);
+    status = tt__agree(ctx, "the end of saving a model", status, NULL, 0);
     void *const owned[] = {piece, (void *)(uintptr_t)param, names, info};
     tt__free_all(ctx, owned, TT__COUNT(owned));
     return status;
@@ -24784,7 +26102,8 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
     ctx->error[0] = 0;
     tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
     status = tt__returned(ctx, status, "the source", epoch, step);
-    if (status != TT_OK || !b || !*more || step < s->steps) return status;
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got theirs */
+    if (!b || !*more || step < s->steps) return status;
     return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
@@ -24890,12 +26209,15 @@ typedef struct tt__state {
     int count, tensors;
     tt__state_header header;
     tt_safetensors *file; /* that is read */
+    char *piece;          /* `room` bytes on their way: of several processes many, as each takes a message */
+    size_t room;
 } tt__state;
 
 static void tt__state_close(tt__state *s)
 {
     tt__free(s->p->ctx, s->kept);
     tt__free(s->p->ctx, s->info);
+    tt__free(s->p->ctx, s->piece);
     tt_safetensors_close(s->file);
 }
 
@@ -24919,7 +26241,9 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
         return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
     if (!(s->kept = tt__kept_of(p, &s->count))) return ctx->status;
     s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 2));
-    tt_status status = s->info ? tt_allocate(p) : TT_ERR_MEMORY;
+    s->room = ctx->net ? (size_t)1 << 20 : 16384;
+    s->piece = (char *)tt__alloc(ctx, s->room);
+    tt_status status = s->info && s->piece ? tt_allocate(p) : TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__zero_states(p);
     if (status != TT_OK) return status;
     s->tensors = 1 + s->count + (more > 0);
@@ -24947,15 +26271,18 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     tt_status status = TT_OK;
-    char piece[16384];
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank;
         const int64_t at = tt__stored_at(&stored, e, &rank, &n);
-        const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data + at * item;
-        n = tt__min(n, (int64_t)sizeof piece / item);
-        status = tt__read_memory(p->ctx, p->arena, rank, x->space, piece, TT_U8, from, TT_U8,
-                                 (size_t)(n * item));
-        if (status == TT_OK) status = tt_safetensors_write(w, piece, (size_t)(n * item));
+        const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data;
+        n = tt__min(n, (int64_t)s->room / item);
+        const size_t bytes = (size_t)(n * item);
+        if (from)
+            status = tt__read_memory(p->ctx, p->arena, rank, x->space, s->piece, TT_U8, from + at * item,
+                                     TT_U8, bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece,
+                                                           bytes);
+        if (status == TT_OK) status = tt_safetensors_write(w, s->piece, bytes);
     }
     return status;
 }
@@ -24967,17 +26294,17 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t item = (int64_t)tt_dtype_bytes(x->shape.dtype);
     const int tensor = tt_safetensors_find(s->file, s->kept[k].name);
-    char *to = (char *)tt__resolve(p, rank, v).data, piece[16384];
+    char *to = (char *)tt__resolve(p, rank, v).data;
     tt_status status = TT_OK;
     int64_t first, count = tt__stored_piece(&stored, rank, &first);
     for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
         const int64_t e = tt__stored_element(&stored, rank, at, &n);
-        n = tt__min(n, (int64_t)sizeof piece / item);
+        n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
-        status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, piece);
+        status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, s->piece);
         if (status == TT_OK)
-            status = tt__write_memory(p->ctx, p->arena, rank, x->space, to + at * item, TT_U8, piece, TT_U8,
-                                      bytes);
+            status = tt__write_memory(p->ctx, p->arena, rank, x->space, to + at * item, TT_U8, s->piece,
+                                      TT_U8, bytes);
     }
     return status;
 }
@@ -24992,7 +26319,7 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
             tt_program room;
             const tt_program *p = tt__stage_view(s->p, stage, &room);
             const int32_t v = tt__kept_in(s->p, stage, &s->kept[k]);
-            for (int r = tt__first_rank(p->arena); v && r < tt__end_rank(p->arena) && status == TT_OK; r++)
+            for (int r = tt__near_rank(p->arena); v && r < tt__near_end(p->arena) && status == TT_OK; r++)
                 status = tt__state_read(s, k, p, v, r);
         }
     }
@@ -25016,9 +26343,14 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     if (status == TT_OK && tt__within_step(p)) status = tt__not_between_steps(p->ctx);
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
     if (status == TT_OK) status = w ? tt_safetensors_write(w, &h, sizeof h) : p->ctx->status;
-    if (status == TT_OK) status = tt__state_move(&s, w);
+    status = tt__agree(p->ctx, "saving a state", status, NULL, 0);
+    if (status == TT_OK) {
+        status = tt__state_move(&s, w);
+        status = tt__net_fail(p->ctx, status); /* others may be about to send what they have */
+    }
     if (status == TT_OK && more) status = tt_safetensors_write(w, progress, more);
     status = tt__safetensors_end(w, status);
+    status = tt__agree(p->ctx, "the end of saving a state", status, NULL, 0);
     tt__state_close(&s);
     return status;
 }
@@ -25096,11 +26428,28 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
                     "trained", path, found, s->tensors);
 }
 
+/* All processes have opened a state, and the same. */
+static tt_status tt__state_agree(tt__state *s, tt_status status)
+{
+    tt_context *ctx = s->p->ctx;
+    status = tt__agree(ctx, "loading a state", status, &s->header, sizeof s->header);
+    for (int k = 1; k < tt_processes(ctx) && status == TT_OK; k++) {
+        const tt__state_header *a = (const tt__state_header *)tt__noted(ctx, 0, NULL);
+        const tt__state_header *b = (const tt__state_header *)tt__noted(ctx, k, NULL);
+        char name[96];
+        if (memcmp(a, b, sizeof *a) == 0) continue;
+        status = tt__fail(ctx, TT_ERR_FILE, "'%s' of %s is not that of process 0: it has %lld steps, and "
+                          "that one %lld", s->path, tt__process_name(ctx->net, k, name), (long long)b->step,
+                          (long long)a->step);
+    }
+    return status;
+}
+
 static tt_status tt__state_take(tt__state *s)
 {
     const tt__state_header *h = &s->header;
     tt_program *p = s->p;
-    tt_status status = tt__state_move(s, NULL);
+    tt_status status = tt__agree(p->ctx, "the end of loading a state", tt__state_move(s, NULL), NULL, 0);
     if (status != TT_OK) return status;
     p->run.step = h->step;
     p->round = 0; /* the next micro-batch is the first of a step */
@@ -25121,7 +26470,7 @@ tt_status tt_program_save(tt_program *p, const char *path) { return tt__state_sa
 tt_status tt_program_load(tt_program *p, const char *path)
 {
     tt__state s;
-    tt_status status = tt__state_open(&s, p, path, 0);
+    tt_status status = tt__state_agree(&s, tt__state_open(&s, p, path, 0));
     if (status == TT_OK) status = tt__state_take(&s);
     tt__state_close(&s);
     return status;
@@ -25181,6 +26530,7 @@ tt_status tt_trainer_load(tt_trainer *r, const char *path, tt_progress *progress
     if (status != TT_OK) return status;
     status = tt__state_open(&s, r->train, path, sizeof(tt__state_progress));
     if (status == TT_OK) status = tt__state_read_progress(&s, &r->options.schedule, &read);
+    status = tt__state_agree(&s, status);
     if (status == TT_OK) status = tt__state_take(&s);
     if (status == TT_OK) {
         if (progress) *progress = read;
@@ -25216,6 +26566,7 @@ typedef struct tt__fit {
     size_t bytes;                /* of the arena */
     char state[TT__PATH];
     bool has_state;              /* the folder holds a state of this run */
+    bool stopped;                /* of several processes, one is to stop */
     bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
     char *csv;                   /* metrics.csv so far */
     size_t csv_bytes, csv_room;
@@ -25252,7 +26603,24 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
     return text.length;
 }
 
-static bool tt__fit_stopped(const tt__fit *f) { return f->o.stop && *f->o.stop; }
+static bool tt__fit_stopped(const tt__fit *f)
+{
+    return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
+}
+
+/* All processes stop when one is to, and save when the first is to. */
+static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
+{
+    tt_context *ctx = f->r->ctx;
+    const int32_t own[2] = {f->o.stop && *f->o.stop, *save};
+    status = tt__agree(ctx, "tt_fit", status, own, sizeof own);
+    for (int k = 0; k < tt_processes(ctx) && status == TT_OK; k++) {
+        const int32_t *x = (const int32_t *)tt__noted(ctx, k, own);
+        f->stopped = f->stopped || x[0];
+        if (k == 0) *save = x[1] != 0;
+    }
+    return status;
+}
 
 /* Reads a line of n characters; false where it is none of metrics.csv, as its heading. */
 static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
@@ -25606,6 +26974,7 @@ static tt_status tt__fit_save(tt__fit *f)
     if (!f->o.folder) return TT_OK;
     tt_status status = tt__fit_save_metrics(f);
     if (status == TT_OK) status = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
+    status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
         status = tt_trainer_save(f->r, f->state, &f->p);
         if (status == TT_OK) f->has_state = true;
@@ -25682,7 +27051,9 @@ static tt_status tt__fit_epoch(tt__fit *f)
         double now = tt__seconds();
         status = tt__fit_metrics(f, &s, false, lr, items, now - began);
         tt__fit_report(f, NULL, false);
-        if (status == TT_OK && now - f->saved > f->o.save_seconds) status = tt__fit_save(f);
+        bool save = now - f->saved > f->o.save_seconds;
+        if (ctx->net) status = tt__fit_agree(f, status, &save);
+        if (status == TT_OK && save) status = tt__fit_save(f);
         began = tt__seconds(); /* saving is not counted */
         items = micros = 0;
     }
@@ -25716,7 +27087,10 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_stats s;
     tt_context *ctx = f->r->ctx;
     double began = tt__seconds(), items = 0;
-    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, f->o.stop, &s, &items) : TT_OK;
+    const volatile int *stop = ctx->net ? NULL : f->o.stop;
+    bool save = false;
+    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items) : TT_OK;
+    if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
     if (f->validation && f->best_by_metric) value = f->metric.of(&s);
@@ -25734,6 +27108,7 @@ static tt_status tt__fit_validate(tt__fit *f)
         if (status == TT_OK) {
             ctx->error[0] = 0;
             status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+            status = tt__agree(ctx, "keep", status, NULL, 0);
         }
     }
     if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
@@ -25837,7 +27212,9 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     f->metric = r->model.metric;
     f->unit = r->model.unit ? r->model.unit : "examples";
     f->steps = train ? train->steps : 0;
+    bool save = false;
     tt_status status = tt__fit_begin(f);
+    if (ctx->net) status = tt__fit_agree(f, status, &save);
     bool began = status == TT_OK;
     f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;
     f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;
@@ -25847,7 +27224,9 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
     }
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
-    if (began && !done && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) { /* so that nothing is lost */
+    const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net);
+    if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) { /* so nothing */
+        /* is lost */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);

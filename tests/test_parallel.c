@@ -37,12 +37,18 @@ typedef struct setup {
     bool unclipped;
     bool late;               /* copies and collectives run beside computation, as late as they may ... */
     bool prompt;             /* ... or as soon */
+    int tensor;              /* ranks; 0: one */
+    bool sequence;
+    bool net;                /* on the ranks of all processes that were started, see mpi.c */
 } setup;
+
+static const char *shared_folder; /* of these, for states */
+static double wait_seconds = 3000; /* a rank that waits in vain is for the time limit of test programs */
 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
     const setup s = {on,   precision, "cheap", NULL,  groups, per_leaf, 1,
-                     ROWS, VOCAB,     false,   false, false,  false,    false, false};
+                     ROWS, VOCAB,     false,   false, false,  false,    false, false, 0, false, false};
     return s;
 }
 
@@ -134,6 +140,8 @@ static tt_compile_options options_of(const setup *s)
     o.parallel.server = (s->on.how & SERVER) != 0;
     o.parallel.reduce_micros = (s->on.how & MICROS) != 0;
     o.parallel.groups = s->groups;
+    o.parallel.tensor = s->tensor;
+    o.parallel.sequence = s->sequence;
     o.precision = s->precision;
     o.recompute = s->recompute;
     o.offload = s->offload;
@@ -166,8 +174,9 @@ static bool open_net(net *n, const setup *s, bool evaluates)
     co.logger.log = test__keep_log;
     co.logger.user = &n->log;
     co.threads = s->threads;
-    co.timeout = 3000; /* a rank that waits in vain is for the time limit of test programs */
+    co.timeout = wait_seconds;
     co.verify = true;
+    if (setenv("TINYTRAIN_ALONE", s->net ? "0" : "1", 1) != 0) return CHECK(!"setenv");
     n->ctx = tt_open(&co);
     if (!n->ctx || !CHECK(record(n, s->capacity, s->vocab))) return false;
     n->ctx->late = s->late;
@@ -302,7 +311,8 @@ static void keep_tensors(net *n, const char *path, outcome *o)
 
 static void keep_end(net *n, outcome *o)
 {
-    const char *path = test_path(test_folder(), "state");
+    const bool net = shared_folder && n->ctx->net;
+    const char *path = test_path(net ? shared_folder : test_folder(), "state");
     for (int k = 0; k < n->n_params; k++) {
         float *x = test_values(n->param[k]);
         append(&o->params, x, sizeof *x * (size_t)tt_param_size(n->param[k]));
@@ -311,7 +321,7 @@ static void keep_end(net *n, outcome *o)
     if (!FINE(n, tt_program_save(n->p, path))) return;
     o->file.bytes = test_read(path, &o->file.n);
     keep_tensors(n, path, o);
-    remove(path);
+    if (!net) remove(path); /* else another process may not have read it yet */
 }
 
 /* But for work: some recompute more than others. */

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Trains in several processes, started by mpirun: the bits of one process, what differs between processes,
+and faults of one of them, after which all end with one sentence and the last state goes on.
+
+Standard library only; run from the repository's root, with B (build) in the environment, where `make` has put
+B/mpi_ranks (tests/mpi.c) and B/mpi_vit_l16. TINYTRAIN_ALL_FAULTS=1: each fault at 20 moments.
+"""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+B = os.environ.get("B", "build")
+RANKS, VIT = f"{B}/mpi_ranks", f"{B}/mpi_vit_l16"
+ALL = "TINYTRAIN_ALL_FAULTS" in os.environ
+TIMEOUT = 4  # seconds that a process waits for another
+MARGIN = 12  # ... and those that starting and ending takes on a busy machine
+passed = failed = 0
+
+
+def check(name, wrong):
+    global passed, failed
+    passed, failed = passed + (not wrong), failed + bool(wrong)
+    print(f"FAILED {name}: {wrong}" if wrong else f"ok {name}", flush=True)
+
+
+def mpirun(processes, *command, env=None, limit=120):
+    """status (None: it did not end), output, seconds"""
+    flags = ["--oversubscribe"] if OPEN_MPI else []
+    own = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **(env or {}))
+    begin = time.monotonic()
+    with tempfile.TemporaryFile() as out:
+        run = subprocess.Popen(["mpirun", *flags, "-n", str(processes), *map(str, command)], env=own,
+                               stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        try:
+            status = run.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGTERM)
+            run.wait()
+            status = None
+        out.seek(0)
+        return status, out.read().decode(errors="replace"), time.monotonic() - begin
+
+
+def contents(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def bits(folder):
+    for processes, ranks in (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2):
+        status, out, _ = mpirun(processes, RANKS, folder, ranks)
+        names = re.findall(r"^ok (\w+)$", out, re.M)
+        wrong = re.findall(r"^FAILED .*$", out, re.M)
+        for k in range(1, processes):
+            path = f"{folder}/process.{k}"
+            if os.path.exists(path):
+                with open(path) as f:
+                    wrong += re.findall(r"^FAILED .*$", f.read(), re.M)
+        for name in names:
+            check(f"{name}_{processes}x{ranks}", None)
+        if status != 0 or wrong or not names:
+            check(f"ranks_{processes}x{ranks}", f"status {status}; " + ("; ".join(wrong) or out[-600:]))
+
+
+def differences(folder):
+    for what, sentence in (("precision", "precision 'bf16-mixed'"), ("zero", "zero 3"),
+                           ("clip_norm", "clip_norm 0"), ("tape", "tape "),
+                           ("isa", "instruction set portable")):
+        status, out, _ = mpirun(2, RANKS, folder, 1, "differ", what)
+        named = re.search(r"process 1 \(.*\) has .*" + re.escape(sentence) + ".*, and process 0 has ", out)
+        check(f"{what}_of_one_process_differs",
+              None if status == 3 and named else f"status {status}: {out[-600:]}")
+
+
+def train(folder, processes, ranks, steps, kind="none", process=0, at=0):
+    return mpirun(processes, RANKS, folder, ranks, "train", steps, TIMEOUT, kind, process, at)
+
+
+# Each: where (process) and when it happens, and what the sentence says. %d: a host
+FAULTS = {
+    "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
+    "stop": (lambda k: (k % 3, 2 + 9 * k),
+             r"\w+ '.*': rank \d, process \d \(.*\), has not come for|: process \d \(.*\) has not come for"),
+    "full": (lambda k: (0, 50000 + 61000 * k),
+             r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
+    "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
+    "input": (lambda k: (k % 3, 1 + k % 4),
+              r"process \d \(.*\): rank \d of .*: embedding: 'ids' has 417 in row \d+, which is not in"),
+    "launch": (lambda k: (k % 3, 5 + 37 * k), r"process \d \(.*\): rank \d of .*: injected at \w+"),
+    "exit": (lambda k: (k % 3, 1 + k % 4), r"exit code|Exit code|process \d \(.*\)"),
+    "close": (lambda k: (k % 3, 1 + k % 4),
+              r"\d \(.*\) has closed its context, after: cannot open 'this'|\d of 3: cannot open 'this'"),
+}
+
+
+def faults(folder):
+    steps = 6
+    right = f"{folder}/right"
+    os.mkdir(right)
+    status, out, _ = train(right, 3, 1, steps)
+    check("train_without_a_fault", None if status == 0 else f"status {status}: {out[-600:]}")
+    for kind, (when, sentence) in FAULTS.items():
+        wrong = []
+        for k in range(20) if ALL else (1, 6) if kind in ("kill", "stop", "full", "launch") else (1,):
+            here = f"{folder}/{kind}{k}"
+            os.mkdir(here)
+            process, at = when(k)
+            if kind == "missing":
+                train(here, 3, 1, 2)
+            # One that runs on behind its last step is stopped late enough to be missed.
+            most = 300 if kind in ("kill", "stop") else steps
+            status, out, seconds = train(here, 3, 1, most, kind, process, at)
+            if status in (None, 0) or seconds > TIMEOUT + MARGIN:
+                wrong.append(f"moment {k}: status {status} after {seconds:.1f} s: {out[-300:]}")
+            elif not re.search(sentence, out):
+                wrong.append(f"moment {k}: no such sentence: {out[-600:]}")
+            if kind in ("kill", "stop"):
+                continue
+            status, out, _ = train(here, 3, 1, steps)
+            if status != 0 or contents(f"{here}/final") != contents(f"{right}/final"):
+                wrong.append(f"moment {k}: goes on with status {status}, other bits: {out[-300:]}")
+        check(f"ends_with_a_sentence_{kind}", "; ".join(wrong))
+
+
+def signals_resume(folder):
+    """A training that was killed or stopped goes on, in one process less, from the state that there is."""
+    for kind in "kill", "stop":
+        here = f"{folder}/{kind}"
+        os.mkdir(here)
+        train(here, 2, 2, 300, kind, 1, 150)
+        whole = f"{folder}/{kind}.right"
+        os.mkdir(whole)
+        steps = 12
+        for k in (here, whole):
+            if k == here and os.path.exists(f"{here}/state"):
+                done = int.from_bytes(state_steps(f"{here}/state"), "little")
+                steps = max(steps, done + 2)
+        one = train(here, 1, 4, steps)
+        two = train(whole, 4, 1, steps)
+        same = one[0] == two[0] == 0 and contents(f"{here}/final") == contents(f"{whole}/final")
+        check(f"goes_on_after_{kind}", None if same else f"{one[:2]} {two[:2]}"[-600:])
+
+
+def state_steps(path):
+    """the third number of tinytrain.run"""
+    with open(path, "rb") as f:
+        header = f.read(int.from_bytes(f.read(8), "little"))
+        begin = int(re.search(rb'"tinytrain.run".*?"data_offsets":\[(\d+)', header).group(1))
+        f.seek(8 + len(header) + begin + 16)
+        return f.read(8)
+
+
+def examples(folder):
+    if not os.path.exists(f"{B}/vit_l16"):
+        return
+    status, out, _ = mpirun(2, f"{B}/vit_l16", "--epochs", 1)
+    refused = status and "started several processes" in out and "TINYTRAIN_MPI" in out
+    check("refused_without_mpi", None if refused else f"status {status}: {out[-600:]}")
+
+    small = "--train 60 --test 40 --epochs 1 --threads 1 --groups 4 --zero 2".split()
+    env = dict(os.environ)
+    one = subprocess.run([f"{B}/vit_l16", *small, "--device", "cpu*4", "--out", f"{folder}/one"], env=env,
+                         stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    status, out, _ = mpirun(2, VIT, *small, "--device", "cpu*2", "--out", f"{folder}/two")
+    wrong = f"status {one.returncode}, {status}: {one.stderr[-300:]} {out[-600:]}"
+    if one.returncode == 0 and status == 0:
+        wrong = None
+        for name in "state.safetensors", "model.safetensors":
+            a, b = (contents(f"{folder}/{x}/{name}") for x in ("one", "two"))
+            wrong = wrong or (None if a == b else f"{name} differs")
+    if not wrong and out.count("saved: ") != 1:
+        wrong = f"each process reports: {out[-600:]}"
+    check("example_in_two_processes", wrong)
+
+
+def main():
+    global OPEN_MPI
+    why = None if shutil.which("mpirun") else "there is no mpirun"
+    why = why or (None if os.path.exists(RANKS) else f"{RANKS} is not there: no mpicc has built it")
+    if why:
+        print(f"skip check_mpi: {why}\n0 passed, 0 failed")
+        return 0
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    OPEN_MPI = "Open MPI" in version or "OpenRTE" in version
+    parts = sys.argv[1:]
+    for part in bits, differences, faults, signals_resume, examples:
+        if not parts or part.__name__ in parts:
+            with tempfile.TemporaryDirectory() as folder:
+                part(folder)
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

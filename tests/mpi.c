@@ -1,0 +1,280 @@
+/* Ranks of several processes, as tests/check_mpi.py starts them with mpirun: trainings have the bits that the
+   same ranks have in one process, which each process computes for itself.
+
+       mpirun -n 2 mpi FOLDER LOCAL [TEST...]     LOCAL: ranks of a process; FOLDER: of all, for files */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <sys/resource.h>
+#define TINYTRAIN_MPI
+#define TT__TENSOR_LEAST 1 /* tensor ranks divide small layers too */
+#define main ranks_of_one_process
+#include "test_parallel.c"
+#undef main
+
+static int processes, me, local; /* ranks of each */
+
+static setup net_setup(layout on, const char *precision, int groups, int per_leaf)
+{
+    setup s = setup_of(on, precision, groups, per_leaf);
+    s.net = true;
+    return s;
+}
+
+/* "cpu*2" */
+static const char *ranks_text(int ranks)
+{
+    static char text[4][16];
+    static int next;
+    char *to = text[next++ % 4];
+    snprintf(to, 16, ranks > 1 ? "cpu*%d" : "cpu", ranks);
+    return to;
+}
+
+/* Trains on the ranks of all processes and on as many of this one. */
+static void same_as_threads(setup s, const layout *how)
+{
+    outcome one, many;
+    s.on = *how;
+    s.net = false;
+    s.on.device = ranks_text(processes * local);
+    const bool trained = train(&s, &one);
+    s.net = true;
+    s.on.device = ranks_text(local);
+    if (train(&s, &many) && trained) same_outcome(&s, &one, &many, true, __LINE__);
+    free_outcome(&one);
+    free_outcome(&many);
+}
+
+/* As many leaves as data ranks, or twice as many, where the tree allows that. */
+static int leaves(int data, bool more) { return data & (data - 1) || !more ? data : 2 * data; }
+
+TEST(processes_have_the_bits_of_one)
+{
+    static const layout how[] = {{NULL, 0, 0}, {NULL, 1, 0}, {NULL, 2, 0}, {NULL, 3, 0}, {NULL, 1, SERVER},
+                                 {NULL, 1, MICROS}, {NULL, 0, SERVER | MICROS}};
+    for (int k = 0; k < TEST_COUNT(how); k++) {
+        const int data = processes * local;
+        setup s = setup_of(how[k], precisions[k % 5], leaves(data, k % 2), 1 + k % 3);
+        s.sgd = k % 3 == 2;
+        s.poison = true;
+        s.at_once = k == 1 && s.groups == data && s.per_leaf == 1;
+        same_as_threads(s, &how[k]);
+    }
+}
+
+TEST(tensor_ranks_of_processes)
+{
+    static const layout how[] = {{NULL, 0, 0}, {NULL, 1, 0}, {NULL, 3, 0}};
+    const int ranks = processes * local;
+    for (int k = 0; k < TEST_COUNT(how); k++)
+        for (int tensor = 2; tensor <= 4; tensor += 2) {
+            if (ranks % tensor || (local % tensor && tensor % local)) continue;
+            setup s = setup_of(how[k], precisions[k], leaves(ranks / tensor, k), 2);
+            s.tensor = tensor;
+            s.sequence = k % 2 == 1;
+            s.poison = true;
+            same_as_threads(s, &how[k]);
+        }
+    if (ranks % 2 || (local % 2 && 2 % local)) SKIP("two tensor ranks do not fit these processes");
+}
+
+TEST(gradients_and_evaluations_of_processes)
+{
+    static const layout how[] = {{NULL, 1, 0}, {NULL, 3, 0}, {NULL, 0, SERVER}};
+    for (int k = 0; k < TEST_COUNT(how); k++) {
+        setup one = setup_of(ones[sums_micros(how[k])], precisions[k], processes * local, 2), many = one;
+        many.on = how[k];
+        many.on.device = ranks_text(local);
+        many.net = true;
+        same_gradients(&one, &many);
+        evaluates(&one, &many);
+    }
+}
+
+/* A training goes on, step by step, on the processes and on one, and has the bits of one that was never
+   stopped. */
+TEST(states_of_processes_resume_anywhere)
+{
+    const int ranks = processes * local;
+    for (int p = 0; p < 2; p++) {
+        setup s = setup_of(ones[p], precisions[p], ranks, 2);
+        outcome whole, o;
+        const char *path = test_path(shared_folder, "resumed");
+        memset(&o, 0, sizeof o);
+        bool ok = train(&s, &whole);
+        for (int k = 0; k < STEPS; k++) { /* also after a failure: others wait */
+            net n;
+            s.net = k % 2 == 0;
+            s.on.device = ranks_text(s.net ? local : k == 1 ? ranks : 1);
+            s.on.zero = p ? 3 - k % 2 : k % 2;
+            ok = open_net(&n, &s, false);
+            if (k) ok = ok && FINE(&n, tt_program_load(n.p, path));
+            if (k) CHECK(n.log.warnings == 0);
+            MPI_Barrier(MPI_COMM_WORLD); /* all have loaded what process 0 replaces */
+            ok = ok && FINE(&n, run_step(&n, k, micros_of(&s, k)));
+            o.stats[k] = n.stats;
+            if (s.net || me == 0) ok = ok && FINE(&n, tt_program_save(n.p, path));
+            MPI_Barrier(MPI_COMM_WORLD); /* of those of one, process 0 alone has saved */
+            if (ok && k == STEPS - 1) {
+                keep_end(&n, &o);
+                same_outcome(&s, &whole, &o, true, __LINE__);
+            }
+            close_net(&n);
+        }
+        free_outcome(&o);
+        free_outcome(&whole);
+    }
+}
+
+/* What processes send in collectives is little more than what they must, whichever of them. In pieces of
+   whole chunks, these tensors are small: then all together. */
+TEST(bytes_of_processes)
+{
+    for (int zero = 0; zero < 3; zero++) {
+        net n;
+        setup s = net_setup((layout){ranks_text(local), zero, 0}, "32-true", processes * local, 1);
+        if (!open_net(&n, &s, false)) return;
+        FINE(&n, run_step(&n, 0, s.groups));
+        const tt__net *x = n.ctx->net;
+        REQUIRE(x && x->processes == processes && x->me == me);
+        const double own[2] = {x->sent, x->least};
+        double all[2];
+        MPI_Allreduce(own, all, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+        CHECK(own[1] > 0);
+        if ((local & (local - 1)) == 0) CHECK(all[0] >= all[1] && all[0] <= 1.03 * all[1]);
+        if ((local & (local - 1)) == 0 && !zero) CHECK(own[0] <= 1.03 * own[1]);
+        close_net(&n);
+    }
+}
+
+static const test_case net_tests[] = {
+    TEST_CASE(processes_have_the_bits_of_one),
+    TEST_CASE(tensor_ranks_of_processes),
+    TEST_CASE(gradients_and_evaluations_of_processes),
+    TEST_CASE(states_of_processes_resume_anywhere),
+    TEST_CASE(bytes_of_processes),
+};
+
+/* ------------------------------------------------------------------------------------------------- faults */
+
+/* What happens to one process, and when: after so many milliseconds, bytes or launches, or at that step. */
+typedef struct event { const char *kind; int process, at; } event;
+
+static bool is_kind(const event *e, const char *kind)
+{
+    return e->process == me && strcmp(e->kind, kind) == 0;
+}
+
+static void *signal_later(void *arg)
+{
+    const event *e = (const event *)arg;
+    const struct timespec pause = {e->at / 1000, e->at % 1000 * 1000000L};
+    nanosleep(&pause, NULL);
+    kill(getpid(), is_kind(e, "kill") ? SIGKILL : SIGSTOP);
+    return NULL;
+}
+
+/* As run_step, with an index that no table has in the last micro-batch of this process, if `bad`. */
+static tt_status run_whole_step(net *n, const setup *s, int step, bool bad)
+{
+    tt_status status = TT_OK;
+    const int micros = micros_of(s, 0);
+    for (int m = 0; m < micros && status == TT_OK; m++) {
+        micro_batch b = batch_of(step, m);
+        if (bad) b.ids[b.rows - 1] = VOCAB + 7;
+        status = set_batch(n, n->p, m % n->data, &b);
+        if (status == TT_OK && m % n->data == n->data - 1) status = tt_micro_step(n->p, &n->stats);
+    }
+    return status == TT_OK ? tt_update(n->p, 0.01f, &n->stats) : status;
+}
+
+/* Goes on with FOLDER/state, if there is one; saves it after each step, and at the end as FOLDER/final. */
+static int train_until(int steps, event e)
+{
+    net n;
+    const setup s = net_setup((layout){ranks_text(local), 1, 0}, "32-true", processes * local, 2);
+    char state[1100], final[1100];
+    struct stat there;
+    pthread_t thread;
+    snprintf(state, sizeof state, "%s/%s", shared_folder, is_kind(&e, "missing") ? "none" : "state");
+    snprintf(final, sizeof final, "%s/final", shared_folder);
+    const bool resumes = stat(state, &there) == 0 || is_kind(&e, "missing");
+    if (!open_net(&n, &s, false)) return 2;
+    MPI_Barrier(MPI_COMM_WORLD); /* before process 0 saves */
+    make_faulty(&n);
+    const bool signals = is_kind(&e, "kill") || is_kind(&e, "stop");
+    if (signals && pthread_create(&thread, NULL, signal_later, &e) != 0) return 2;
+    if (is_kind(&e, "full")) {
+        const struct rlimit most = {(rlim_t)e.at, (rlim_t)e.at};
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &most);
+    }
+    if (is_kind(&e, "launch")) arm(me * local + local - 1, e.at, false);
+    tt_status status = resumes ? tt_program_load(n.p, state) : TT_OK;
+    for (int step = (int)tt_program_steps(n.p); step < steps && status == TT_OK; step++) {
+        const bool now = step == e.at;
+        if (now && is_kind(&e, "exit")) exit(4);
+        if (now && is_kind(&e, "close")) {
+            status = tt__fail(n.ctx, TT_ERR_FILE, "cannot open 'this'");
+            break;
+        }
+        status = run_whole_step(&n, &s, step, now && is_kind(&e, "input"));
+        if (status == TT_OK) status = tt_program_save(n.p, state);
+    }
+    if (status == TT_OK) status = tt_program_save(n.p, final);
+    if (status != TT_OK) fprintf(stderr, "%d of %d: %s\n", me, processes, tt_error(n.ctx));
+    tt_program_free(n.p);
+    tt_tape_free(n.t);
+    tt_close(n.ctx);
+    return status == TT_OK ? 0 : 3;
+}
+
+/* Options or programs that differ between processes are refused. */
+static int differ(const char *what)
+{
+    net n;
+    setup s = net_setup((layout){ranks_text(local), 1, 0}, "32-true", processes * local, 2);
+    if (me == 1 && strcmp(what, "precision") == 0) s.precision = "bf16-mixed";
+    if (me == 1 && strcmp(what, "zero") == 0) s.on.zero = 3;
+    if (me == 1 && strcmp(what, "clip_norm") == 0) s.unclipped = true;
+    if (me == 1 && strcmp(what, "tape") == 0) s.vocab--;
+    if (me == 1 && strcmp(what, "isa") == 0) setenv("TINYTRAIN_ISA", "portable", 1);
+    if (open_net(&n, &s, false)) return 0;
+    fprintf(stderr, "%d of %d: %s\n", me, processes, n.ctx ? tt_error(n.ctx) : n.log.text);
+    if (!n.ctx) return 3;
+    tt_tape_free(n.t);
+    tt_close(n.ctx);
+    return 3;
+}
+
+int main(int argc, char **argv)
+{
+    int level, status;
+    (void)ranks_of_one_process;
+    if (argc < 3) return 2;
+    shared_folder = argv[1];
+    local = atoi(argv[2]);
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+    MPI_Comm_size(MPI_COMM_WORLD, &processes);
+    MPI_Comm_rank(MPI_COMM_WORLD, &me);
+    /* FOLDER LOCAL train STEPS TIMEOUT KIND PROCESS AT; FOLDER LOCAL differ WHAT */
+    const bool trains = argc > 8 && strcmp(argv[3], "train") == 0;
+    const bool differs = argc > 4 && strcmp(argv[3], "differ") == 0;
+    if (trains || differs) {
+        event e = {trains ? argv[6] : "none", trains ? atoi(argv[7]) : 0, trains ? atoi(argv[8]) : 0};
+        if (trains) wait_seconds = atof(argv[5]);
+        status = trains ? train_until(atoi(argv[4]), e) : differ(argv[4]);
+        if (!status) MPI_Finalize(); /* else others may be gone, and MPI would wait for them */
+        return status;
+    }
+    char own[1100];
+    snprintf(own, sizeof own, "%s/process.%d", shared_folder, me);
+    if (me && !freopen(own, "w", stdout)) return 2;
+    argv[2] = argv[0];
+    status = test_main(argc - 2, argv + 2, net_tests, TEST_COUNT(net_tests));
+    int worst = 0;
+    MPI_Allreduce(&status, &worst, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Finalize();
+    return worst;
+}
