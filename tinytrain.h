@@ -125,9 +125,9 @@
      in the same order; tt_set_rank takes (and ignores, it may be NULL) the data of ranks of others, whose
      rows must be right. Process 0 alone writes files, and each reads what its ranks need: name files by paths
      that all see. tt_param_get and what saves a model collect pieces, so all processes call them. The first
-     context starts MPI, which ends with the process; a caller who starts it calls MPI_Init_thread before, with
-     MPI_THREAD_SERIALIZED or more. Device "cpu" only, so far. As tensor ranks talk within every layer, let
-     the ranks of a process be a multiple of them.
+     context starts MPI, which ends with the process; a caller who starts it calls MPI_Init_thread before, and
+     asks for MPI_THREAD_SERIALIZED or more. Device "cpu" only, so far, and no pipeline. As tensor ranks talk
+     within every layer, let the ranks of a process be a multiple of them.
      An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
      alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
      of all for good: each call then returns the sentence that names process, host and instruction.
@@ -17380,9 +17380,9 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
                         "which is not set%s", c->name,
                         c->kind->host ? "" : ", and this build cannot ask the device what it has free");
     tt_status status = tt__crew_open(ctx, c);
-    for (int r = 0; r < c->ranks && status == TT_OK; r++) {
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         size_t bytes = 0, sharers = 0;
-        for (int k = 0; k < c->ranks; k++) sharers += c->index[k] == c->index[r];
+        for (int k = c->first; k < c->first + c->local; k++) sharers += c->index[k] == c->index[r];
         status = tt__device_status(ctx, c, r, c->kind->backend->available(c->device[r], &bytes));
         bytes -= bytes / 8 < TT__LEFT_FREE ? bytes / 8 : TT__LEFT_FREE;
         if (bytes / sharers < least) least = bytes / sharers;
@@ -19837,7 +19837,8 @@ static tt_status tt__norm_failed(tt_program *p)
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
     for (int s = 0; s < tt__stages(p) && bad; s++) {
         tt_program room, *q = tt__stage_view(p, s, &room);
-        for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena) && tt__is_trained(q->built.t, bad); r++)
+        const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
+        for (int r = tt__near_rank(q->arena); r < end; r++)
             finite = finite && tt__all_finite(q, r, q->built.t->values[bad].grad);
     }
     if (bad)
@@ -26280,8 +26281,7 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
         if (from)
             status = tt__read_memory(p->ctx, p->arena, rank, x->space, s->piece, TT_U8, from + at * item,
                                      TT_U8, bytes);
-        if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece,
-                                                           bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece, bytes);
         if (status == TT_OK) status = tt_safetensors_write(w, s->piece, bytes);
     }
     return status;
