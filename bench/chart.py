@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws bench/results/speed.svg from bench/results/speed.json: time and peak memory of a training step beside
 PyTorch's, on each kind of CPU. And bench/results/ranks.svg from ranks.json, which is what
-`build/memory_ladder --ranks 8 --json` prints: memory of a rank by how ranks share the work. Standard library
-only.
+`build/memory_ladder --ranks 8 --json` prints: memory of a rank by how ranks share the work; and devices.svg
+from devices.json, which is what `build/ranks --only devices --json` prints. Standard library only.
 
     python3 bench/chart.py             draws the pictures
     python3 bench/chart.py --tables    prints README.md's lines below the pictures, bench/README.md's tables
@@ -31,6 +31,7 @@ from xml.sax.saxutils import escape
 
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
 RECORDS, PICTURE = os.path.join(RESULTS, "speed.json"), os.path.join(RESULTS, "speed.svg")
+DEVICES, DEVICES_PICTURE = os.path.join(RESULTS, "devices.json"), os.path.join(RESULTS, "devices.svg")
 RANKS, RANKS_PICTURE = os.path.join(RESULTS, "ranks.json"), os.path.join(RESULTS, "ranks.svg")
 KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "speed", "peer_speed",
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
@@ -213,6 +214,37 @@ def ranks_picture(rows):
     return framed("Memory of a rank by how ranks share the work", end + 32, out)
 
 
+def devices_picture(rows):
+    """step time by number of devices, a line for each link"""
+    left, top, wide, high, lines = 70, 70, WIDTH - 250, 240, {}
+    for r in rows:
+        model, devices, link = re.fullmatch(r"(.+), (\d+) H200, (.+)", r["name"]).groups()
+        lines.setdefault(link, []).append((int(devices), r["value"]))
+    most = max(value for line in lines.values() for _, value in line)
+    step = 500
+    full = step * (int(most / step) + 1)
+    numbers = [devices for devices, _ in next(iter(lines.values()))]
+
+    def at(devices, value):
+        return (left + wide * numbers.index(devices) / (len(numbers) - 1), top + high * (1 - value / full))
+    title = f"{model} language model: ms a step by number of H200s, in machines of 8"
+    what = "replayed; 4 stages x 2 data ranks a machine, ZeRO 1, 16 texts of 2048 tokens a data rank and step"
+    out = [text(20, 28, title, 14, bold=True), text(20, 45, what, 12, fill=QUIET)]
+    for value in range(0, full + 1, step):
+        y = at(numbers[0], value)[1]
+        out += [f'<path stroke="#e2e2e2" d="M{left} {y:.1f}h{wide}"/>',
+                text(left - 8, f"{y + 4:.1f}", value, 11, fill=QUIET, anchor="end")]
+    for devices in numbers:
+        x = f"{at(devices, 0)[0]:.1f}"
+        out.append(text(x, top + high + 18, devices, 11, fill=QUIET, anchor="middle"))
+    for (link, line), fill in zip(lines.items(), (PARTS[2][1], PARTS[0][1])):
+        points = "L".join(f"{x:.1f} {y:.1f}" for x, y in (at(*p) for p in line))
+        x, y = at(*line[-1])
+        out += [f'<path fill="none" stroke="{fill}" stroke-width="2" d="M{points}"/>',
+                text(f"{x + 8:.1f}", f"{y + 4:.1f}", escape(link), 11, fill=fill)]
+    return framed("Step time by number of devices", top + high + 36, out)
+
+
 def ranks_summary(rows):
     """README.md's lines below the picture of ranks"""
     lines = []
@@ -259,9 +291,13 @@ def offload_table(rows):
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def read_ranks():
-    with open(RANKS, encoding="utf-8") as f:
+def read_lines(path):
+    with open(path, encoding="utf-8") as f:
         return [json.loads(line) for line in f]
+
+
+def read_ranks():
+    return read_lines(RANKS)
 
 
 # ------------------------------------------------------------------------------------------------- tables
@@ -319,7 +355,8 @@ def main():
         return
     if args.add:
         add(args.add, args)
-    for path, drawn in ((PICTURE, picture(read())), (RANKS_PICTURE, ranks_picture(read_ranks()))):
+    for path, drawn in ((PICTURE, picture(read())), (RANKS_PICTURE, ranks_picture(read_ranks())),
+                        (DEVICES_PICTURE, devices_picture(read_lines(DEVICES)))):
         with open(path, "w", encoding="utf-8") as f:
             f.write(drawn)
 

@@ -1,4 +1,4 @@
-/* Several ranks, in five parts (--only names one):
+/* Several ranks, in seven parts (--only names one):
 
    moved   Bytes that a rank loads from other ranks' memory in a training step, beside the least that its
            strategy needs (tt_plan.moved_bytes and .moved_least_bytes), by plans for --ranks CUDA devices. And
@@ -22,6 +22,17 @@
            is copied in, less the computation before the last that waits for it, or what is copied out, less
            the computation behind the first that it takes, whichever is more. None lasts into the next step.
 
+   stages  Steps of pipelines, replayed action by action: what a forward and a backward of each stage take by
+           their plans, a transfer when both stages are ready, and the step's end when all are. The share of a
+           step that stages wait, beside (S - 1) / (M + S - 1), which it is where all stages take as long and
+           transfers take no time; and what the stage that needs most has in memory.
+   share   A table of what each way to share a step among 8 H200s costs and saves: the same 512 images of
+           ViT-L/16, or 16 texts of 2048 tokens for a language model with 7 billion parameters.
+   devices The step of that model on 8 to 1024 H200s in machines of 8, with a link of 100 or of 400 Gbit/s to
+           the other machines for each (one adapter a GPU, as NVIDIA's DGX H200 has): 4 stages of 2 data ranks
+           in a machine, 2 texts in each of 8 micro-batches. At a step's end all goes over the slower link,
+           with the bytes that each of so many data ranks loads: assumed, as no plan has more than 64 ranks.
+
    Rates of the presets: an H200 multiplies bf16 at 989 TFLOP/s, dense, and moves 4800 GB/s, an A10 multiplies
    at 125 TFLOP/s and moves 600 GB/s (NVIDIA's data sheets); kernels should reach 60% and 85% of these
    (bench/results/NOTES.md). A link moves 300 GB/s (NVLink of an H200, which has 450 in each direction), 20
@@ -43,15 +54,24 @@ typedef struct strategy {
     bool server;
     const char *offload;
     bool early; /* update = "backward" */
+    int pipeline;
+    const char *schedule;
+    int micros; /* of a step on a data rank; 0: one */
+    bool sequence;
 } strategy;
 
-static const strategy strategies[] = {
-    {"zero 0", 0, 1, false, NULL, false}, {"zero 1", 1, 1, false, NULL, false},
-    {"zero 2", 2, 1, false, NULL, false}, {"zero 3", 3, 1, false, NULL, false},
-    {"server", 0, 1, true, NULL, false},  {"tensor 2", 1, 2, false, NULL, false}};
+/* Of one stage and one micro-batch. */
+#define STRATEGY(name, zero, tensor, server, offload) \
+    {name, zero, tensor, server, offload, false, 1, NULL, 0, false}
 
-enum { DISTILBERT, VIT, DECODER, MODELS };
-static const char *const model_names[] = {"DistilBERT, 16 x 512", "ViT-L/16, 64 images", "6B, 2 x 2048"};
+static const strategy strategies[] = {
+    STRATEGY("zero 0", 0, 1, false, NULL), STRATEGY("zero 1", 1, 1, false, NULL),
+    STRATEGY("zero 2", 2, 1, false, NULL), STRATEGY("zero 3", 3, 1, false, NULL),
+    STRATEGY("server", 0, 1, true, NULL),  STRATEGY("tensor 2", 1, 2, false, NULL)};
+
+enum { DISTILBERT, VIT, DECODER, MODELS, SEVEN = MODELS };
+static const char *const model_names[] = {"DistilBERT, 16 x 512", "ViT-L/16, 64 images", "6B, 2 x 2048",
+                                          "7B, 2 x 2048"};
 
 /* A program that is there to be planned, with what it is made of. */
 typedef struct planned {
@@ -69,13 +89,23 @@ static tt_parallel parallel_of(const strategy *s)
     how.zero = s->zero;
     how.tensor = s->tensor;
     how.server = s->server;
+    how.pipeline = s->pipeline;
+    how.schedule = s->schedule;
+    how.micros = s->micros;
+    how.sequence = s->sequence;
     return how;
 }
 
-static void plan_decoder(tt_context *ctx, planned *to, const tt_compile_options *o)
+static void plan_decoder(tt_context *ctx, planned *to, int kind, const tt_compile_options *o)
 {
+    const bench_decoder_shape seven = {32, 4096, 11008, 32, 32000, true, false};
     tt_value loss;
-    to->tape = bench_decoder(ctx, 2, 2048, &loss);
+    if (kind == DECODER) to->tape = bench_decoder(ctx, 2, 2048, &loss);
+    else {
+        to->tape = tt_tape_new(ctx);
+        if (!to->tape) bench_die("%s", tt_error(ctx));
+        loss = bench_record_decoder(ctx, to->tape, &seven, 2, 2048);
+    }
     to->p = to->own = tt_compile(to->tape, loss, o);
     if (!to->p) bench_die("%s", tt_error(ctx));
 }
@@ -99,9 +129,10 @@ static void plan(tt_context *ctx, planned *to, int kind, const char *device, con
     o.update = c.update = s->early ? "backward" : "end";
     if (s->early) o.optimizer.clip_norm = 0;
     o.costs = c.costs = costs;
+    o.accumulate = c.accumulate = s->micros > 1;
     o.max_seqs = kind == VIT ? 64 : 16;
     o.max_tokens = 16 * 512;
-    if (kind == DECODER) { plan_decoder(ctx, to, &c); return; }
+    if (kind >= DECODER) { plan_decoder(ctx, to, kind, &c); return; }
     if ((kind == VIT ? tt_vit_new(ctx, &to->vit, &v) : tt_bert_new(ctx, &to->bert, &b)) != TT_OK)
         bench_die("%s", tt_error(ctx));
     tt_model m = kind == VIT ? tt_vit_classifier(&to->vit) : tt_bert_classifier(&to->bert);
@@ -405,9 +436,9 @@ static void offloads(void)
     static const struct { const char *precision; bool early; } cases[] = {
         {"16-mixed", false}, {"bf16-mixed", true}, {"bf16-true", false}, {"bf16-true", true},
         {"32-true", false}, {"32-true", true}};
-    static const strategy how[] = {{"optimizer", 0, 1, false, "optimizer", false},
-                                   {"parameters", 0, 1, false, "parameters", false},
-                                   {"all three", 0, 1, false, "optimizer,gradients,parameters", false}};
+    static const strategy how[] = {
+        STRATEGY("optimizer", 0, 1, false, "optimizer"), STRATEGY("parameters", 0, 1, false, "parameters"),
+        STRATEGY("all three", 0, 1, false, "optimizer,gradients,parameters")};
     char name[128];
     for (int k = 0; k < TT__COUNT(cases); k++) {
         strategy s = how[0];
@@ -441,10 +472,195 @@ static void replays(void)
         }
 }
 
+/* ------------------------------------------------------------------------------------------------- stages */
+
+static const tt_program *stage_of(const tt_program *p, int s) { return p->stage ? p->stage[s] : p; }
+
+/* The instructions of a segment, as a tape. */
+static tt_tape part_of(const tt_program *q, tt__segment segment)
+{
+    tt_tape t = *q->built.t;
+    const int first = tt__segment_first(q->built.t, segment);
+    t.n_code = tt__segment_first(q->built.t, segment + 1u) - first;
+    t.code += first;
+    return t;
+}
+
+/* Seconds of a segment but for what comes from another stage, which takes *taken. */
+static double segment_seconds(const tt_program *q, tt__segment segment, const tt_costs *c, double *taken)
+{
+    const tt_tape t = part_of(q, segment);
+    tt__replay r;
+    *taken = 0;
+    if (tt__replay_of(&t, c, &r) != TT_OK) bench_die("no memory");
+    for (int k = 0; k < t.n_code; k++) {
+        const tt__instr *i = &t.code[k];
+        const bool comes = i->out[0] && i->move.over == TT__OVER_STAGES && i->move.from != i->move.to;
+        if (comes) *taken += tt__seconds_of(&t, i, c, true);
+    }
+    return r.compute + r.exposed - *taken;
+}
+
+enum { MOST_STAGES = 64, MOST_MICROS = 64 };
+
+/* What a step takes. wait, transfer: of all stages together, but for the step's end. */
+typedef struct timing { double seconds, busy, wait, transfer, end; } timing;
+
+/* A step of so many micro-batches on each data rank. slow: rates of what happens at its end. */
+static timing step_of(const tt_program *p, int micros, const tt_costs *c, const tt_costs *slow)
+{
+    static double done[2][MOST_STAGES][MOST_MICROS]; /* of a forward, of a backward */
+    static double taken_at[MOST_STAGES][MOST_MICROS];
+    double work[2][MOST_STAGES], taken[2][MOST_STAGES], now[MOST_STAGES] = {0}, none;
+    int at[MOST_STAGES] = {0}, left;
+    const int stages = tt__stages(p);
+    timing t = {0, 0, 0, 0, 0};
+    for (int s = 0; s < stages; s++) {
+        const tt_program *q = stage_of(p, s);
+        work[0][s] = segment_seconds(q, TT__EACH_MICRO, c, &taken[0][s]);
+        work[1][s] = segment_seconds(q, TT__EACH_BACKWARD, c, &taken[1][s]);
+        t.end = fmax(t.end, segment_seconds(q, TT__EACH_STEP, slow, &none));
+        for (int m = 0; m < micros; m++) done[0][s][m] = done[1][s][m] = taken_at[s][m] = -1;
+    }
+    do {
+        left = 0;
+        for (int s = 0; s < stages; s++)
+            for (bool ready = true; ready && at[s] < 2 * micros;) {
+                bool backward;
+                const int ahead = p->stage ? p->stage[s]->settings.in_flight - 1 : 0;
+                const int m = (int)tt__pipeline_action(at[s], micros, ahead, &backward);
+                const int from = backward ? s + 1 : s - 1;
+                const bool comes = from >= 0 && from < stages;
+                const double sent = comes ? done[backward][from][m] : 0;
+                const bool keeps = backward && s > 0 && m > 0; /* the gradient before this must be gone */
+                const double gone = keeps ? taken_at[s - 1][m - 1] : 0;
+                ready = sent >= 0 && gone >= 0;
+                left += !ready;
+                if (!ready) continue;
+                double begin = fmax(fmax(now[s], sent), gone);
+                t.wait += begin - now[s];
+                begin += taken[backward][s];
+                t.transfer += taken[backward][s];
+                if (backward) taken_at[s][m] = begin;
+                t.busy += work[backward][s];
+                done[backward][s][m] = now[s] = begin + work[backward][s];
+                at[s]++;
+            }
+    } while (left);
+    double last = 0;
+    for (int s = 0; s < stages; s++) last = fmax(last, now[s]);
+    for (int s = 0; s < stages; s++) t.wait += last - now[s];
+    t.seconds = last + t.end;
+    return t;
+}
+
+static void stages(void)
+{
+    static const struct { int machine, model, micros; } cases[] = {
+        {0, VIT, 8}, {0, VIT, 32}, {0, SEVEN, 8}, {0, SEVEN, 32}, {1, VIT, 8}, {1, VIT, 32}};
+    static const char *const schedules[] = {"1f1b", "gpipe"};
+    char name[128], device[32];
+    for (int k = 0; k < TT__COUNT(cases); k++)
+        for (int n = 2; n <= (cases[k].machine ? 4 : 8); n *= 2)
+            for (int g = 0; g < 2; g++) {
+                const machine m = machine_of(cases[k].machine);
+                const int micros = cases[k].micros;
+                const strategy s = {"", 0, 1, false, NULL, false, n, schedules[g], micros, false};
+                const tt_costs c = costs_of(&m, m.link);
+                planned x;
+                snprintf(device, sizeof device, "cuda*%d", n);
+                plan(bench_reopen(), &x, cases[k].model, device, "bf16-mixed",
+                     cases[k].model == SEVEN ? "blocks" : "cheap", &s, &c);
+                const timing t = step_of(x.p, micros, &c, &c);
+                snprintf(name, sizeof name, "%s: %s, %d stages, %s, %d micro-batches", m.name,
+                         model_names[cases[k].model], n, schedules[g], micros);
+                const double all = (t.seconds - t.end) * n;
+                printf("%-66s %7.1f ms, waits %4.1f%% (%4.1f%%), transfers %4.1f%%; GB a stage:", name,
+                       1e3 * t.seconds, 100 * t.wait / all, 100.0 * (n - 1) / (micros + n - 1),
+                       100 * t.transfer / all);
+                for (int stage = 0; stage < n; stage++)
+                    printf(" %.2f", (double)tt_stage_plan(x.p, stage).bytes / 1e9);
+                printf("\n");
+                forget(&x);
+            }
+}
+
+/* Bytes that a rank loads from others in a step of so many micro-batches, the most of any. */
+static double moved_in_step(const tt_program *p, int micros)
+{
+    double most = 0, least;
+    for (int s = 0; s < tt__stages(p); s++) {
+        const tt_program *q = stage_of(p, s);
+        double bytes = 0;
+        for (int segment = 0; segment < TT__SEGMENTS; segment++) {
+            tt_tape t = part_of(q, (tt__segment)segment);
+            tt_program of_segment = *q;
+            of_segment.built.t = &t;
+            const double once = tt__moved_by(&of_segment, tt__first_rank(q->arena), &least);
+            bytes += once * (segment <= TT__EACH_BACKWARD ? micros : 1);
+        }
+        most = fmax(most, bytes);
+    }
+    return most;
+}
+
+static void share(void)
+{
+    static const strategy ways[] = {
+        {"data 8, zero 0", 0, 1, false, NULL, false, 1, NULL, 1, false},
+        {"data 8, zero 1", 1, 1, false, NULL, false, 1, NULL, 1, false},
+        {"data 8, zero 3", 3, 1, false, NULL, false, 1, NULL, 1, false},
+        {"tensor 2, data 4, zero 1", 1, 2, false, NULL, false, 1, NULL, 2, false},
+        {"tensor 8, sequence", 1, 8, false, NULL, false, 1, NULL, 8, true},
+        {"pipeline 2, data 4, zero 1", 1, 1, false, NULL, false, 2, "1f1b", 2, false},
+        {"pipeline 8, 1f1b", 1, 1, false, NULL, false, 8, "1f1b", 8, false},
+        {"pipeline 8, gpipe", 1, 1, false, NULL, false, 8, "gpipe", 8, false},
+        {"pipeline 4, tensor 2", 1, 2, false, NULL, false, 4, "1f1b", 8, false}};
+    const machine m = machine_of(0);
+    const tt_costs c = costs_of(&m, m.link);
+    printf("| 8 H200 share a step by | ViT-L/16, 512 images: ms | GB | GB moved | 7B, 16 x 2048 tokens: ms | "
+           "GB | GB moved |\n| --- | --- | --- | --- | --- | --- | --- |\n");
+    for (int k = 0; k < TT__COUNT(ways); k++) {
+        printf("| %s |", ways[k].name);
+        for (int model = VIT; model <= SEVEN; model += SEVEN - VIT) {
+            planned x;
+            plan(bench_reopen(), &x, model, "cuda*8", "bf16-mixed", model == SEVEN ? "blocks" : "cheap",
+                 &ways[k], &c);
+            const timing t = step_of(x.p, ways[k].micros, &c, &c);
+            printf(" %.0f | %.2f | %.2f |", 1e3 * t.seconds, (double)tt_program_plan(x.p).bytes / 1e9,
+                   moved_in_step(x.p, ways[k].micros) / 1e9);
+            forget(&x);
+        }
+        printf("\n");
+    }
+}
+
+static void devices(void)
+{
+    static const strategy way = {"", 1, 1, false, NULL, false, 4, "1f1b", 8, false};
+    const machine m = machine_of(0);
+    planned x;
+    char name[128];
+    plan(bench_reopen(), &x, SEVEN, "cuda*8", "bf16-mixed", "blocks", &way, NULL);
+    for (int n = 8; n <= 1024; n *= 2)
+        for (int gigabits = 100; gigabits <= 400; gigabits *= 4) {
+            const tt_costs c = costs_of(&m, m.link);
+            tt_costs slow = c;
+            const int data = n / way.pipeline; /* the plan's two load a half of what is shared */
+            if (n > 8) slow.between_ranks = gigabits * 1e9 / 8 / (2.0 * (data - 1) / data);
+            const timing t = step_of(x.p, way.micros, &c, &slow);
+            snprintf(name, sizeof name, "7B, %d H200, %d Gbit/s between machines", n, gigabits);
+            bench_row(name, 1e3 * t.seconds, "ms", 0);
+        }
+    forget(&x);
+}
+
+#define PARTS "moved, reduce, step, replay, offload, stages, share or devices"
+
 int main(int argc, char **argv)
 {
     const bench_flag flags[] = {
-        {"--only", NULL, &opt.only, NULL, "PART: moved, reduce, step, replay or offload (all)"},
+        {"--only", NULL, &opt.only, NULL, "PART: " PARTS " (all)"},
         {"--ranks", &opt.ranks, NULL, NULL, "devices of the plans whose bytes are counted"},
         {"--cpu-ranks", &opt.cpu_ranks, NULL, NULL, "ranks on the CPU, with one thread each"},
         {"--elements", &opt.elements, NULL, NULL, "of the largest all-reduce; others have 1/16 and 1/256"},
@@ -459,11 +675,11 @@ int main(int argc, char **argv)
     };
     static const struct { const char *name; void (*run)(void); } parts[] = {
         {"moved", moved}, {"reduce", reduce}, {"step", steps}, {"replay", replays},
-        {"offload", offloads}};
+        {"offload", offloads}, {"stages", stages}, {"share", share}, {"devices", devices}};
     bool any = false;
     bench_open(argc, argv, flags, TT__COUNT(flags));
     for (int k = 0; k < TT__COUNT(parts); k++) any = any || !opt.only || strcmp(opt.only, parts[k].name) == 0;
-    if (!any) bench_die("--only '%s': expected moved, reduce, step, replay or offload", opt.only);
+    if (!any) bench_die("--only '%s': expected " PARTS, opt.only);
     for (int k = 0; k < TT__COUNT(parts); k++)
         if (!opt.only || strcmp(opt.only, parts[k].name) == 0) parts[k].run();
     bench_close();

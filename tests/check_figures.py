@@ -68,7 +68,7 @@ def check_added():
         copy, lines = os.path.join(folder, "bench"), os.path.join(folder, "rows.json")
         os.makedirs(os.path.join(copy, "results"))
         shutil.copy("bench/chart.py", copy)
-        for name in ("speed.json", "ranks.json"):
+        for name in ("speed.json", "ranks.json", "devices.json"):
             shutil.copy(os.path.join("bench/results", name), os.path.join(copy, "results"))
         with open(lines, "w", encoding="utf-8") as f:
             f.write("".join(json.dumps(r) + "\n" for r in rows))
@@ -152,6 +152,8 @@ def main():
     ranks = chart.read_ranks()
     stale = text_of(chart.RANKS_PICTURE) != chart.ranks_picture(ranks)
     check("picture_of_ranks", ["ranks.svg is not what ranks.json gives: run bench/chart.py"] * stale)
+    stale = text_of(chart.DEVICES_PICTURE) != chart.devices_picture(chart.read_lines(chart.DEVICES))
+    check("picture_of_devices", ["devices.svg is not what devices.json gives: run bench/chart.py"] * stale)
     for name, path, want in (("speed", "README.md", chart.summary(records)),
                              ("speed", "bench/README.md", chart.table(records)),
                              ("ranks", "README.md", chart.ranks_summary(ranks)),

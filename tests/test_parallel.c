@@ -956,15 +956,15 @@ TEST(ranks_that_contradict_are_refused)
         {"cpu*3", {0, 1, 1, false, false, 6, false, 1, NULL, 0},
          "groups 6 is more than the data ranks, which are then a power of two, not 3"},
         {"cpu*4", {0, 1, 1, false, false, 128, false, 1, NULL, 0}, "groups 128 is more than 64"},
-        {"cpu*4", {0, 1, 4, false, false, 0, false, 1, NULL, 0}, "zero 4 is not 0, 1, 2 or 3"},
-        {"cpu", {0, 1, -1, false, false, 0, false, 1, NULL, 0}, "zero -1 is not 0, 1, 2 or 3"},
+        {"cpu*4", {0, 1, 4, false, false, 0, false, 1, NULL, 0}, "zero 4 is not 0, 1, 2, 3 or TT_ZERO_BU"},
+        {"cpu", {0, 1, -2, false, false, 0, false, 1, NULL, 0}, "zero -2 is not 0, 1, 2, 3 or TT_ZERO_BU"},
         {"cpu*4", {0, 1, 2, true, false, 0, false, 1, NULL, 0},
          "a parameter server keeps whole gradients and parameters: use zero 0 or 1"},
         {"cpu*4", {0, 1, 1, false, true, 0, false, 1, NULL, 0}, "sequence needs tensor > 1"},
         {"cpu*2", {3, 1, 7, true, true, 100, false, 1, NULL, 0},
          "parallel: device 'cpu*2' has 2 ranks, and data 3 x tensor 1 want 3; groups 100 is more than 64; "
-         "zero 7 is not 0, 1, 2 or 3; a parameter server keeps whole gradients and parameters: use zero 0 or "
-         "1; sequence needs tensor > 1"}};
+         "zero 7 is not 0, 1, 2, 3 or TT_ZERO_BUDGET; a parameter server keeps whole gradients and "
+         "parameters: use zero 0 or 1; sequence needs tensor > 1"}};
     setup s = setup_of((layout){"cpu*2", 1, 0}, "32-true", 2, 1);
     net n;
     if (!open_net(&n, &s, false)) return;
