@@ -673,7 +673,9 @@ typedef struct tt_plan {
     /* Of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps there, of
        which programs that share an arena have the parameters in common. Where the device has memory of its
        own, also each input twice, on its way there, and a buffer of 64 KiB, which such programs have in
-       common; of several ranks each also 4 MiB that all programs have in common. */
+       common; of several ranks each also 4 MiB that all programs have in common. Of a pipeline also the
+       inputs of parallel.micros micro-batches of a data rank (of one, where that is 0; more are allocated
+       when they come). */
     size_t host_bytes;
     /* Bytes that a rank copies between the two memories because of `offload`, in a step of one full micro-
        batch on each data rank, and for each further one. */
@@ -1240,7 +1242,8 @@ float tt_trainer_lr(const tt_trainer *t);
    one fails, its step updates nothing: its other micro-batches are refused, up to the last.
    With several data ranks, micro-batch m of a step is copied to data rank m % data. All run once each has
    one, or behind the last of the step; stats covers those that have run, and is 0 before the first have.
-   While some wait, the trainer can neither evaluate nor predict. */
+   While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of a step
+   behind its last, and can evaluate before. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
 /* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). The
    batch is run at once, on data rank 0; tt_evaluate deals its batches out to all of them. */
