@@ -7016,15 +7016,25 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
 }
 
-/* Instructions that passes have put in since are of the stage of what they stand before, collectives of what
-   they stand behind. */
+/* The stage of what last writes the operand of instruction k before it; 0: not known. */
+static int tt__operand_stage(const tt_tape *t, int k)
+{
+    const int32_t base = t->values[t->code[k].in[0]].base;
+    while (k-- > 0)
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
+    return 0;
+}
+
+/* Instructions that passes have put in since are of the stage of what they stand before, collectives of that
+   of their operand. */
 static void tt__complete_stages(const tt__cutter *c)
 {
     tt__instr *code = c->t->code;
     for (int part = 0; part < 2; part++) {
         const int from = part ? c->forward : 0, end = part ? c->n : c->forward;
         for (int k = from + 1; k < end; k++)
-            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = code[k - 1].stage;
+            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = tt__operand_stage(c->t, k);
         for (int k = end - 1; k >= from; k--)
             if (!code[k].stage && k + 1 < end) code[k].stage = code[k + 1].stage;
         for (int k = from; k < end; k++)
@@ -7032,7 +7042,7 @@ static void tt__complete_stages(const tt__cutter *c)
         for (int k = from + 1; k < end; k++) { /* stages follow each other, in the backward from the last */
             const int before = code[k - 1].stage;
             const bool turns = part ? code[k].stage > before : code[k].stage < before;
-            if (turns) code[k].stage = before;
+            if (turns && !tt__rules_of(&code[k])->phases) code[k].stage = before;
         }
     }
 }
@@ -17538,11 +17548,18 @@ static int tt__slots_used(const tt_program *p, tt__segment segment)
     return (int)(segment == TT__EACH_LAP ? (p->round + slots - 1) % slots + 1 : tt__min(p->round, slots));
 }
 
+/* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
+static const int64_t *tt__run_rows(const tt_program *p, int rank)
+{
+    if (!p->stage) return p->rank[rank].axis_rows;
+    return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
+}
+
 /* The rows that a rank has of an axis in the coming run; *first: the number of the first. */
 static int64_t tt__axis_rows(const tt_program *p, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
-    const int64_t *rows = p->rank[rank].axis_rows;
+    const int64_t *rows = tt__run_rows(p, rank);
     *first = 0;
     if (!a->parts) return rows[axis];
     return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
@@ -18336,7 +18353,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     const tt__value *v = &p->built.t->values[split];
     const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
-    if (own) l->whole_rows = p->rank[rank].axis_rows[p->built.t->axes[v->shape.axis].of];
+    if (own) l->whole_rows = tt__run_rows(p, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
     else if (own) tt__axis_rows(p, rank, v->shape.axis, &l->first_row);
     else if (split) l->first_row = me * v->shape.rows;
@@ -19646,16 +19663,9 @@ static tt_status tt__feed(tt_program *p)
     }
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
-    for (int d = 0; d < p->present; d++) {
+    for (int d = 0; d < p->present; d++) { /* axes that passes have made are parts of these */
         const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
-        const int axes = p->n_axes;
-        tt__fed *f = &p->fed[p->round * p->arena->data + d];
-        memcpy(f->rows, rows, sizeof *rows * (size_t)axes);
-        for (int s = 0; s < tt__stages(p); s++) {
-            tt_program *q = tt__stage_of(p, s);
-            for (int k = 0; k < p->arena->tensor; k++)
-                memmove(q->rank[tt__first_of(q, d) + k].axis_rows, rows, sizeof *rows * (size_t)axes);
-        }
+        memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
     }
     status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
@@ -19675,7 +19685,6 @@ static tt_status tt__write_fed(tt_program *p, int rank)
     const tt__fed *f = &p->fed[p->round * p->arena->data + tt__data_rank(p, rank)];
     tt_status status = TT_OK;
     if (tt__data_rank(p, rank) >= p->present) return TT_OK;
-    memcpy(p->rank[rank].axis_rows, f->rows, sizeof *f->rows * (size_t)p->n_axes);
     for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
@@ -19709,9 +19718,6 @@ static tt_status tt__run_stage(void *arg, int rank)
         const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
         status = tt__await_taken(p, rank, segment);
         if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
-        else if (status == TT_OK && tt__data_rank(p, rank) < p->present)
-            memcpy(p->rank[rank].axis_rows, p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows,
-                   sizeof(int64_t) * (size_t)p->n_axes);
         if (status == TT_OK) status = tt__write_settings(p, rank);
         p->scale_set = true;
         if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);

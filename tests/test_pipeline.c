@@ -32,12 +32,13 @@ typedef struct setup {
     bool sgd, at_once, poison, late, frozen;
     int threads, steps;
     size_t budget;
+    bool sequence;
 } setup;
 
 static setup setup_of(const char *device, int pipeline, const char *schedule, int micros)
 {
     const setup s = {device, pipeline, 1, 1, 1, schedule, 0, micros, "32-true", "cheap", NULL,
-                     false, false, false, false, false, false, 1, 3, 0};
+                     false, false, false, false, false, false, 1, 3, 0, false};
     return s;
 }
 
@@ -123,6 +124,7 @@ static tt_compile_options options_of(const setup *s)
     o.device = s->device;
     o.parallel.pipeline = s->pipeline;
     o.parallel.tensor = s->tensor;
+    o.parallel.sequence = s->sequence;
     o.parallel.schedule = s->schedule;
     o.parallel.micros = s->most;
     o.parallel.zero = s->zero;
@@ -527,10 +529,13 @@ TEST(stages_of_split_layers)
     tensor_least = 1000;
     setup s = setup_of("cpu*4", 2, "1f1b", 3), alone = setup_of("cpu*2", 1, NULL, 3);
     s.tensor = alone.tensor = 2;
-    outcome a = train(&alone), b = train(&s);
-    check_same(&a, &b, "tensor 2 with and without pipeline 2", __LINE__);
-    free_outcome(&a);
-    free_outcome(&b);
+    for (int sequence = 0; sequence < 2; sequence++) {
+        s.sequence = alone.sequence = sequence;
+        outcome a = train(&alone), b = train(&s);
+        check_same(&a, &b, "tensor 2 with and without pipeline 2", __LINE__);
+        free_outcome(&a);
+        free_outcome(&b);
+    }
     tensor_least = 1000000;
 }
 
