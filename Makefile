@@ -217,7 +217,9 @@ $(B)/check_%.log: tests/check_%.py $(EXAMPLES) FORCE
 # ---- the emulator. Its runtime is never compiled with -fsanitize=thread: in the trace build it is what that
 # option calls.
 EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror
-EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+# Without what takes most of the compiler's time and whose mistakes AddressSanitizer sees when memory is used.
+EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
+                     -fno-sanitize=null,object-size,pointer-overflow,vptr
 EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && \
                        echo -ftrivial-auto-var-init=pattern)
 # fmaf as an instruction where this CPU has it, with the same bits as the library's function, of which the
@@ -232,7 +234,8 @@ EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
 EMU_RUNTIME_trace := -O1 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
 # The C side of a program: the trace build does not watch it, so it has that of the plain one. Of the CPU's
-# kernels, the portable ones are enough beside a device's.
+# kernels, the portable ones are enough beside a device's, one object for all builds, with the chunks
+# that test_ops makes small: sanitizers see them where the CPU's own tests run.
 EMU_C_FLAGS_plain := -O1 -g1
 EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -O0 -g1
 EMU_C_plain       := plain
@@ -246,6 +249,11 @@ EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
 EMU_SOURCES       := $(wildcard tests/cuda_emu/*.h) tests/test_main.h tests/cuda_emu/sample.cu \
                      tinytrain_cuda.cu
+
+ifneq ($(KERNELS),)
+EMU_SHARED      := $(B)/cuda_emu/kernels.o
+EMU_SHARED_LINK := -Wl,-z,muldefs
+endif
 
 define emu_rules
 EMU_OBJECTS_$(1) := $(patsubst %,$(B)/cuda_emu/%.$(1).o,$(EMU_PARTS) $(EMU_PARTS_$(1)))
@@ -265,27 +273,32 @@ $(B)/cuda_emu/tinytrain_cuda.$(1).o: tinytrain_cuda.cu tinytrain.h $(wildcard te
 	$$(CXX) $$(EMU_STRICT) $$(EMU_FLAGS_$(1)) $$(EMU_DEFINES) -x c++ -c $$< -o $$@
 EMU_CUDA_OBJECTS_$(1) := $(B)/cuda_emu/tinytrain_cuda.$(1).o $$(EMU_OBJECTS_$(1))
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1)): $(B)/cuda_emu/%.$(1): $(B)/cuda_emu/%.$(EMU_C_$(1)).c.o \
-        $$(EMU_CUDA_OBJECTS_$(1))
-	$$(CXX) $$(EMU_LINK_$(1)) $$^ -o $$@ $$(LIBS)
+        $$(EMU_CUDA_OBJECTS_$(1)) $$(EMU_SHARED)
+	$$(CXX) $$(EMU_LINK_$(1)) $$^ -o $$@ $$(EMU_SHARED_LINK) $$(LIBS)
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).log): $(B)/cuda_emu/%.$(1).log: $(B)/cuda_emu/%.$(1) FORCE
 	@rm -f $$<.kernels
 	@sh tests/run.sh run $$@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$$<.kernels $$(RUN) $$< \
 	    $$(foreach t,$$(or $$(T),$$(CUDA_T_$$*)),'$$(t)')
 endef
 $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
-EMU_C_STRICT := $(STRICT) -Werror -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2
+EMU_C := -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $(EMU_DEFINES)
+$(B)/cuda_emu/kernels.o: tinytrain.h $(B)/flags
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(EMU_C_FLAGS_plain) -DTT__LOSS_CHUNK=5 -DTINYTRAIN_IMPLEMENTATION \
+	    -DTT__KERNELS_ONLY -x c -c $< -o $@
 define emu_c_rules
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).c.o): $(B)/cuda_emu/%.$(1).c.o: tests/%.c tinytrain.h \
         $(wildcard tests/test*.h tests/cuda_emu/*.h) $(B)/flags
 	@mkdir -p $$(@D)
-	$$(CC) $$(CPPFLAGS) $$(EMU_C_STRICT) $$(EMU_C_FLAGS_$(1)) $$(EMU_DEFINES) -c $$< -o $$@
+	$$(CC) $$(CPPFLAGS) $$(STRICT) -Werror $$(EMU_C) $$(SHARED) $$(EMU_C_FLAGS_$(1)) -c $$< -o $$@
 endef
 $(foreach b,plain asan,$(eval $(call emu_c_rules,$(b))))
 $(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h \
-        $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(B)/flags
+        $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(EMU_SHARED) $(B)/flags
 	$(CXX) $(EMU_STRICT) -O1 $(EMU_DEFINES) -x c++ -c bench/gpu.cu -o $@.gpu.o
-	$(CC) $(CPPFLAGS) $(EMU_C_STRICT) -O1 $(EMU_DEFINES) -c $< -o $@.o
-	$(CXX) $@.o $@.gpu.o $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) -o $@ $(LIBS)
+	$(CC) $(CPPFLAGS) $(STRICT) -Werror $(EMU_C) $(SHARED) -O1 -c $< -o $@.o
+	$(CXX) $@.o $@.gpu.o $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(EMU_SHARED) -o $@ \
+	    $(EMU_SHARED_LINK) $(LIBS)
 .PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
 
 ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)

@@ -41,9 +41,10 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 #define TEST_PLAIN __attribute__((no_sanitize("address", "undefined", "thread")))
 #endif
 
-/* Under sanitizers a test takes about ten times as long. A sweep whose results other builds check takes there
-   one of several combinations that run the same code on the same sizes. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+/* Under sanitizers, and on an emulated CPU, a test takes about ten times as long. A sweep whose results other
+   builds check takes there one of several combinations that run the same code on the same sizes;
+   TEST_BY_TURNS, of .ci/run, asks for that elsewhere. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(TEST_BY_TURNS)
 #define TEST_SANITIZED true
 #else
 #define TEST_SANITIZED false

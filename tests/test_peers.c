@@ -420,6 +420,12 @@ static bool is_slow(void)
 #endif
 }
 
+#ifdef TT_EMULATE
+/* Whether runs with a wait left out on purpose are tried: in the plain build their results tell, in that with
+   traces the emulator does. AddressSanitizer has no part in it, and sees the same runs with all waits. */
+static bool leaves_waits_out(void) { return strcmp(emu_build(), "asan") != 0; }
+#endif
+
 static void check_nothing_left(const char *what)
 {
 #ifdef TT_EMULATE
@@ -728,7 +734,7 @@ TEST(each_wait_between_streams_is_needed)
     start(1, true, EMU_EAGER);
     CHECK(run_beside(&b, false, -1, expected) == TT_OK);
     close_beside(&b);
-    for (int wait = 0; wait < 2 * STREAM_BLOCKS; wait++) {
+    for (int wait = 0; wait < 2 * STREAM_BLOCKS && leaves_waits_out(); wait++) {
         char text[128];
         int seed = 0;
         while (seed < 24 && !is_noticed_beside(wait, (uint64_t)seed, expected)) seed++;
@@ -950,7 +956,7 @@ static void each_wait(bool peers)
     for (int seed = 0; seed < seeds(10); seed++) /* with all waits, the same bits in every order */
         CHECK(run_without(0, peers, (uint64_t)seed, &waits, got) == TT_OK &&
               memcmp(got, expected, sizeof got) == 0);
-    for (long wait = 1; wait <= waits; wait++) {
+    for (long wait = 1; wait <= waits && leaves_waits_out(); wait++) {
         char text[128];
         int seed = 0;
         while (seed < SEEDS && !is_noticed(wait, peers, (uint64_t)seed, expected)) seed++;
@@ -1136,6 +1142,7 @@ TEST(programs_train_alike_on_any_ranks)
         for (int seed = 0; seed < seeds(1); seed++)
             for (int d = 0; d < TEST_COUNT(devices); d++)
                 for (int links = 0; links < 3; links++) {
+                    if (is_slow() && (d + links + k + seed) % 3) continue; /* by turns */
                     const int zero = micros ? 2 + (d + seed) % 2 : (d + seed) % 2;
                     const bool server = !micros && (d + seed) % 3 == 2;
                     char text[256];

@@ -753,7 +753,8 @@ bool emu_bad_range(const void *p, size_t n)
 // Copies check their ranges themselves, so nothing is taken away for them.
 static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
 static bool some_open; // managed memory that the host's code may use until the device works again
-static void set_access(unsigned mask)
+static bool guarded = true;
+static void set_access(unsigned mask, bool unguarded_too = false)
 {
     for (int d = 0; some_open && d < emu_device_count; d++) {
         for (auto &a : emu_devices[d].allocations) {
@@ -762,6 +763,7 @@ static void set_access(unsigned mask)
         }
     }
     some_open = false;
+    if (!mask && !guarded && !unguarded_too) return;
     for (int d = 0; d < emu_device_count; d++) {
         emu_device &dev = emu_devices[d];
         bool on = mask >> d & 1;
@@ -1163,6 +1165,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     emu_address_space = (bytes * 4 + ((size_t)16 << 20) + unit - 1) / unit * unit;
     emu_device_count = devices;
     peers_allowed = peers != 0;
+    guarded = true;
     current_device = 0;
     other_objects = user_streams = 0;
     op_count = 0;
@@ -1232,6 +1235,12 @@ extern "C" void emu_set_capability(int device, int major, int minor)
         emu_fatal("emu_set_capability: device %d of %d", device, emu_device_count);
     emu_devices[device].major = major;
     emu_devices[device].minor = minor;
+}
+extern "C" void emu_set_guard(int on)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    guarded = on != 0;
+    set_access(0);
 }
 extern "C" void emu_set_managed(int device, int concurrent)
 {
@@ -1594,7 +1603,7 @@ static void *allocate(size_t n, size_t charged, bool managed)
     if (first + total > d.end)
         emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
                   current_device);
-    set_access(0);
+    set_access(0, true); // the device's memory becomes longer
     emu_allocation a{first + EMU_REDZONE, n, charged, false, (int)d.allocations.size(), managed};
     d.top = first + total;
     d.used += charged;

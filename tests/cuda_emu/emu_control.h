@@ -28,6 +28,10 @@ void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t see
 /* The compute capability of a device, until the next emu_configure, which makes it 9.0. */
 void emu_set_capability(int device, int major, int minor);
 
+/* 0: the host's code may touch device memory unnoticed, until the next emu_configure. For sweeps whose host
+   code is the same: to take the memory away whenever the host goes on is a third of the emulator's time. */
+void emu_set_guard(int on);
+
 /* Whether kernels of a device and the host may use managed memory at the same time: 1 after emu_configure. */
 void emu_set_managed(int device, int concurrent);
 
