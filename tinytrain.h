@@ -1016,6 +1016,10 @@ typedef struct tt_source {
     uint64_t (*hash)(void *self);
     const char *const *class_names; /* (classes) what labels mean: a run is not resumed with other names */
     int classes;                    /* 0: there are none */
+    /* Of several processes, before `seek`: micro-batches are dealt out to `data` ranks in turn, from the
+       first of each step on (by_step), or from the first of the epoch; this process has ranks [first, end).
+       The data of others may be NULL then, with the right numbers of rows. NULL: all have theirs. */
+    void (*deal)(void *self, int data, int first, int end, bool by_step);
 } tt_source;
 
 typedef struct tt_loader tt_loader;
@@ -23429,6 +23433,7 @@ typedef struct tt__ring_slot {     /* of a micro-batch of images */
     uint8_t *pixels;
     int done;                      /* images that are made, or failed */
     int failed;                    /* the first that failed; max_seqs: none */
+    bool left_out;                 /* it is for another process, and has no pixels */
     tt_status status;              /* of that */
     char why[256];
 } tt__ring_slot;
@@ -23466,6 +23471,8 @@ struct tt_loader {
     size_t image_bytes;            /* of a result */
     int slots;
     tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots; NULL: texts */
+    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
+    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
     int64_t base;                  /* with `busy` guarded by the mutex, as `epoch` when a thread is busy */
     int busy;                      /* threads that make an image */
 
@@ -23717,7 +23724,16 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     int64_t first, at = l->cursor++;
     int seqs;
     uint32_t index = l->order[at];
-    tt__ring_slot *slot = &l->ring[tt__image_micro(l, at, &first, &seqs) % l->slots];
+    const int64_t micro = tt__image_micro(l, at, &first, &seqs);
+    tt__ring_slot *slot = &l->ring[micro % l->slots];
+    const int64_t of_step = micro % tt__loader_micros(l, l->o.batch);
+    const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
+    slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
+    if (slot->left_out) { /* all of it */
+        slot->done++;
+        pthread_cond_signal(&l->ready);
+        return;
+    }
     uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->epoch, index);
     l->busy++;
     pthread_mutex_unlock(&l->mutex);
@@ -23803,7 +23819,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
         l->index[i] = l->order[first + i];
         l->labels[i] = l->d->examples[l->index[i]].label;
     }
-    batch->pixels = slot->pixels;
+    batch->pixels = slot->left_out ? NULL : slot->pixels;
     batch->image_bytes = (int64_t)l->image_bytes;
     l->in_step += seqs;
     return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->texts);
@@ -24037,11 +24053,26 @@ static uint64_t tt__loader_source_hash(void *self)
     return hash;
 }
 
+/* Images of other processes are not made. */
+static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
+{
+    tt_loader *l = (tt_loader *)self;
+    pthread_mutex_lock(&l->mutex);
+    l->dealt_anew |= data != l->deal_data || first != l->deal_first || end != l->deal_end ||
+                     by_step != l->deal_by_step;
+    l->deal_data = data;
+    l->deal_first = first;
+    l->deal_end = end;
+    l->deal_by_step = by_step;
+    pthread_mutex_unlock(&l->mutex);
+}
+
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
     tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
-                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes};
+                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes,
+                   tt__loader_source_deal};
     l->source = s;
     return &l->source;
 }
@@ -24052,7 +24083,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 "
                         "to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
     pthread_mutex_lock(&l->mutex);
-    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed)
+    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed && !l->dealt_anew)
         return pthread_mutex_unlock(&l->mutex), TT_OK;
     l->cursor = l->texts; /* nothing more is begun */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
@@ -24068,7 +24099,7 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
     l->step = step;
     l->in_step = l->micro = 0;
     l->cursor = tt__min(step * l->o.batch, l->texts);
-    l->failed = false;
+    l->failed = l->dealt_anew = false;
     for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
     l->base = step * tt__loader_micros(l, l->o.batch);
     pthread_cond_broadcast(&l->work);
@@ -25960,7 +25991,7 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         const int at = tt__input_named(r, a->input);
         if (at < 0 || r->rows[at]) continue;
         const bool zeros = predicting && !r->needed[r->inputs[at].value.id];
-        if (!a->data && !zeros) continue;
+        if (!a->data && !zeros && tt__has_data_rank(p, rank)) continue;
         r->rows[at] = a->rows;
         status = tt_set_rank(p, rank, r->inputs[at].value, zeros ? r->zeros : a->data, a->rows);
     }
@@ -26118,6 +26149,17 @@ static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t ep
                     "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
 }
 
+/* Tells a source which data ranks are of this process. */
+static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
+{
+    const tt_program *p = r->eval;
+    int first = 0, end = r->data;
+    if (!s->deal || !r->ctx->net) return;
+    while (first < end && !tt__has_data_rank(p, first)) first++;
+    while (end > first && !tt__has_data_rank(p, end - 1)) end--;
+    s->deal(s->self, r->data, first, end, by_step);
+}
+
 /* What the unit of the model counts. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
@@ -26131,6 +26173,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     int set = 0; /* batches, on so many data ranks */
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__none_staged(r);
+    tt__deal(r, source, false);
     if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
     while (status == TT_OK && more && !(stop && *stop)) {
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
@@ -27041,6 +27084,7 @@ static tt_status tt__fit_epoch(tt__fit *f)
     int micros = 0; /* of the step */
     double began = tt__seconds(), items = 0;
     tt_context *ctx = f->r->ctx;
+    tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
     while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* steps stay whole */
         float lr = tt_trainer_lr(f->r);
