@@ -83,7 +83,7 @@ GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
 endif
 ALL_LOGS := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(GPU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
 # The longest first, so that at the end no processor waits for one of them.
-LONGEST  := $(foreach t,test_ops test_peers test_parallel test_trainer test_planner, \
+LONGEST  := $(foreach t,check_mpi test_ops test_peers test_parallel test_trainer test_planner, \
             $(filter $(B)/cuda_emu/$(t).%.log $(B)/$(t).log,$(ALL_LOGS)))
 LOGS     := $(LONGEST) $(filter-out $(LONGEST),$(ALL_LOGS))
 

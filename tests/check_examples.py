@@ -92,7 +92,7 @@ def wrong_options_are_named(folder):
     refused(TEXT, "--data=/dev/null",
             saying="cannot open '/dev/null': it is a pipe or a device; expected a regular file")
     refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
-    refused(TEXT, "--plan", "--offload=optimizer,params", saying="offload 'params' is unknown: use none, or")
+    refused(TEXT, "--plan", "--offload=optimizer,params", saying="offload 'params' is unknown: use none or budget")
     for program in TEXT, IMAGES:
         refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")
         refused(program, "--out", "a" * 1200, saying="--out is 1200 characters long; 1 to 1000 are possible")
