@@ -835,28 +835,65 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), equal to
-   BertTokenizer of transformers 5.23.0 with tokenizers 0.23.3, from a vocab.txt: one token a line, its number
-   the id, white space at the end of a line left out. Immutable: any number of threads may use one. */
+/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of two kinds:
+   - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt: one
+     token a line, its number the id, white space at the end of a line left out.
+   - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
+     Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral. It may have
+     added tokens; the normalizers Sequence, NFC, Prepend and Replace (of a String); the pre-tokenizers Sequence,
+     ByteLevel, Split (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits,
+     Punctuation and Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing, RobertaProcessing and
+     BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String), ByteFallback, Fuse, Strip and
+     Metaspace. What else a file asks for is refused by name. "truncation" and "padding" are not read.
+   Immutable: any number of threads may use one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
-/* Uncased (`lowercase`): lower-cased and accents stripped; cased: neither. */
+/* What a token is for. */
+typedef enum tt_special_token {
+    TT_TOKEN_UNK, TT_TOKEN_BOS, TT_TOKEN_EOS, TT_TOKEN_PAD, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_MASK,
+    TT_TOKEN_COUNT
+} tt_special_token;
+
+/* WordPiece. Uncased (`lowercase`): lower-cased and accents stripped; cased: neither. */
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase);
-/* From a Hugging Face folder: vocab.txt, and tokenizer_config.json's do_lower_case if that file is there
-   (else true). TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than
-   do_lower_case, no CJK splitting, split_special_tokens). */
+/* From a Hugging Face folder:
+   - with vocab.txt: WordPiece, with tokenizer_config.json's do_lower_case if that file is there (else true).
+     TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than do_lower_case, no CJK
+     splitting, split_special_tokens).
+   - else with tokenizer.json, which alone decides ids.
+   - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
+     config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with tokenizer_config.json's
+     added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes vocab.txt and tokenizer_config.json into a folder, as transformers reads them. */
+/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of byte-pair encoding the
+   files that it was loaded from, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
-int tt_tokenizer_size(const tt_tokenizer *k);
+int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
+/* As the vocabulary has it: in byte-level encoding a space is U+0120. NULL: no token has this id. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* [CLS] pieces [SEP], cut to max_tokens (>= 2) in all, into ids (room for max_tokens). Returns how many.
-   Invalid UTF-8 bytes count as U+FFFD, which is dropped. [SEP], [CLS], [PAD], [MASK] or [UNK] spelled out in
-   a text, in capitals, becomes that token if the vocabulary has it, as in transformers: a text can forge the
-   structure of a sequence, so remove these from texts that you don't trust. */
+/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding what tokenizer_config.json,
+   special_tokens_map.json or config.json (bos_token_id and so on) say, in this order; TT_TOKEN_EOS, which ends a
+   document, is else "<|endoftext|>" if there is one. */
+int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
+/* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and [SEP] of
+   WordPiece, what the post-processor says of byte-pair encoding. Returns how many; 0 if max_tokens has no room for
+   those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words of
+   more than 64 bytes). Invalid UTF-8 bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a
+   text, such as [SEP] in capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in
+   transformers: a text can forge the structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
+/* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if `special`.
+   -1: out of memory. */
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
+                            int64_t room);
+/* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of all
+   of it, which are UTF-8 and may hold NULs: U+FFFD stands for bytes that make no character, so that of a text that
+   is still growing the last character may change. Ids without a token are left out, as are special tokens if
+   skip_special. -1: out of memory. */
+int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
+                            size_t capacity);
 
 /* ----------------------------------------------------------------------------------------------- datasets */
 
@@ -21104,7 +21141,7 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 
 /* ===========================================================================================================
    FORMATS                                                                                           >>formats
-   JSON, safetensors, BERT's tokenizer, images, datasets and batches. Uses >>base and >>unicode's tables.
+   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode's tables.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
    ======================================================================================================== */
@@ -21753,14 +21790,19 @@ static void tt__json_quote(tt__text *text, const char *string)
     tt__print(text, "\"");
 }
 
-static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
+static tt_status tt__write_bytes(tt_context *ctx, const char *path, const char *bytes, size_t n)
 {
     tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
     if (!w) return TT_ERR_MEMORY;
-    if (tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, text, strlen(text));
+    if (tt__writer_begin(w, ctx, path) == TT_OK) tt__write(w, bytes, n);
     tt_status status = tt__writer_end(w);
     tt__free(ctx, w);
     return status;
+}
+
+static tt_status tt__write_text(tt_context *ctx, const char *path, const char *text)
+{
+    return tt__write_bytes(ctx, path, text, strlen(text));
 }
 
 /* Writes what `print` prints into a file of a folder. */
@@ -22314,6 +22356,19 @@ static bool tt__is_cjk(uint32_t c);                                /* a word of 
    result: 1 to 3. */
 static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3]);
 
+/* What byte-pair tokenizers ask: bits of a code point, as the regular expressions and splitters of `tokenizers`
+   tell them apart, and canonical composition. */
+enum {
+    TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64 /* NFC may change it, or what is before it */
+};
+typedef struct tt__letters tt__letters;
+static tt__letters *tt__letters_new(tt_context *ctx);              /* to be freed */
+static const uint8_t *tt__letters_bits(const tt__letters *l);      /* (0x110000) bits TT__IS_... */
+/* NFC of the code points of a text, in place: up to four times as many must fit into `points`, and into
+   `spare`. Returns how many there are. */
+static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
+
 /* --------------------------------------------------------------------------------------------- tokenizer */
 
 /* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py compares the two. A word is looked
@@ -22336,8 +22391,15 @@ enum { TT__UNK, TT__CLS, TT__SEP };
 typedef struct tt__wordpiece { uint32_t start, bytes; bool continues; } tt__wordpiece;
 typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
 
+typedef struct tt__bpe tt__bpe; /* a byte-pair tokenizer */
+enum { TT__AROUND = 16 };       /* ids that stand before or behind those of a text, at most */
+
 struct tt_tokenizer {
     tt_context *ctx;
+    tt__bpe *bpe;             /* NULL: words and pieces of them, as the following */
+    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
+    int n_before, n_behind;
+    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
     tt__unicode *unicode;
     tt__file_bytes file;      /* vocab.txt with a NUL behind each token */
     tt__wordpiece *pieces;      /* by id */
@@ -22350,13 +22412,6 @@ struct tt_tokenizer {
     uint8_t low[TT__LOW];     /* TT__CLASS_... of the code points that most words have */
     int32_t punctuation[128]; /* id of the words that are one ASCII punctuation character */
 };
-
-void tt_tokenizer_free(tt_tokenizer *k)
-{
-    if (!k) return;
-    void *const owned[] = {k->file.bytes, k->unicode, k->pieces, k->slots, k};
-    tt__free_all(k->ctx, owned, TT__COUNT(owned));
-}
 
 /* The slot that holds the piece, or the free one where it belongs. */
 static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t bytes, bool continues,
@@ -22380,15 +22435,7 @@ static uint32_t tt__vocab_hash(const char *text, size_t bytes, bool continues)
     return hash;
 }
 
-int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
-
-const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
-{
-    if (id < 0 || id >= k->size) return NULL;
-    return k->file.bytes + k->pieces[id].start - (k->pieces[id].continues ? 2 : 0);
-}
-
-int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
+static int tt__vocab_find(const tt_tokenizer *k, const char *token)
 {
     size_t bytes = strlen(token);
     bool continues = bytes > 2 && token[0] == '#' && token[1] == '#';
@@ -22447,7 +22494,7 @@ static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
         if (piece->bytes <= TT__WORD_BYTES) k->longest = (int)tt__max(k->longest, (int64_t)piece->bytes);
     }
     for (int i = 0; i < TT__COUNT(tt__special_tokens); i++) {
-        k->special[i] = tt_tokenizer_find(k, tt__special_tokens[i]);
+        k->special[i] = tt__vocab_find(k, tt__special_tokens[i]);
         if (i <= TT__SEP && k->special[i] < 0)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt of "
                             "a BERT, one token a line?", path, tt__special_tokens[i], k->size);
@@ -22471,11 +22518,18 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
         bool upper = c >= 'A' && c <= 'Z';
         k->classes[c] = (uint8_t)tt__class(k->unicode, c);
         if (k->classes[c] == TT__CLASS_LETTER) k->classes[c] = (uint8_t)(upper && lowercase ? c + 32 : c);
-        int id = c ? tt_tokenizer_find(k, one) : -1;
+        int id = c ? tt__vocab_find(k, one) : -1;
         k->punctuation[c] = id < 0 ? k->special[TT__UNK] : id;
     }
     for (uint32_t c = 0; c < TT__LOW; c++) k->low[c] = (uint8_t)tt__class(k->unicode, c);
     k->classes[(int)'['] = TT__CLASS_LETTER; /* it may begin a special token */
+    static const int roles[TT__COUNT(tt__special_tokens)] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP,
+                                                             TT_TOKEN_PAD, TT_TOKEN_MASK};
+    for (int i = 0; i < TT_TOKEN_COUNT; i++) k->roles[i] = -1;
+    for (int i = 0; i < TT__COUNT(roles); i++) k->roles[roles[i]] = k->special[i];
+    k->before[0] = k->special[TT__CLS];
+    k->behind[0] = k->special[TT__SEP];
+    k->n_before = k->n_behind = 1;
     return k;
 }
 
@@ -22534,18 +22588,6 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
     if (status != TT_OK || !unsupported) return status;
     return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
                     unsupported);
-}
-
-tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
-{
-    char vocab[TT__PATH], config[TT__PATH];
-    bool lowercase = true;
-    tt__json j;
-    tt_status status = tt__json_open_if_there(&j, ctx, config, folder, "tokenizer_config.json");
-    if (status == TT_OK && j.count) status = tt__tokenizer_config(&j, &lowercase);
-    if (status == TT_OK) status = tt__path_join(ctx, vocab, folder, "vocab.txt");
-    tt__json_free(&j);
-    return status == TT_OK ? tt_tokenizer_open(ctx, vocab, lowercase) : NULL;
 }
 
 typedef struct tt__word {     /* the word that is being read, and the ids so far */
@@ -22666,17 +22708,16 @@ static size_t tt__word_bracket(tt__word *w, const char *text, size_t bytes)
     return 1;
 }
 
-/* tt_tokenize with room for max_tokens >= 2. Reads on to the end of a text that is longer if `whole`. Returns
-   how many ids the text has: of those beyond max_tokens, all if `whole`, else some. */
-static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
-                        bool whole)
+/* The ids of a text, of which `room` are kept. Returns how many there are: of those beyond room, all if
+   `whole`, else some. */
+static int tt__wordpieces(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int room,
+                          bool whole)
 {
     tt__word w;
     w.k = k;
     w.ids = ids;
     w.count = w.chars = w.bytes = w.barrier = 0;
-    w.limit = max_tokens - 1; /* [SEP] always fits */
-    tt__word_id(&w, k->special[TT__CLS]);
+    w.limit = room;
     for (size_t at = 0; at < bytes && (whole || w.count < w.limit);) {
         unsigned char byte = (unsigned char)text[at];
         uint8_t c = k->classes[byte];
@@ -22703,20 +22744,8 @@ static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, i
         }
     }
     tt__word_end(&w);
-    ids[w.count < w.limit ? w.count : w.limit] = k->special[TT__SEP];
-    return w.count < INT_MAX ? w.count + 1 : INT_MAX;
+    return w.count;
 }
-
-int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
-{
-    if (max_tokens < 2) return 0;
-    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
-}
-
-/* ------------------------------------------------------------------------------------------------ images */
-
-#define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
-#define TT__WEIGHT_BITS 22   /* a weight's fraction: with the 8 bits of a pixel and 2 to spare, 32 */
 
 typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
 
@@ -22732,6 +22761,1942 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     }
     return b->memory;
 }
+
+/* ------------------------------------------------------------------------------------ byte-pair tokenizer */
+
+/* A tokenizer.json with byte-pair encoding (Sennrich et al. 2016), as the Rust package `tokenizers` does it;
+   tests/golden/compare_bpe.py compares the two. A text is cut at the added tokens that are spelled out in it;
+   the rest is normalized, cut at the added tokens that are spelled out then, and cut into words by splitters;
+   the symbols of a word are merged, those of the earliest merge first; the post-processor's ids go around all.
+   Most words are one token: whether the merges make it of its text is found out when it is first met. */
+#define TT__BPE_IDS (1 << 22)       /* a larger id is refused: memory is by id */
+#define TT__BPE_TOKEN_BYTES 4096    /* a longer added token is refused: it is looked for at every byte */
+#define TT__BPE_NONE UINT32_MAX
+enum {
+    TT__BPE_STAGES = 16, /* normalizers, splitters or decoders in a row */
+    TT__BPE_SHORT = 64   /* bytes of a word whose merges are found by looking through all */
+};
+
+typedef enum tt__stage_kind {
+    TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE,                                    /* normalizers */
+    TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_METASPACE,
+    TT__STAGE_BYTES,                                                                        /* splitters */
+    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP                                /* decoders */
+} tt__stage_kind;
+
+/* The regular expressions that GPT-2 began:
+   contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last | white space */
+typedef struct tt__pattern {
+    bool any_case;   /* of contractions: 's 't 're 've 'm 'll 'd */
+    bool any_prefix; /* what may stand before letters: anything but a line end or a digit; else a space */
+    bool line_ends;  /* others take line ends behind them; white space ends at its last line end */
+    int digits;      /* at most so many together; 0: any number, and a space before them */
+} tt__pattern;
+
+static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     {false, false, false, 0}}, /* GPT-2 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
+    {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
+};
+static const char tt__three_digits[] = "[0-9][0-9][0-9]"; /* Falcon's */
+
+typedef struct tt__stage {
+    tt__stage_kind kind;
+    tt__pattern pattern;
+    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run */
+    bool splits;                   /* BYTES: by GPT-2's pattern; METASPACE: before each replacement */
+    bool prefix_space;             /* BYTES */
+    bool prefix_always, prefix_first; /* METASPACE */
+    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from) */
+    size_t from_bytes, to_bytes;
+    int64_t start, stop;           /* STRIP: characters at most */
+} tt__stage;
+
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__BPE_NONE: there is none */
+
+/* Texts to ids: open addressing, at most half full. */
+typedef struct tt__ids_by_text {
+    const char *base;
+    const tt__slice *slices; /* by id */
+    tt__bucket *slots;
+    uint32_t mask;
+} tt__ids_by_text;
+
+typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule; /* pair UINT64_MAX: free */
+
+/* A tree of the bytes of added tokens. */
+typedef struct tt__trie_node { int32_t child, sibling, added; uint8_t byte; } tt__trie_node; /* -1: none */
+typedef struct tt__trie {
+    int32_t root[256];
+    tt__trie_node *nodes;
+    int count, capacity;
+} tt__trie;
+
+typedef struct tt__added {
+    const char *text;  /* as it is looked for and decoded: normalized, where that is asked for */
+    size_t bytes;
+    int32_t id;
+    bool single_word, lstrip, rstrip, normalized, special;
+    bool skipped;      /* special, and its text is as the file has it: left out of what is decoded */
+} tt__added;
+
+typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
+
+struct tt__bpe {
+    tt_context *ctx;
+    tt__letters *letters;
+    const uint8_t *bits;
+    tt__chunk *chunks;            /* the texts of stages and added tokens */
+    tt__kept_file kept[5];        /* what tt_tokenizer_save writes */
+    int n_kept;
+    char *texts, *words_text;     /* of all tokens; what they stand for in a text */
+    tt__slice *text, *word;       /* (size) */
+    int vocab;                    /* ids below this may be the vocabulary's; others are added */
+    tt__ids_by_text by_text, by_word;
+    uint8_t *whole;               /* (vocab) does its text become this token? 0: not known, 1: yes, 2: no */
+    uint32_t longest;             /* bytes of a word of the vocabulary */
+    tt__bpe_rule *merges;
+    int merge_shift;
+    uint64_t merge_mask;
+    bool fuse_unk, byte_fallback, ignore_merges;
+    int unk;                      /* -1: what has no token is left out */
+    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
+    int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
+    bool cuts;                    /* no merge is across the start of a run of U+2581: words end there */
+    tt__stage normalizers[TT__BPE_STAGES], splitters[TT__BPE_STAGES], decoders[TT__BPE_STAGES];
+    int n_normalizers, n_splitters, n_decoders;
+    int mapped_at;                /* splitters from here on see bytes as characters; n_splitters: none */
+    bool decodes;                 /* there is a decoder; else tokens are joined by spaces */
+    tt__added *added;
+    int n_added, cap_added;
+    int32_t *added_of;            /* (size) which of these an id is; -1: none */
+    tt__trie tries[2];            /* those looked for before and after normalization */
+};
+
+static void tt__bpe_free(tt__bpe *b)
+{
+    if (!b) return;
+    tt__chunks_free(b->ctx, &b->chunks);
+    for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
+    void *const owned[] = {b->letters, b->texts, b->words_text, b->text, b->word, b->by_text.slots,
+                           b->by_word.slots, b->whole, b->merges, b->added, b->added_of, b->tries[0].nodes,
+                           b->tries[1].nodes, b};
+    tt__free_all(b->ctx, owned, TT__COUNT(owned));
+}
+
+/* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
+
+static bool tt__byte_prints(uint32_t b)
+{
+    return (b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xFF && b != 0xAD);
+}
+
+static uint32_t tt__byte_char(uint32_t b)
+{
+    return tt__byte_prints(b) ? b : 0x100 + (b <= 0x20 ? b : b <= 0xA0 ? b - 0x7F + 33 : 67);
+}
+
+static int tt__char_byte(uint32_t c) /* -1: of none */
+{
+    if (c < 0x100) return tt__byte_prints(c) ? (int)c : -1;
+    if (c > 0x143) return -1;
+    c -= 0x100;
+    return (int)(c < 33 ? c : c < 67 ? c - 33 + 0x7F : 0xAD);
+}
+
+/* ---- lookups */
+
+static uint32_t tt__bpe_hash(const char *text, size_t bytes)
+{
+    uint64_t hash = 0x9E3779B97F4A7C15u ^ bytes, word;
+    for (; bytes >= 8; bytes -= 8, text += 8) {
+        memcpy(&word, text, 8);
+        hash = (hash ^ word) * 0xFF51AFD7ED558CCDu;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    for (size_t i = 0; i < bytes; i++) word |= (uint64_t)(uint8_t)text[i] << 8 * i;
+    hash = (hash ^ word) * 0xFF51AFD7ED558CCDu;
+    return (uint32_t)(hash >> 32 ^ hash);
+}
+
+static tt__bucket *tt__bpe_slot(const tt__ids_by_text *t, const char *text, size_t bytes, uint32_t hash)
+{
+    for (uint32_t at = hash & t->mask;; at = (at + 1) & t->mask) {
+        tt__bucket *slot = &t->slots[at];
+        if (slot->id < 0) return slot;
+        if (slot->hash != hash) continue;
+        const tt__slice *slice = &t->slices[slot->id];
+        if (slice->bytes == bytes && memcmp(t->base + slice->start, text, bytes) == 0) return slot;
+    }
+}
+
+static int tt__bpe_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
+{
+    return tt__bpe_slot(t, text, bytes, tt__bpe_hash(text, bytes))->id;
+}
+
+static const tt__bpe_rule *tt__bpe_merge(const tt__bpe *b, int32_t left, int32_t right) /* pair UINT64_MAX: none */
+{
+    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t at = pair * 0x9E3779B97F4A7C15u >> b->merge_shift;
+    while (b->merges[at].pair != pair && b->merges[at].pair != UINT64_MAX) at = (at + 1) & b->merge_mask;
+    return &b->merges[at];
+}
+
+/* ---- a text's way to ids */
+
+typedef struct tt__encoder {
+    const tt__bpe *b;
+    int32_t *ids;
+    int64_t count, room;   /* ids so far, of which `room` are kept */
+    bool whole;            /* count all ids; else some of those beyond room */
+    bool failed;           /* out of memory */
+    tt__buffer clean, normal[2], points, spare, stages[TT__BPE_STAGES], symbols, heap;
+} tt__encoder;
+
+static void tt__encoder_id(tt__encoder *e, int32_t id)
+{
+    if (e->count < e->room) e->ids[e->count] = id;
+    e->count++;
+}
+
+static bool tt__encoder_done(const tt__encoder *e) { return e->failed || (!e->whole && e->count >= e->room); }
+
+static void *tt__encoder_room(tt__encoder *e, tt__buffer *buffer, size_t n, size_t item)
+{
+    void *memory = tt__buffer_get(e->b->ctx, buffer, n ? n : 1, item);
+    e->failed |= !memory;
+    return memory;
+}
+
+/* The next character, of bytes that stand for one each if `mapped`. */
+static uint32_t tt__bpe_char(bool mapped, const char *text, size_t bytes, size_t *at)
+{
+    return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
+}
+
+/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
+   *unknown for more of its kind. Returns how many are added. */
+static size_t tt__bpe_symbol(const tt__bpe *b, uint32_t c, int32_t *to, bool *unknown)
+{
+    char text[4];
+    size_t n = 0, bytes = (size_t)tt__utf8_put(c, text), missing = 0;
+    int id = -1;
+    if (b->mapped_at == b->n_splitters) id = tt__bpe_find(&b->by_word, text, bytes);
+    else if (tt__char_byte(c) >= 0) id = b->bytes[tt__char_byte(c)];
+    if (id >= 0) {
+        if (*unknown) to[n++] = b->unk;
+        *unknown = false;
+        to[n++] = id;
+        return n;
+    }
+    for (size_t i = 0; i < bytes; i++) missing += b->fallback[(uint8_t)text[i]] < 0;
+    if (b->byte_fallback && !missing) {
+        for (size_t i = 0; i < bytes; i++) to[n++] = b->fallback[(uint8_t)text[i]];
+    } else if (b->unk >= 0) {
+        if (*unknown && !b->fuse_unk) to[n++] = b->unk;
+        *unknown = true;
+    }
+    return n;
+}
+
+/* The symbols of a word: at most 2 for each byte, and one. */
+static size_t tt__bpe_symbols(const tt__bpe *b, const char *text, size_t bytes, int32_t *to)
+{
+    const bool mapped = b->mapped_at < b->n_splitters;
+    bool unknown = false;
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        int32_t id = mapped && !unknown ? b->bytes[(uint8_t)text[at]] : -1;
+        if (id >= 0) to[n++] = id, at++;
+        else n += tt__bpe_symbol(b, tt__bpe_char(mapped, text, bytes, &at), to + n, &unknown);
+    }
+    if (unknown) to[n++] = b->unk;
+    return n;
+}
+
+/* Merges the symbols of a short word in place. Returns how many are left. */
+static size_t tt__bpe_merge_short(const tt__bpe *b, int32_t *symbols, size_t n)
+{
+    const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
+    for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(b, symbols[i], symbols[i + 1]);
+    while (n > 1) {
+        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < n; i++)
+            if (merges[i]->rank < best) best = merges[i]->rank, at = i;
+        if (best == UINT32_MAX) break;
+        symbols[at] = merges[at]->id;
+        n--;
+        for (size_t i = at + 1; i < n; i++) {
+            symbols[i] = symbols[i + 1];
+            merges[i - 1] = merges[i];
+        }
+        if (at + 1 < n) merges[at] = tt__bpe_merge(b, symbols[at], symbols[at + 1]);
+        if (at > 0) merges[at - 1] = tt__bpe_merge(b, symbols[at - 1], symbols[at]);
+    }
+    return n;
+}
+
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
+
+static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
+{
+    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
+}
+
+static void tt__bpe_push(const tt__bpe *b, tt__bpe_pair *heap, size_t *n, const tt__bpe_link *links, int32_t at)
+{
+    if (at < 0 || links[at].after < 0) return;
+    const tt__bpe_rule *m = tt__bpe_merge(b, links[at].id, links[links[at].after].id);
+    if (m->pair == UINT64_MAX) return;
+    const tt__bpe_pair pair = {m->rank, at, m->id};
+    size_t to = (*n)++;
+    for (; to && tt__bpe_earlier(&pair, &heap[(to - 1) / 2]); to = (to - 1) / 2) heap[to] = heap[(to - 1) / 2];
+    heap[to] = pair;
+}
+
+static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
+{
+    const tt__bpe_pair top = heap[0], last = heap[--*n];
+    size_t to = 0;
+    for (size_t child = 1; child < *n; child = 2 * to + 1) {
+        if (child + 1 < *n && tt__bpe_earlier(&heap[child + 1], &heap[child])) child++;
+        if (!tt__bpe_earlier(&heap[child], &last)) break;
+        heap[to] = heap[child];
+        to = child;
+    }
+    heap[to] = last;
+    return top;
+}
+
+/* The same of a word of any length, in n log n. */
+static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
+{
+    const tt__bpe *b = e->b;
+    size_t pairs = 0, left = 0;
+    if (n > INT32_MAX / 2) { e->failed = true; return 0; }
+    tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, &e->points, n, sizeof *links);
+    /* each symbol begins a pair, and each merge makes two */
+    tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, &e->heap, 3 * n, sizeof *heap);
+    if (e->failed) return 0;
+    for (size_t i = 0; i < n; i++) {
+        const tt__bpe_link link = {symbols[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
+        links[i] = link;
+    }
+    for (size_t i = 0; i + 1 < n; i++) tt__bpe_push(b, heap, &pairs, links, (int32_t)i);
+    while (pairs) {
+        const tt__bpe_pair top = tt__bpe_pop(heap, &pairs);
+        tt__bpe_link *first = &links[top.at];
+        if (first->id < 0 || first->after < 0) continue;
+        tt__bpe_link *second = &links[first->after];
+        const tt__bpe_rule *m = tt__bpe_merge(b, first->id, second->id);
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
+        first->id = top.id;
+        first->after = second->after;
+        second->id = -1;
+        if (first->after >= 0) links[first->after].before = top.at;
+        tt__bpe_push(b, heap, &pairs, links, first->before);
+        tt__bpe_push(b, heap, &pairs, links, top.at);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (links[i].id >= 0) symbols[left++] = links[i].id;
+    return left;
+}
+
+static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__bpe *b = e->b;
+    int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
+    const int id = bytes <= b->longest ? tt__bpe_find(&b->by_word, text, bytes) : -1;
+    if (id >= 0 && (b->ignore_merges || __atomic_load_n(&b->whole[id], __ATOMIC_RELAXED) == 1)) {
+        tt__encoder_id(e, id);
+        return;
+    }
+    if (bytes > TT__BPE_SHORT) symbols = (int32_t *)tt__encoder_room(e, &e->symbols, 2 * bytes + 1, 4);
+    if (!symbols) return;
+    size_t n = tt__bpe_symbols(b, text, bytes, symbols);
+    n = bytes > TT__BPE_SHORT ? tt__bpe_merge_long(e, symbols, n) : tt__bpe_merge_short(b, symbols, n);
+    if (id >= 0 && !e->failed)
+        __atomic_store_n(&b->whole[id], (uint8_t)(n == 1 && symbols[0] == id ? 1 : 2), __ATOMIC_RELAXED);
+    for (size_t i = 0; i < n; i++) tt__encoder_id(e, symbols[i]);
+}
+
+/* Words that no splitter made. */
+static void tt__bpe_words(tt__encoder *e, const char *text, size_t bytes)
+{
+    size_t from = 0;
+    bool mark = true;
+    for (size_t at = 0; e->b->cuts && at + 2 < bytes && !tt__encoder_done(e);) {
+        const bool here = memcmp(text + at, "\xE2\x96\x81", 3) == 0;
+        if (here && !mark) {
+            tt__bpe_word(e, text + from, at - from);
+            from = at;
+        }
+        mark = here;
+        at += here ? 3 : 1;
+    }
+    if (!tt__encoder_done(e)) tt__bpe_word(e, text + from, bytes - from);
+}
+
+/* ---- splitters */
+
+/* Where the run of characters ends from `at` on whose bits & mask are `value`; at most `most` of them. */
+static size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes, size_t at,
+                           size_t most)
+{
+    for (size_t next; at < bytes && most; at = next, most--) {
+        const uint8_t byte = (uint8_t)text[at];
+        next = at + 1;
+        const uint32_t c = byte < 0x80 ? byte : (next = at, tt__utf8_next(text, bytes, &next));
+        if ((bits[c] & mask) != value) break;
+    }
+    return at;
+}
+
+static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
+
+/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
+static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
+{
+    const char other = any_case ? 0x20 : 0;
+    const char a = (char)(bytes ? text[0] | (text[0] >= 'A' && text[0] <= 'Z' ? other : 0) : 0);
+    const char b = (char)(bytes > 1 ? text[1] | (text[1] >= 'A' && text[1] <= 'Z' ? other : 0) : 0);
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 1;
+    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 2;
+    return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
+}
+
+/* Where the match that begins at `at` ends; every character is in one. */
+static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
+                              size_t at)
+{
+    const int kinds = TT__IS_LETTER | TT__IS_NUMBER | TT__IS_SPACE;
+    size_t next = at, after = at, end;
+    const uint32_t c = tt__utf8_next(text, bytes, &next);
+    const int kind = bits[c] & kinds;
+    int then = -1; /* what is behind c; -1: the end */
+    if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
+    if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next, SIZE_MAX);
+    if (kind == TT__IS_NUMBER)
+        return tt__bits_end(bits, kinds, kind, text, bytes, next, p->digits ? (size_t)p->digits - 1 : SIZE_MAX);
+    after = next;
+    if (next < bytes) then = bits[tt__utf8_next(text, bytes, &after)] & kinds;
+    const bool prefix = c == ' ' || (p->any_prefix && !(c == '\n' || c == '\r'));
+    if (prefix && then == TT__IS_LETTER) return tt__bits_end(bits, kinds, then, text, bytes, next, SIZE_MAX);
+    if (c == ' ' && then == TT__IS_NUMBER && !p->digits)
+        return tt__bits_end(bits, kinds, then, text, bytes, next, SIZE_MAX);
+    if (!kind || (c == ' ' && then == 0)) {
+        end = tt__bits_end(bits, kinds, 0, text, bytes, next, SIZE_MAX);
+        while (p->line_ends && end < bytes && tt__is_line_end(text[end])) end++;
+        return end;
+    }
+    end = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, next, SIZE_MAX);
+    for (size_t last = end; p->line_ends && last > at; last--)
+        if (tt__is_line_end(text[last - 1])) return last;
+    if (end == bytes || end == next) return end;
+    return tt__utf8_last(text, end);
+}
+
+static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first);
+
+/* Runs of characters of a class, or each of them, and the runs between them. */
+static void tt__bpe_split_class(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt__bpe *b = e->b;
+    const tt__stage *s = &b->splitters[stage];
+    const bool mapped = stage > b->mapped_at;
+    const int mask = s->kind == TT__STAGE_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
+    size_t from = 0, at = 0;
+    bool inside = false;
+    while (at < bytes && !tt__encoder_done(e)) {
+        const size_t start = at;
+        const bool is = (b->bits[tt__bpe_char(mapped, text, bytes, &at)] & mask) != 0;
+        if (start > from && (is != inside || (is && s->each))) {
+            tt__bpe_split(e, stage + 1, text + from, start - from, first && !from);
+            from = start;
+        }
+        inside = is;
+    }
+    if (!tt__encoder_done(e)) tt__bpe_split(e, stage + 1, text + from, bytes - from, first && !from);
+}
+
+/* Three digits are a word. */
+static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    size_t from = 0;
+    for (size_t at = 0; at < bytes && !tt__encoder_done(e);) {
+        size_t n = 0;
+        while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
+        if (n < 3) { at += n + 1; continue; }
+        if (at > from) tt__bpe_split(e, stage + 1, text + from, at - from, first && !from);
+        tt__bpe_split(e, stage + 1, text + at, 3, first && !at);
+        from = at += 3;
+    }
+    if (from < bytes && !tt__encoder_done(e))
+        tt__bpe_split(e, stage + 1, text + from, bytes - from, first && !from);
+}
+
+/* Replaces every `from` by `to`. Room for all is in `out`. Returns the bytes. */
+static size_t tt__replace(const tt__stage *s, const char *text, size_t bytes, char *out)
+{
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        const bool here = bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0;
+        if (here) memcpy(out + n, s->to, s->to_bytes);
+        else out[n] = text[at];
+        n += here ? s->to_bytes : 1;
+        at += here ? s->from_bytes : 1;
+    }
+    return n;
+}
+
+/* The bytes that tt__replace needs at most; SIZE_MAX: too many. */
+static size_t tt__replace_bytes(const tt__stage *s, size_t bytes)
+{
+    size_t room;
+    if (s->to_bytes <= s->from_bytes) return bytes;
+    return tt__mul_size(bytes / s->from_bytes + 1, s->to_bytes, &room) && room < SIZE_MAX / 2 - bytes
+         ? room + bytes : SIZE_MAX;
+}
+
+static void tt__bpe_split_metaspace(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt__stage *s = &e->b->splitters[stage];
+    const size_t room = tt__replace_bytes(s, bytes);
+    char *out = room < SIZE_MAX - s->to_bytes
+              ? (char *)tt__encoder_room(e, &e->stages[stage], room + s->to_bytes, 1) : NULL;
+    if (!out) { e->failed = true; return; }
+    size_t n = tt__replace(s, text, bytes, out + s->to_bytes), from = 0;
+    char *begin = out + s->to_bytes;
+    const bool marked = n >= s->to_bytes && memcmp(begin, s->to, s->to_bytes) == 0;
+    if (!marked && (s->prefix_always || (s->prefix_first && first))) {
+        begin = out;
+        memcpy(begin, s->to, s->to_bytes);
+        n += s->to_bytes;
+    }
+    for (size_t at = 1; s->splits && at + s->to_bytes <= n && !tt__encoder_done(e); at++) {
+        if (memcmp(begin + at, s->to, s->to_bytes) != 0) continue;
+        tt__bpe_split(e, stage + 1, begin + from, at - from, first && !from);
+        from = at;
+    }
+    if (!tt__encoder_done(e)) tt__bpe_split(e, stage + 1, begin + from, n - from, first && !from);
+}
+
+/* Splits a text by the splitters from `stage` on. first: it is the start of what is tokenized. */
+static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt__bpe *b = e->b;
+    const tt__stage *s = &b->splitters[stage];
+    if (!bytes) return;
+    if (stage == b->n_splitters) {
+        tt__bpe_words(e, text, bytes);
+        return;
+    }
+    const tt__pattern *pattern = s->kind == TT__STAGE_REGEX ? &s->pattern : NULL;
+    switch (s->kind) {
+    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: tt__bpe_split_class(e, stage, text, bytes, first); return;
+    case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
+    case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
+    default: break;
+    }
+    if (s->kind == TT__STAGE_BYTES) {
+        if (s->prefix_space && text[0] != ' ') {
+            char *out = (char *)tt__encoder_room(e, &e->stages[stage], bytes + 1, 1);
+            if (!out) return;
+            out[0] = ' ';
+            memcpy(out + 1, text, bytes++);
+            text = out;
+        }
+        if (s->splits) pattern = &tt__patterns[0].pattern;
+    }
+    for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
+        end = pattern ? tt__pattern_end(b->bits, pattern, text, bytes, at) : bytes;
+        if (stage + 1 == b->n_splitters) tt__bpe_words(e, text + at, end - at);
+        else tt__bpe_split(e, stage + 1, text + at, end - at, first && !at);
+    }
+}
+
+/* ---- normalizers */
+
+/* NFC of a text that has an unstable character at `at`. Only what is around those is looked at. */
+static const char *tt__bpe_nfc(tt__encoder *e, const char *text, size_t *bytes, tt__buffer *to)
+{
+    const uint8_t *bits = e->b->bits;
+    const size_t all = *bytes;
+    char *out = all < SIZE_MAX / 3 ? (char *)tt__encoder_room(e, to, 3 * all, 1) : NULL; /* U+1D160: 4 to 12 */
+    size_t copied = 0, last = 0, n = 0;
+    if (!out) { e->failed = true; return NULL; }
+    for (size_t at = 0; at < all;) {
+        size_t from = at, count = 0;
+        if (!(bits[tt__utf8_next(text, all, &at)] & TT__IS_UNSTABLE)) { last = from; continue; }
+        size_t end = at; /* of the unstable run */
+        for (size_t next = at; next < all; end = next)
+            if (!(bits[tt__utf8_next(text, all, &next)] & TT__IS_UNSTABLE)) break;
+        memcpy(out + n, text + copied, last - copied);
+        n += last - copied;
+        if (end - last > SIZE_MAX / 16) { e->failed = true; return NULL; }
+        uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, 4 * (end - last), 4);
+        uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, 4 * (end - last), 4);
+        if (e->failed) return NULL;
+        for (size_t next = last; next < end;) points[count++] = tt__utf8_next(text, end, &next);
+        count = tt__nfc(e->b->letters, points, count, spare);
+        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(points[i], out + n);
+        copied = last = at = end;
+    }
+    memcpy(out + n, text + copied, all - copied);
+    *bytes = n + all - copied;
+    return out;
+}
+
+/* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
+static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
+{
+    const tt__bpe *b = e->b;
+    for (int i = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
+        const tt__stage *s = &b->normalizers[i];
+        tt__buffer *to = &e->normal[i % 2];
+        char *out = NULL;
+        if (s->kind == TT__STAGE_NFC) {
+            bool stable = true;
+            for (size_t at = 0; at < *bytes && stable;)
+                stable = (uint8_t)text[at] < 0x80 ? (at++, true)
+                       : !(b->bits[tt__utf8_next(text, *bytes, &at)] & TT__IS_UNSTABLE);
+            if (!stable) text = tt__bpe_nfc(e, text, bytes, to);
+        } else if (s->kind == TT__STAGE_PREPEND) {
+            if (*bytes < SIZE_MAX - s->to_bytes)
+                out = (char *)tt__encoder_room(e, to, *bytes + s->to_bytes, 1);
+            if (!out) { e->failed = true; break; }
+            memcpy(out, s->to, s->to_bytes);
+            memcpy(out + s->to_bytes, text, *bytes);
+            *bytes += s->to_bytes;
+            text = out;
+        } else {
+            const size_t room = tt__replace_bytes(s, *bytes);
+            if (room < SIZE_MAX) out = (char *)tt__encoder_room(e, to, room, 1);
+            if (!out) { e->failed = true; break; }
+            *bytes = tt__replace(s, text, *bytes, out);
+            text = out;
+        }
+    }
+    return text;
+}
+
+/* ---- added tokens */
+
+static bool tt__bpe_word_at(const tt__bpe *b, const char *text, size_t bytes, size_t at)
+{
+    return at < bytes && (b->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
+}
+
+/* Cuts a text at the added tokens of a trie: 0 before normalization, 1 after it. */
+static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
+
+static void tt__bpe_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+{
+    if (trie == 1) {
+        tt__bpe_split(e, 0, text, bytes, first);
+        return;
+    }
+    text = tt__bpe_normalize(e, text, &bytes);
+    if (!e->failed) tt__bpe_cut(e, 1, text, bytes, first);
+}
+
+static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+{
+    const tt__bpe *b = e->b;
+    const tt__trie *t = &b->tries[trie];
+    size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
+    for (size_t at = 0; t->count && at < bytes && !tt__encoder_done(e);) {
+        size_t start = at, stop = at, i = at;
+        int32_t found = -1;
+        for (int32_t node = t->root[(uint8_t)text[at]]; node >= 0;) {
+            if (t->nodes[node].added >= 0) found = t->nodes[node].added, stop = i + 1;
+            if (++i == bytes) break;
+            for (node = t->nodes[node].child; node >= 0 && t->nodes[node].byte != (uint8_t)text[i];)
+                node = t->nodes[node].sibling;
+        }
+        if (found < 0) { at++; continue; }
+        const tt__added *a = &b->added[found];
+        at = stop;
+        if (a->single_word &&
+            ((start && tt__bpe_word_at(b, text, start, tt__utf8_last(text, start))) ||
+             tt__bpe_word_at(b, text, bytes, stop)))
+            continue;
+        while (a->lstrip && start > from) {
+            const size_t last = tt__utf8_last(text, start);
+            size_t next = last;
+            if (!(b->bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
+            start = last;
+        }
+        if (a->rstrip && stop >= white_to)
+            white_to = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop, SIZE_MAX);
+        if (a->rstrip) stop = white_to;
+        if (from < start) tt__bpe_between(e, trie, text + from, start - from, first && !from);
+        if (!e->failed) tt__encoder_id(e, a->id);
+        from = stop;
+    }
+    if (from < bytes && !tt__encoder_done(e))
+        tt__bpe_between(e, trie, text + from, bytes - from, first && !from);
+}
+
+/* The ids of a text without those around it: `room` are kept. Returns how many there are, all if `whole`; -1:
+   out of memory. */
+static int64_t tt__bpe_encode(const tt__bpe *b, const char *text, size_t bytes, int32_t *ids, int64_t room,
+                              bool whole)
+{
+    tt__encoder e;
+    memset(&e, 0, sizeof e);
+    e.b = b;
+    e.ids = ids;
+    e.room = room;
+    e.whole = whole;
+    size_t invalid = tt__utf8_invalid(text, bytes);
+    if (invalid < bytes) {
+        char *out = bytes < SIZE_MAX / 3 ? (char *)tt__encoder_room(&e, &e.clean, 3 * bytes, 1) : NULL;
+        size_t n = invalid;
+        if (!out) return -1;
+        memcpy(out, text, invalid);
+        for (size_t at = invalid; at < bytes;) {
+            const uint32_t c = tt__utf8_next(text, bytes, &at);
+            n += (size_t)tt__utf8_put(c == TT__INVALID ? 0xFFFD : c, out + n);
+        }
+        text = out;
+        bytes = n;
+    }
+    if (bytes) tt__bpe_cut(&e, 0, text, bytes, true);
+    tt__buffer *const buffers[] = {&e.clean, &e.normal[0], &e.normal[1], &e.points, &e.spare, &e.symbols,
+                                   &e.heap};
+    for (int i = 0; i < TT__COUNT(buffers); i++) tt__free(b->ctx, buffers[i]->memory);
+    for (int i = 0; i < TT__BPE_STAGES; i++) tt__free(b->ctx, e.stages[i].memory);
+    return e.failed ? -1 : e.count;
+}
+
+/* ---- decoding */
+
+/* Parts of a text, one behind the other. */
+typedef struct tt__parts {
+    tt_context *ctx;
+    char *text;
+    size_t used, room;
+    size_t *ends;
+    int n, capacity;
+    bool failed; /* out of memory */
+} tt__parts;
+
+static void tt__parts_add(tt__parts *p, const char *text, size_t bytes)
+{
+    if (p->failed || p->room - p->used >= bytes) {
+        if (!p->failed && bytes) memcpy(p->text + p->used, text, bytes);
+    } else {
+        size_t room = bytes < SIZE_MAX / 4 && p->room < SIZE_MAX / 4 ? (p->room + bytes) * 2 : SIZE_MAX / 2;
+        char *larger = (char *)tt__realloc(p->ctx, p->text, room);
+        p->failed = !larger;
+        if (!larger) return;
+        p->text = larger;
+        p->room = room;
+        memcpy(p->text + p->used, text, bytes);
+    }
+    p->used += bytes;
+}
+
+static void tt__parts_end(tt__parts *p) /* ends the part at hand */
+{
+    p->failed |= !TT__GROW(p->ctx, p->ends, p->n, p->capacity);
+    if (!p->failed) p->ends[p->n++] = p->used;
+}
+
+static void tt__parts_free(tt__parts *p)
+{
+    tt__free(p->ctx, p->text);
+    tt__free(p->ctx, p->ends);
+}
+
+/* Adds a text, with U+FFFD for what is no UTF-8. */
+static void tt__parts_valid(tt__parts *p, const char *text, size_t bytes)
+{
+    for (size_t at = 0; at < bytes;) {
+        const size_t from = at;
+        const bool valid = tt__utf8_next(text, bytes, &at) != TT__INVALID;
+        tt__parts_add(p, valid ? text + from : "\xEF\xBF\xBD", valid ? at - from : 3);
+    }
+}
+
+static int tt__hex_digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+}
+
+static int tt__byte_token(const char *text, size_t bytes) /* what "<0x0A>" stands for; -1: nothing */
+{
+    if (bytes != 6 || memcmp(text, "<0x", 3) != 0 || text[5] != '>') return -1;
+    int high = tt__hex_digit(text[3]), low = tt__hex_digit(text[4]);
+    return high < 0 || low < 0 ? -1 : high * 16 + low;
+}
+
+/* Adds the parts `bytes`, which are one byte each: a text, or where they are none U+FFFD for each. */
+static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
+{
+    if (!*n) return;
+    if (tt__utf8_invalid(bytes, *n) == *n) {
+        tt__parts_add(to, bytes, *n);
+        tt__parts_end(to);
+    } else {
+        for (size_t i = 0; i < *n; i++) {
+            tt__parts_add(to, "\xEF\xBF\xBD", 3);
+            tt__parts_end(to);
+        }
+    }
+    *n = 0;
+}
+
+static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+{
+    size_t end = bytes, at = 0;
+    switch (s->kind) {
+    case TT__STAGE_REPLACE: case TT__STAGE_METASPACE:
+        while (at < bytes) {
+            const bool here = bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0;
+            if (!here) tt__parts_add(to, text + at, 1);
+            else if (!(first && s->prefix_first)) tt__parts_add(to, s->to, s->to_bytes);
+            at += here ? s->from_bytes : 1;
+        }
+        break;
+    case TT__STAGE_STRIP:
+        for (int64_t i = 0; i < s->start && end - at >= s->from_bytes; i++, at += s->from_bytes)
+            if (memcmp(text + at, s->from, s->from_bytes) != 0) break;
+        for (int64_t i = 0; i < s->stop && end - at >= s->from_bytes; i++, end -= s->from_bytes)
+            if (memcmp(text + end - s->from_bytes, s->from, s->from_bytes) != 0) break;
+        tt__parts_add(to, text + at, end - at);
+        break;
+    default: tt__parts_add(to, text, bytes);
+    }
+    tt__parts_end(to);
+}
+
+/* Bytes that stand for characters become bytes again; a token that has other characters stays. */
+static void tt__decode_bytes(const char *text, size_t bytes, tt__parts *to)
+{
+    const size_t used = to->used;
+    for (size_t at = 0; at < bytes;) {
+        const int byte = tt__char_byte(tt__utf8_next(text, bytes, &at));
+        const char c = (char)byte;
+        if (byte < 0) {
+            to->used = used;
+            tt__parts_add(to, text, bytes);
+            return;
+        }
+        tt__parts_add(to, &c, 1);
+    }
+}
+
+static void tt__decode_stage(const tt__stage *s, const tt__parts *from, tt__parts *to)
+{
+    char *run = NULL;
+    size_t pending = 0;
+    to->used = 0;
+    to->n = 0;
+    if (s->kind == TT__STAGE_BYTES || s->kind == TT__STAGE_FUSE) {
+        tt__parts all = {to->ctx, NULL, 0, 0, NULL, 0, 0, false};
+        for (int i = 0; i < from->n && s->kind == TT__STAGE_BYTES; i++) {
+            const size_t start = i ? from->ends[i - 1] : 0;
+            tt__decode_bytes(from->text + start, from->ends[i] - start, &all);
+        }
+        if (s->kind == TT__STAGE_BYTES) tt__parts_valid(to, all.text, all.used);
+        else tt__parts_add(to, from->text, from->used);
+        tt__parts_end(to);
+        to->failed |= all.failed;
+        tt__parts_free(&all);
+        return;
+    }
+    if (s->kind == TT__STAGE_BYTE_FALLBACK && !(run = (char *)tt__alloc(to->ctx, (size_t)from->n + 1)))
+        to->failed = true;
+    for (int i = 0; i < from->n && !to->failed; i++) {
+        const size_t start = i ? from->ends[i - 1] : 0, bytes = from->ends[i] - start;
+        const char *text = from->text + start;
+        const int byte = run ? tt__byte_token(text, bytes) : -1;
+        if (byte >= 0) { run[pending++] = (char)byte; continue; }
+        if (run) tt__parts_bytes(to, run, &pending);
+        tt__decode_part(s, text, bytes, i == 0, to);
+    }
+    if (run) tt__parts_bytes(to, run, &pending);
+    tt__free(to->ctx, run);
+}
+
+/* The text of an id as decoders get it; NULL: it has none. */
+static const char *tt__bpe_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
+{
+    const tt__bpe *b = k->bpe;
+    if (id < 0 || id >= k->size) return NULL;
+    const tt__added *a = b->added_of[id] < 0 ? NULL : &b->added[b->added_of[id]];
+    if (a) return *bytes = a->bytes, skip_special && a->skipped ? NULL : a->text;
+    *bytes = b->text[id].bytes;
+    return b->text[id].bytes == TT__BPE_NONE ? NULL : b->texts + b->text[id].start;
+}
+
+/* Decodes into `p`. False: out of memory. */
+static bool tt__bpe_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
+                           tt__parts *p)
+{
+    const tt__bpe *b = k->bpe;
+    tt__parts other = {b->ctx, NULL, 0, 0, NULL, 0, 0, false};
+    for (int64_t i = 0; i < n; i++) {
+        size_t bytes;
+        const char *text = tt__bpe_text(k, ids[i], skip_special, &bytes);
+        if (!text) continue;
+        if (!b->decodes && p->n) tt__parts_add(p, " ", 1);
+        tt__parts_add(p, text, bytes);
+        tt__parts_end(p);
+    }
+    for (int i = 0; i < b->n_decoders && !p->failed; i++) {
+        tt__decode_stage(&b->decoders[i], p, &other);
+        const tt__parts swap = *p;
+        *p = other;
+        other = swap;
+        p->failed |= other.failed;
+    }
+    tt__parts_free(&other);
+    return !p->failed;
+}
+
+/* ---- reading tokenizer.json */
+
+/* A string of JSON, which may hold a NUL; NULL for another kind. */
+static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
+{
+    if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
+    *bytes = (size_t)j->nodes[node].count;
+    return j->pool + j->nodes[node].integer;
+}
+
+/* The string `key` of an object, of at least one character; kept as long as b. */
+static tt_status tt__bpe_string(tt__bpe *b, const tt__json *j, int object, const char *key, const char **text,
+                                size_t *bytes)
+{
+    tt_status status;
+    const char expected[] = "a string of at least one character";
+    int node = tt__json_member(j, object, key, true, 1 << TT__JSON_STRING, expected, &status);
+    if (node < 0) return status;
+    const char *from = tt__json_bytes(j, node, bytes);
+    if (!*bytes) return tt__json_wrong(j, key, node, "\"\"", expected);
+    *text = tt__chunks_text(b->ctx, &b->chunks, from, *bytes);
+    return *text ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+}
+
+/* The "type" of a component of a tokenizer; NULL and an error where it has none. */
+static const char *tt__bpe_type(const tt__json *j, int node, const char *what)
+{
+    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
+    if (!type)
+        tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an object "
+                 "that has one", j->path, j->base + j->nodes[node].offset, what, tt__json_kind_name(j, node));
+    return type;
+}
+
+static tt_status tt__bpe_unknown(const tt__json *j, int node, const char *what, const char *name,
+                                 const char *known)
+{
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected %s",
+                    j->path, j->base + j->nodes[node].offset, what, name, known);
+}
+
+static tt__stage *tt__bpe_stage(const tt__json *j, int node, tt__stage *stages, int *n, tt__stage_kind kind)
+{
+    if (*n == TT__BPE_STAGES) {
+        tt__bpe_unknown(j, node, "step", "that begins here", "at most 16 steps of a kind");
+        return NULL;
+    }
+    tt__stage *s = &stages[(*n)++];
+    memset(s, 0, sizeof *s);
+    s->kind = kind;
+    return s;
+}
+
+typedef tt_status (*tt__bpe_reader)(tt__bpe *b, const tt__json *j, int node);
+
+/* Reads the members of a Sequence, the array `key`, one after the other. */
+static tt_status tt__bpe_sequence(tt__bpe *b, const tt__json *j, int node, const char *key, tt__bpe_reader read)
+{
+    tt_status status;
+    int list = tt__json_member(j, node, key, true, 1 << TT__JSON_ARRAY, "an array", &status);
+    for (int i = 0, child = list + 1; list >= 0 && i < j->nodes[list].count && status == TT_OK; i++) {
+        status = read(b, j, child);
+        child = j->nodes[child].after;
+    }
+    return status;
+}
+
+/* {"pattern": {"String": from}, "content": to} */
+static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
+{
+    static const char expected[] = "{\"String\": ...}";
+    tt_status status;
+    const char *to = NULL;
+    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, expected, &status);
+    if (pattern < 0) return status;
+    if (tt__json_get(j, pattern, "String") < 0)
+        return tt__bpe_unknown(j, pattern, "pattern", "of a Replace", expected);
+    status = tt__bpe_string(b, j, pattern, "String", &s->from, &s->from_bytes);
+    int content = tt__json_get(j, node, "content");
+    if (status != TT_OK) return status;
+    if (!(to = tt__json_bytes(j, content, &s->to_bytes)))
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string", j->path,
+                        j->base + j->nodes[node].offset);
+    s->to = tt__chunks_text(b->ctx, &b->chunks, to, s->to_bytes);
+    return s->to ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+}
+
+static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
+{
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__bpe_type(j, node, "normalizer");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "Sequence") == 0)
+        return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
+    const bool nfc = strcmp(type, "NFC") == 0, prepend = strcmp(type, "Prepend") == 0;
+    if (!nfc && !prepend && strcmp(type, "Replace") != 0)
+        return tt__bpe_unknown(j, node, "normalizer", type, "Sequence, NFC, Prepend or Replace");
+    tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers,
+                                 nfc ? TT__STAGE_NFC : prepend ? TT__STAGE_PREPEND : TT__STAGE_REPLACE);
+    if (!s) return TT_ERR_UNSUPPORTED;
+    if (nfc) return TT_OK;
+    return prepend ? tt__bpe_string(b, j, node, "prepend", &s->to, &s->to_bytes)
+                   : tt__bpe_replace(b, j, node, s);
+}
+
+static tt_status tt__bpe_read_split(tt__bpe *b, const tt__json *j, int node)
+{
+    tt_status status;
+    const char *behavior = "", *regex = NULL;
+    bool invert = false;
+    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}", &status);
+    if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
+    if (status != TT_OK) return status;
+    regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
+    const bool triples = regex && strcmp(regex, tt__three_digits) == 0;
+    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
+    int known = -1;
+    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
+        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
+    if (known < 0 && !triples)
+        return tt__bpe_unknown(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
+                               "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
+    /* The long patterns match every character: what lies between matches is nothing. */
+    if (triples ? !isolated || invert : !isolated && !(removed && invert))
+        return tt__bpe_unknown(j, node, "behavior of a Split,", behavior, "Isolated, or Removed with \"invert\"");
+    tt__stage *s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
+                                 triples ? TT__STAGE_TRIPLES : TT__STAGE_REGEX);
+    if (!s) return TT_ERR_UNSUPPORTED;
+    if (known >= 0) s->pattern = tt__patterns[known].pattern;
+    if (known >= 0 && b->mapped_at < b->n_splitters - 1)
+        return tt__bpe_unknown(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
+    return TT_OK;
+}
+
+/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
+static tt_status tt__bpe_metaspace(tt__bpe *b, const tt__json *j, int node, const char **mark, size_t *bytes,
+                                   const char **scheme)
+{
+    bool prefix = true;
+    size_t at = 0;
+    *scheme = "always";
+    tt_status status = tt__bpe_string(b, j, node, "replacement", mark, bytes);
+    if (status == TT_OK) status = tt__json_read_string(j, node, "prepend_scheme", false, scheme);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "add_prefix_space", &prefix);
+    if (status != TT_OK) return status;
+    if (tt__utf8_next(*mark, *bytes, &at) == TT__INVALID || at != *bytes)
+        return tt__bpe_unknown(j, node, "replacement", *mark, "one character");
+    if (!prefix) *scheme = "never";
+    if (strcmp(*scheme, "always") != 0 && strcmp(*scheme, "first") != 0 && strcmp(*scheme, "never") != 0)
+        return tt__bpe_unknown(j, node, "prepend_scheme", *scheme, "always, first or never");
+    return TT_OK;
+}
+
+static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
+{
+    tt_status status = TT_OK;
+    tt__stage *s;
+    const char *behavior = "Isolated", *scheme;
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__bpe_type(j, node, "pre_tokenizer");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "Sequence") == 0)
+        return tt__bpe_sequence(b, j, node, "pretokenizers", tt__bpe_read_splitter);
+    if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
+    const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
+    const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
+    if (!bytes && !metaspace && !digits && !punctuation)
+        return tt__bpe_unknown(j, node, "pre_tokenizer", type,
+                               "Sequence, ByteLevel, Split, Digits, Punctuation or Metaspace");
+    if ((bytes || metaspace) && b->mapped_at < b->n_splitters)
+        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
+    const int place = b->n_splitters;
+    s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
+                      bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
+                      : digits ? TT__STAGE_DIGITS : TT__STAGE_PUNCTUATION);
+    if (!s) return TT_ERR_UNSUPPORTED;
+    if (bytes) b->mapped_at = place;
+    s->splits = true;
+    if (bytes) {
+        status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
+        if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
+    } else if (digits) {
+        status = tt__json_read_bool(j, node, "individual_digits", &s->each);
+    } else if (punctuation) {
+        status = tt__json_read_string(j, node, "behavior", false, &behavior);
+        s->each = strcmp(behavior, "Isolated") == 0;
+        if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
+            return tt__bpe_unknown(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
+    } else {
+        status = tt__bpe_metaspace(b, j, node, &s->to, &s->to_bytes, &scheme);
+        if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
+        if (status != TT_OK) return status;
+        s->prefix_always = strcmp(scheme, "always") == 0;
+        s->prefix_first = strcmp(scheme, "first") == 0;
+        s->from = " ";
+        s->from_bytes = 1;
+    }
+    return status;
+}
+
+static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
+{
+    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
+        {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
+        {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
+        {"Metaspace", TT__STAGE_METASPACE}};
+    const char *scheme;
+    int known = -1;
+    size_t at = 0;
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__bpe_type(j, node, "decoder");
+    if (!type) return j->ctx->status;
+    b->decodes = true;
+    if (strcmp(type, "Sequence") == 0)
+        return tt__bpe_sequence(b, j, node, "decoders", tt__bpe_read_decoder);
+    for (int i = 0; i < TT__COUNT(kinds); i++)
+        if (strcmp(type, kinds[i].type) == 0) known = i;
+    if (known < 0)
+        return tt__bpe_unknown(j, node, "decoder", type,
+                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip or Metaspace");
+    tt__stage *s = tt__bpe_stage(j, node, b->decoders, &b->n_decoders, kinds[known].kind);
+    if (!s) return TT_ERR_UNSUPPORTED;
+    if (s->kind == TT__STAGE_REPLACE) return tt__bpe_replace(b, j, node, s);
+    if (s->kind == TT__STAGE_METASPACE) {
+        tt_status status = tt__bpe_metaspace(b, j, node, &s->from, &s->from_bytes, &scheme);
+        if (status != TT_OK) return status;
+        s->prefix_first = strcmp(scheme, "never") != 0;
+        s->to = " ";
+        s->to_bytes = 1;
+    } else if (s->kind == TT__STAGE_STRIP) {
+        tt_status status = tt__bpe_string(b, j, node, "content", &s->from, &s->from_bytes);
+        if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
+        if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);
+        if (status != TT_OK) return status;
+        if (tt__utf8_next(s->from, s->from_bytes, &at) == TT__INVALID || at != s->from_bytes)
+            return tt__bpe_unknown(j, node, "content of a Strip,", s->from, "one character");
+    }
+    return TT_OK;
+}
+
+/* ---- the vocabulary */
+
+/* Room for `size` ids in a table. */
+static bool tt__bpe_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
+                          size_t size)
+{
+    size_t slots = 64;
+    while (slots < size * 2) slots *= 2;
+    t->base = base;
+    t->slices = slices;
+    t->mask = (uint32_t)(slots - 1);
+    t->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *t->slots);
+    if (t->slots) memset(t->slots, 0xFF, slots * sizeof *t->slots);
+    return t->slots != NULL;
+}
+
+static void tt__bpe_put(tt__ids_by_text *t, int id)
+{
+    const char *text = t->base + t->slices[id].start;
+    const uint32_t hash = tt__bpe_hash(text, t->slices[id].bytes);
+    tt__bucket *slot = tt__bpe_slot(t, text, t->slices[id].bytes, hash);
+    slot->hash = hash;
+    slot->id = id;
+}
+
+/* The id at `node`, in range. */
+static tt_status tt__bpe_id(const tt__json *j, int node, const char *what, int *id)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
+    if (integer && at->integer >= 0 && at->integer < TT__BPE_IDS) return *id = (int)at->integer, TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d",
+                    j->path, j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
+                    TT__BPE_IDS - 1);
+}
+
+/* Reads {token: id, ...}, and room for added tokens of ids below `more`, of `added_bytes` with their NULs. */
+static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int more, size_t added_bytes)
+{
+    tt__bpe *b = k->bpe;
+    tt_context *ctx = b->ctx;
+    size_t bytes = 0, used = 0, count = 0;
+    int size = 0, id;
+    if (node < 0 || j->nodes[node].kind != TT__JSON_OBJECT || !j->nodes[node].count)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an object of tokens and their ids",
+                        j->path);
+    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
+        tt_status status = tt__bpe_id(j, child, "a token of the vocabulary", &id);
+        if (status != TT_OK) return status;
+        size = (int)tt__max(size, id + 1);
+        bytes += (size_t)j->nodes[child].key_bytes + 1;
+        count++;
+    }
+    b->vocab = size;
+    k->size = (int)tt__max(size, more);
+    const size_t ids = (size_t)k->size;
+    bytes += added_bytes;
+    if (!(b->texts = (char *)tt__alloc(ctx, bytes)) || !(b->words_text = (char *)tt__alloc(ctx, bytes)) ||
+        !(b->text = (tt__slice *)tt__alloc(ctx, ids * sizeof *b->text)) ||
+        !(b->word = (tt__slice *)tt__alloc(ctx, ids * sizeof *b->word)) ||
+        !(b->whole = (uint8_t *)tt__calloc(ctx, (size_t)size)) ||
+        !(b->added_of = (int32_t *)tt__alloc(ctx, ids * 4)) ||
+        !tt__bpe_table(ctx, &b->by_text, b->texts, b->text, count + (size_t)b->n_added) ||
+        !tt__bpe_table(ctx, &b->by_word, b->words_text, b->word, count))
+        return TT_ERR_MEMORY;
+    memset(b->text, 0xFF, ids * sizeof *b->text);
+    memset(b->word, 0xFF, ids * sizeof *b->word);
+    memset(b->added_of, 0xFF, ids * 4);
+    const bool mapped = b->mapped_at < b->n_splitters;
+    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
+        const char *key = j->pool + j->nodes[child].key;
+        const size_t n = j->nodes[child].key_bytes;
+        tt__slice slice = {(uint32_t)used, (uint32_t)n};
+        id = (int)j->nodes[child].integer;
+        if (b->text[id].bytes != TT__BPE_NONE)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id %d",
+                            j->path, j->base + j->nodes[child].offset, id);
+        memcpy(b->texts + used, key, n + 1);
+        b->text[id] = slice;
+        tt__bpe_put(&b->by_text, id);
+        size_t at = 0, to = used;
+        for (int byte = 0; mapped && at < n && byte >= 0;) {
+            byte = tt__char_byte(tt__utf8_next(key, n, &at));
+            if (byte < 0) slice.bytes = TT__BPE_NONE; /* no text has it */
+            else b->words_text[to++] = (char)byte;
+        }
+        if (!mapped) memcpy(b->words_text + used, key, n);
+        else if (slice.bytes != TT__BPE_NONE) slice.bytes = (uint32_t)(to - used);
+        b->word[id] = slice;
+        if (slice.bytes != TT__BPE_NONE) {
+            tt__bpe_put(&b->by_word, id);
+            b->longest = (uint32_t)tt__max(b->longest, slice.bytes);
+        }
+        used += n + 1;
+    }
+    for (uint32_t c = 0; c < 256; c++) {
+        char text[8];
+        size_t n = (size_t)tt__utf8_put(tt__byte_char(c), text);
+        b->bytes[c] = mapped ? tt__bpe_find(&b->by_text, text, n) : -1;
+        snprintf(text, sizeof text, "<0x%02X>", (unsigned)c);
+        b->fallback[c] = tt__bpe_find(&b->by_text, text, 6);
+    }
+    return TT_OK;
+}
+
+typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
+    const char *path;
+    size_t offset, count;
+    char *joined;
+    size_t room;
+} tt__bpe_merging;
+
+/* Room for so many merges. */
+static tt_status tt__bpe_merges_begin(tt__bpe *b, size_t count, tt__bpe_merging *m)
+{
+    size_t slots = 64;
+    int bits = 6;
+    while (slots < 2 * count) slots *= 2, bits++;
+    b->merge_shift = 64 - bits;
+    b->merge_mask = slots - 1;
+    m->count = 0;
+    m->room = 0;
+    for (int id = 0; id < b->vocab; id++)
+        if (b->text[id].bytes != TT__BPE_NONE) m->room = (size_t)tt__max((int64_t)m->room, b->text[id].bytes);
+    m->joined = (char *)tt__chunks_take(b->ctx, &b->chunks, m->room + 1);
+    b->merges = (tt__bpe_rule *)tt__alloc(b->ctx, slots * sizeof *b->merges);
+    if (!m->joined || !b->merges)
+        return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the %zu merges of '%s'", count, m->path);
+    for (size_t i = 0; i < slots; i++) {
+        const tt__bpe_rule none = {UINT64_MAX, UINT32_MAX, -1};
+        b->merges[i] = none;
+    }
+    return TT_OK;
+}
+
+/* The next merge, of two tokens into one that the vocabulary has. */
+static tt_status tt__bpe_merge_add(tt__bpe *b, tt__bpe_merging *m, const char *left, size_t left_bytes,
+                                   const char *right, size_t right_bytes)
+{
+    const int l = tt__bpe_find(&b->by_text, left, left_bytes);
+    const int r = tt__bpe_find(&b->by_text, right, right_bytes);
+    int id = -1;
+    if (l >= 0 && r >= 0 && left_bytes + right_bytes <= m->room) {
+        memcpy(m->joined, left, left_bytes);
+        memcpy(m->joined + left_bytes, right, right_bytes);
+        id = tt__bpe_find(&b->by_text, m->joined, left_bytes + right_bytes);
+    }
+    if (id < 0)
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s", m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0
+                        ? ", and the vocabulary has not what these make" : ", which are not both tokens");
+    tt__bpe_rule *to = &b->merges[tt__bpe_merge(b, l, r) - b->merges];
+    to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
+    to->rank = (uint32_t)m->count++;
+    to->id = id;
+    /* Is the start of a run of U+2581 in what it makes? */
+    for (size_t i = 1; b->cuts && i + 3 <= left_bytes + right_bytes; i++)
+        if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
+            (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) b->cuts = false;
+    return TT_OK;
+}
+
+/* [["a", "b"], ...], or ["a b", ...] of older files */
+static tt_status tt__bpe_read_merges(tt__bpe *b, const tt__json *j, int model)
+{
+    tt_status status;
+    tt__bpe_merging m = {j->path, 0, 0, NULL, 0};
+    int list = tt__json_member(j, model, "merges", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    if (status == TT_OK) status = tt__bpe_merges_begin(b, (size_t)j->nodes[list].count, &m);
+    if (status != TT_OK) return status;
+    for (int child = list + 1; child < j->nodes[list].after; child = j->nodes[child].after) {
+        const tt__json_node *at = &j->nodes[child];
+        size_t left_bytes = 0, right_bytes = 0;
+        const char *left = tt__json_bytes(j, child, &left_bytes), *right = NULL;
+        m.offset = j->base + at->offset;
+        if (left) {
+            char *space = (char *)memchr(left, ' ', left_bytes);
+            if (space) {
+                right = space + 1;
+                right_bytes = left_bytes - (size_t)(right - left);
+                left_bytes = (size_t)(space - left);
+                *space = 0; /* for errors */
+            }
+            if (space && memchr(right, ' ', right_bytes)) right = NULL;
+        } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
+            left = tt__json_bytes(j, child + 1, &left_bytes);
+            right = tt__json_bytes(j, j->nodes[child + 1].after, &right_bytes);
+        }
+        if (!left || !right)
+            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens", j->path,
+                            m.offset, m.count, tt__json_kind_name(j, child));
+        status = tt__bpe_merge_add(b, &m, left, left_bytes, right, right_bytes);
+        if (status != TT_OK) return status;
+    }
+    return TT_OK;
+}
+
+/* What decides ids beside vocabulary and merges. */
+static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, const char **unk)
+{
+    tt_status status = TT_OK;
+    const char *type = "BPE", *prefix = "", *suffix = "";
+    float dropout = 0;
+    *unk = NULL;
+    if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
+    status = tt__json_read_string(j, model, "type", false, &type);
+    if (status == TT_OK && strcmp(type, "BPE") != 0)
+        return tt__bpe_unknown(j, model, "model", type, "BPE, or WordPiece with a vocab.txt beside it");
+    if (status == TT_OK) status = tt__json_read_string(j, model, "unk_token", false, unk);
+    if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
+    if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
+    if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &b->fuse_unk);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "ignore_merges", &b->ignore_merges);
+    if (status == TT_OK && *prefix)
+        return tt__bpe_unknown(j, model, "continuing_subword_prefix", prefix, "none");
+    if (status == TT_OK && *suffix) return tt__bpe_unknown(j, model, "end_of_word_suffix", suffix, "none");
+    if (status == TT_OK && dropout > 0) return tt__bpe_unknown(j, model, "\"dropout\"", "above 0", "null or 0");
+    return status;
+}
+
+/* ---- added tokens */
+
+/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of two
+   of the same text the later counts. */
+static tt_status tt__bpe_read_added(tt__bpe *b, const tt__json *j, int node, int id)
+{
+    tt__added a;
+    memset(&a, 0, sizeof a);
+    a.id = id;
+    tt_status status = tt__bpe_string(b, j, node, "content", &a.text, &a.bytes);
+    int number = tt__json_get(j, node, "id");
+    if (status == TT_OK && number >= 0) status = tt__bpe_id(j, number, "an added token", &id), a.id = id;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "special", &a.special);
+    a.normalized = !a.special;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "normalized", &a.normalized);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "single_word", &a.single_word);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lstrip", &a.lstrip);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
+    if (status != TT_OK) return status;
+    if (a.bytes > TT__BPE_TOKEN_BYTES)
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
+                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__BPE_TOKEN_BYTES);
+    if (!TT__GROW(b->ctx, b->added, b->n_added, b->cap_added)) return TT_ERR_MEMORY;
+    b->added[b->n_added++] = a;
+    return TT_OK;
+}
+
+static tt_status tt__bpe_read_added_list(tt__bpe *b, const tt__json *j, int list)
+{
+    tt_status status = TT_OK;
+    if (list < 0 || j->nodes[list].kind == TT__JSON_NULL) return TT_OK;
+    if (j->nodes[list].kind != TT__JSON_ARRAY) return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
+    for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
+        status = tt__bpe_read_added(b, j, child, -1);
+    return status;
+}
+
+static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
+{
+    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
+    for (size_t i = 0; i < bytes; i++) {
+        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
+        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
+        if (node < 0) {
+            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
+            node = t->count++;
+            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
+            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
+            t->nodes[node] = fresh;
+            *link = node;
+        }
+        parent = node;
+    }
+    t->nodes[parent].added = added;
+    return TT_OK;
+}
+
+/* Gives the added tokens their ids and makes what they are found by. */
+static tt_status tt__bpe_place_added(tt_tokenizer *k, const char *path)
+{
+    tt__bpe *b = k->bpe;
+    size_t used = 0;
+    for (int id = 0; id < b->vocab; id++)
+        if (b->text[id].bytes != TT__BPE_NONE)
+            used = (size_t)tt__max((int64_t)used, (int64_t)b->text[id].start + b->text[id].bytes + 1);
+    for (int i = 0; i < b->n_added; i++) {
+        tt__added *a = &b->added[i];
+        const int there = tt__bpe_find(&b->by_text, a->text, a->bytes);
+        if (a->id < 0) a->id = there;
+        if (a->id < 0) continue; /* a default that this vocabulary has not */
+        if (there >= 0 ? there != a->id : b->text[a->id].bytes != TT__BPE_NONE)
+            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s", path,
+                            a->text, a->id, there >= 0 ? "is another than the vocabulary's" : "another token has");
+        if (there < 0) {
+            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
+            memcpy(b->texts + used, a->text, a->bytes + 1);
+            used += a->bytes + 1;
+            b->text[a->id] = slice;
+            tt__bpe_put(&b->by_text, a->id);
+        }
+        b->added_of[a->id] = i;
+    }
+    memset(b->tries[0].root, 0xFF, sizeof b->tries[0].root);
+    memset(b->tries[1].root, 0xFF, sizeof b->tries[1].root);
+    for (int i = 0; i < b->n_added; i++) {
+        tt__added *a = &b->added[i];
+        if (a->id < 0 || b->added_of[a->id] != i) continue;
+        a->skipped = a->special;
+        if (a->normalized && b->n_normalizers) {
+            tt__encoder e;
+            memset(&e, 0, sizeof e);
+            e.b = b;
+            size_t bytes = a->bytes;
+            const char *text = tt__bpe_normalize(&e, a->text, &bytes);
+            const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
+            const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(b->ctx, &b->chunks, text, bytes);
+            tt__buffer *const buffers[] = {&e.normal[0], &e.normal[1], &e.points, &e.spare};
+            for (int n = 0; n < TT__COUNT(buffers); n++) tt__free(b->ctx, buffers[n]->memory);
+            if (!copy) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
+            a->skipped &= same;
+            a->text = copy;
+            a->bytes = bytes;
+        }
+        if (!a->bytes) continue; /* a normalizer removes all of it */
+        tt_status status = tt__trie_add(b->ctx, &b->tries[a->normalized], a->text, a->bytes, i);
+        if (status != TT_OK) return status;
+    }
+    return TT_OK;
+}
+
+/* ---- ids around a text */
+
+static tt_status tt__bpe_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n, int id,
+                                bool front)
+{
+    if (id >= k->size || k->bpe->text[id].bytes == TT__BPE_NONE)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no token "
+                        "has", j->path, j->base + j->nodes[node].offset, id);
+    if (*n == TT__AROUND)
+        return tt__bpe_unknown(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
+    if (front) memmove(ids + 1, ids, (size_t)*n * sizeof *ids);
+    ids[front ? 0 : *n] = id;
+    (*n)++;
+    return TT_OK;
+}
+
+/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name: {"ids":
+   [...]}}} */
+static tt_status tt__bpe_template(tt_tokenizer *k, const tt__json *j, int node)
+{
+    tt_status status;
+    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status), sequences = 0;
+    int32_t before[TT__AROUND], behind[TT__AROUND];
+    int n_before = 0, n_behind = 0;
+    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
+         child = j->nodes[child].after) {
+        const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
+        if (tt__json_get(j, child, "Sequence") >= 0) sequences++;
+        else if (!name) return tt__json_wrong(j, "single", child, NULL, "SpecialToken or Sequence");
+        else {
+            int token = tt__json_get(j, tt__json_get(j, node, "special_tokens"), name);
+            int ids = tt__json_get(j, token, "ids"), id;
+            if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
+                return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
+                                "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+            for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
+                status = tt__bpe_id(j, at, name, &id);
+                if (status == TT_OK && !sequences) status = tt__bpe_around(k, j, child, before, &n_before, id, false);
+                else if (status == TT_OK) status = tt__bpe_around(k, j, child, behind, &n_behind, id, false);
+            }
+        }
+    }
+    if (status == TT_OK && sequences != 1)
+        return tt__bpe_unknown(j, node, "TemplateProcessing", "that begins here", "one Sequence in \"single\"");
+    while (n_before && status == TT_OK)
+        status = tt__bpe_around(k, j, node, k->before, &k->n_before, before[--n_before], true);
+    for (int i = 0; i < n_behind && status == TT_OK; i++)
+        status = tt__bpe_around(k, j, node, k->behind, &k->n_behind, behind[i], false);
+    return status;
+}
+
+/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
+static tt_status tt__bpe_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
+{
+    tt__bpe *b = k->bpe;
+    int pair = tt__json_get(j, node, key), id = -1;
+    const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
+                     ? tt__json_text(j, pair + 1) : NULL;
+    if (!text)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
+                        "id", j->path, j->base + j->nodes[node].offset, key);
+    tt_status status = TT_OK;
+    if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__bpe_id(j, pair + 2, text, &id);
+    else if ((id = tt__bpe_find(&b->by_text, text, strlen(text))) < 0)
+        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
+    if (status != TT_OK) return status;
+    if (strcmp(key, "cls") == 0) return tt__bpe_around(k, j, node, k->before, &k->n_before, id, true);
+    return tt__bpe_around(k, j, node, k->behind, &k->n_behind, id, false);
+}
+
+static tt_status tt__bpe_read_processor(tt_tokenizer *k, const tt__json *j, int node)
+{
+    tt_status status;
+    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__bpe_type(j, node, "post_processor");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "ByteLevel") == 0) return TT_OK; /* of offsets */
+    if (strcmp(type, "TemplateProcessing") == 0) return tt__bpe_template(k, j, node);
+    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
+        status = tt__bpe_roberta(k, j, node, "cls");
+        return status == TT_OK ? tt__bpe_roberta(k, j, node, "sep") : status;
+    }
+    if (strcmp(type, "Sequence") != 0)
+        return tt__bpe_unknown(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
+                               "RobertaProcessing or BertProcessing");
+    int list = tt__json_member(j, node, "processors", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
+         child = j->nodes[child].after)
+        status = tt__bpe_read_processor(k, j, child);
+    return status;
+}
+
+/* ---- folders */
+
+/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
+   error. */
+static const tt__file_bytes *tt__bpe_keep(tt__bpe *b, const char *folder, const char *name, char path[TT__PATH],
+                                          tt_status *status)
+{
+    bool there = false;
+    tt__kept_file *kept = &b->kept[b->n_kept];
+    *status = tt__path_join(b->ctx, path, folder, name);
+    if (*status == TT_OK) *status = tt__folder_has(b->ctx, folder, name, &there);
+    if (*status != TT_OK || !there) return NULL;
+    kept->name = name;
+    *status = tt__file_open(b->ctx, path, &kept->file);
+    if (*status != TT_OK) return NULL;
+    b->n_kept++;
+    return &kept->file;
+}
+
+/* A line "a b" a merge, but for the first, "#version: ...". */
+static tt_status tt__bpe_merges_text(tt__bpe *b, const char *path, const tt__file_bytes *file)
+{
+    tt__bpe_merging m = {path, 0, 0, NULL, 0};
+    char *text = tt__chunks_text(b->ctx, &b->chunks, file->bytes, file->size);
+    size_t lines = 1;
+    for (size_t i = 0; i < file->size; i++) lines += file->bytes[i] == '\n';
+    if (!text || lines > INT32_MAX / 2)
+        return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the merges of '%s'", path);
+    tt_status status = tt__bpe_merges_begin(b, lines, &m);
+    for (size_t at = 0; at < file->size && status == TT_OK;) {
+        char *line = text + at, *newline = (char *)memchr(line, '\n', file->size - at);
+        size_t n = newline ? (size_t)(newline - line) : file->size - at;
+        m.offset = at;
+        at += n + 1;
+        if (n && line[n - 1] == '\r') n--;
+        line[n] = 0;
+        if (strncmp(line, "#version", 8) == 0) continue;
+        char *space = (char *)memchr(line, ' ', n);
+        if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
+            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is not two tokens with a space "
+                            "between them", path, m.offset, m.count);
+        *space = 0;
+        status = tt__bpe_merge_add(b, &m, line, (size_t)(space - line), space + 1,
+                                   (size_t)(line + n - space - 1));
+    }
+    return status;
+}
+
+static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
+                                                           "cls_token", "sep_token", "mask_token"};
+
+/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
+static void tt__bpe_roles(tt_tokenizer *k, const tt__json *j)
+{
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
+        int node = tt__json_get(j, 0, tt__role_names[role]);
+        size_t bytes;
+        if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
+        const char *text = tt__json_bytes(j, node, &bytes);
+        if (text && k->roles[role] < 0) k->roles[role] = tt__bpe_find(&k->bpe->by_text, text, bytes);
+    }
+}
+
+/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
+static void tt__bpe_role_ids(tt_tokenizer *k, const tt__json *j)
+{
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
+        char key[24];
+        snprintf(key, sizeof key, "%s_id", tt__role_names[role]);
+        int node = tt__json_get(j, 0, key);
+        if (node >= 0 && j->nodes[node].kind == TT__JSON_ARRAY && j->nodes[node].count) node++;
+        if (node < 0 || k->roles[role] >= 0 || j->nodes[node].kind != TT__JSON_NUMBER_KIND) continue;
+        const int64_t id = j->nodes[node].exact ? j->nodes[node].integer : -1;
+        if (id >= 0 && id < k->size && k->bpe->text[id].bytes != TT__BPE_NONE) k->roles[role] = (int32_t)id;
+    }
+}
+
+/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not are
+   left out; "added_tokens_decoder" of tokenizer_config.json has more. */
+static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] = {
+    {"GPT2Tokenizer", "gpt2",
+     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
+     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+    {"RobertaTokenizer", "roberta",
+     "{\"added_tokens\":[{\"content\":\"<s>\",\"special\":true},{\"content\":\"<pad>\",\"special\":true},"
+     "{\"content\":\"</s>\",\"special\":true},{\"content\":\"<unk>\",\"special\":true},"
+     "{\"content\":\"<mask>\",\"special\":true,\"lstrip\":true}],"
+     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},"
+     "\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"<s>\",null],\"sep\":[\"</s>\",null]},"
+     "\"model\":{}}"},
+    {"Qwen2Tokenizer", "qwen2",
+     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
+     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+"
+     "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
+     "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+};
+
+/* Which of them a folder's tokenizer_config.json or config.json (either may be empty) names. */
+static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
+{
+    const char *name = tt__json_text(config, config->count ? tt__json_get(config, 0, "tokenizer_class") : -1);
+    const char *type = tt__json_text(model, model->count ? tt__json_get(model, 0, "model_type") : -1);
+    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++) {
+        const size_t n = strlen(tt__bpe_classes[i].name);
+        if (name ? strncmp(name, tt__bpe_classes[i].name, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0)
+                 : !type || strcmp(type, tt__bpe_classes[i].model_type) == 0)
+            return i;
+    }
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
+             "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
+             name ? name : type);
+    return -1;
+}
+
+/* The tokenizer that `j` describes. vocab: of vocab.json, NULL: in j; merges: those of merges.txt, or NULL;
+   config: tokenizer_config.json, or empty. */
+static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const tt__json *vocab,
+                               const tt__file_bytes *merges, const char *merges_path, const tt__json *config)
+{
+    tt__bpe *b = k->bpe;
+    const char *unk;
+    int size = 0, missing = 0, unmapped = 0;
+    size_t added_bytes = 0;
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
+                        tt__json_kind_name(j, 0));
+    const int model = tt__json_get(j, 0, "model");
+    tt_status status = tt__bpe_read_model(b, j, model, &unk);
+    const struct { const char *key; tt__bpe_reader read; } parts[] = {
+        {"normalizer", tt__bpe_read_normalizer}, {"pre_tokenizer", tt__bpe_read_splitter},
+        {"decoder", tt__bpe_read_decoder}, {"added_tokens", tt__bpe_read_added_list}};
+    b->mapped_at = INT_MAX;
+    for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
+        const int node = tt__json_get(j, 0, parts[i].key);
+        if (node >= 0) status = parts[i].read(b, j, node);
+    }
+    b->mapped_at = (int)tt__min(b->mapped_at, b->n_splitters);
+    if (vocab) { /* what the configuration adds */
+        bool prefix = false;
+        int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
+        if (list >= 0 && j->nodes[0].kind == TT__JSON_OBJECT && config->nodes[list].kind == TT__JSON_OBJECT)
+            for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
+                 child = config->nodes[child].after) {
+                char *end;
+                const char *key = config->pool + config->nodes[child].key;
+                const long id = strtol(key, &end, 10);
+                if (*end || end == key || id < 0 || id >= TT__BPE_IDS)
+                    return tt__bpe_unknown(config, child, "id", key, "numbers as keys of added_tokens_decoder");
+                status = tt__bpe_read_added(b, config, child, (int)id);
+            }
+        if (status == TT_OK && config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
+        for (int i = 0; i < b->n_splitters; i++)
+            if (b->splitters[i].kind == TT__STAGE_BYTES) b->splitters[i].prefix_space = prefix;
+    }
+    if (status != TT_OK) return status;
+    for (int i = 0; i < b->n_added; i++) {
+        size = (int)tt__max(size, b->added[i].id + 1);
+        added_bytes += b->added[i].bytes + 1;
+    }
+    status = vocab ? tt__bpe_vocab(k, vocab, 0, size, added_bytes)
+                   : tt__bpe_vocab(k, j, tt__json_get(j, model, "vocab"), size, added_bytes);
+    if (status != TT_OK) return status;
+    b->unk = unk ? tt__bpe_find(&b->by_text, unk, strlen(unk)) : -1;
+    for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
+    const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
+    if (b->unk < 0 && !fallback && (!bytes || unmapped))
+        tt__log(b->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has tokens for some characters only, and none for the "
+                "others: these are left out of texts", j->path);
+    b->cuts = !bytes && fallback && !b->ignore_merges;
+    status = merges ? tt__bpe_merges_text(b, merges_path, merges) : tt__bpe_read_merges(b, j, model);
+    if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
+    if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
+    return status;
+}
+
+/* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
+static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
+{
+    tt_context *ctx = k->ctx;
+    tt__bpe *b = k->bpe = (tt__bpe *)tt__calloc(ctx, sizeof *b);
+    char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH], model_path[TT__PATH];
+    tt__json j, config, map, vocab, model;
+    tt__json *const all[] = {&j, &config, &map, &vocab, &model};
+    tt_status status = TT_ERR_MEMORY;
+    const tt__file_bytes *file = NULL, *vocab_file;
+    for (int i = 0; i < TT__COUNT(all); i++) memset(all[i], 0, sizeof *all[i]);
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) k->roles[role] = -1;
+    if (!b) return status;
+    b->ctx = ctx;
+    if (!(b->letters = tt__letters_new(ctx))) return status;
+    b->bits = tt__letters_bits(b->letters);
+    file = tt__bpe_keep(b, folder, "tokenizer_config.json", config_path, &status);
+    if (file) status = tt__json_parse(&config, ctx, config_path, 0, file->bytes, file->size);
+    if (status == TT_OK) file = tt__bpe_keep(b, folder, "special_tokens_map.json", map_path, &status);
+    if (status == TT_OK && file) status = tt__json_parse(&map, ctx, map_path, 0, file->bytes, file->size);
+    if (status == TT_OK) status = tt__json_open_if_there(&model, ctx, model_path, folder, "config.json");
+    if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
+    if (status == TT_OK && file) {
+        status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
+        if (status == TT_OK) status = tt__bpe_build(k, &j, NULL, NULL, NULL, &config);
+    } else if (status == TT_OK) {
+        const int kind = tt__bpe_class(ctx, folder, &config, &model);
+        vocab_file = kind < 0 ? NULL : tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
+        if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
+        if (kind < 0) status = ctx->status;
+        else if (status == TT_OK && (!vocab_file || !file))
+            status = tt__fail(ctx, TT_ERR_FILE, "'%s' has no vocab.txt, no tokenizer.json, and not both vocab.json "
+                              "and merges.txt: a tokenizer is read from one of these", folder);
+        if (status == TT_OK) status = tt__json_parse(&vocab, ctx, vocab_path, 0, vocab_file->bytes,
+                                                     vocab_file->size);
+        if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, tt__bpe_classes[kind].json,
+                                                     strlen(tt__bpe_classes[kind].json));
+        if (status == TT_OK) status = tt__bpe_build(k, &j, &vocab, file, path, &config);
+    }
+    if (status == TT_OK) {
+        if (config.count) tt__bpe_roles(k, &config);
+        if (map.count) tt__bpe_roles(k, &map);
+        if (model.count) tt__bpe_role_ids(k, &model);
+        const int32_t end = tt__bpe_find(&b->by_text, "<|endoftext|>", 13);
+        if (k->roles[TT_TOKEN_EOS] < 0) k->roles[TT_TOKEN_EOS] = end;
+    }
+    bool split_special = false;
+    if (status == TT_OK && config.count)
+        status = tt__json_read_bool(&config, 0, "split_special_tokens", &split_special);
+    if (split_special)
+        status = tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this tokenizer "
+                          "does not do", config_path);
+    for (int i = 0; i < TT__COUNT(all); i++) tt__json_free(all[i]->ctx ? all[i] : (all[i]->ctx = ctx, all[i]));
+    return status;
+}
+
+/* ---- both kinds of tokenizer */
+
+tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
+{
+    char vocab[TT__PATH], config[TT__PATH];
+    bool lowercase = true, words = false;
+    tt__json j;
+    tt_status status = tt__folder_has(ctx, folder, "vocab.txt", &words);
+    if (status != TT_OK) return NULL;
+    if (!words) {
+        tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
+        if (!k) return NULL;
+        k->ctx = ctx;
+        if (tt__bpe_load(k, folder) == TT_OK) return k;
+        tt_tokenizer_free(k);
+        return NULL;
+    }
+    status = tt__json_open_if_there(&j, ctx, config, folder, "tokenizer_config.json");
+    if (status == TT_OK && j.count) status = tt__tokenizer_config(&j, &lowercase);
+    if (status == TT_OK) status = tt__path_join(ctx, vocab, folder, "vocab.txt");
+    tt__json_free(&j);
+    return status == TT_OK ? tt_tokenizer_open(ctx, vocab, lowercase) : NULL;
+}
+
+void tt_tokenizer_free(tt_tokenizer *k)
+{
+    if (!k) return;
+    tt__bpe_free(k->bpe);
+    void *const owned[] = {k->file.bytes, k->unicode, k->pieces, k->slots, k};
+    tt__free_all(k->ctx, owned, TT__COUNT(owned));
+}
+
+int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
+
+const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
+{
+    if (id < 0 || id >= k->size) return NULL;
+    if (!k->bpe) return k->file.bytes + k->pieces[id].start - (k->pieces[id].continues ? 2 : 0);
+    return k->bpe->text[id].bytes == TT__BPE_NONE ? NULL : k->bpe->texts + k->bpe->text[id].start;
+}
+
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
+{
+    return k->bpe ? tt__bpe_find(&k->bpe->by_text, token, strlen(token)) : tt__vocab_find(k, token);
+}
+
+int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
+{
+    return (unsigned)token < TT_TOKEN_COUNT ? k->roles[token] : -1;
+}
+
+/* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
+   beyond room, all if `whole`, else some. -1: out of memory. */
+static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
+                          bool whole)
+{
+    if (k->bpe) return tt__bpe_encode(k->bpe, text, bytes, ids, room, whole);
+    return tt__wordpieces(k, text, bytes, ids, (int)tt__min(room, INT_MAX), whole);
+}
+
+/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it has:
+   of those beyond max_tokens, all if `whole`, else some. */
+static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
+                        bool whole)
+{
+    const int around = k->n_before + k->n_behind, room = max_tokens - around;
+    if (room < 0) return 0;
+    const int64_t n = tt__encode(k, text, bytes, ids + k->n_before, room, whole), kept = tt__min(n, room);
+    if (n < 0) return -1;
+    for (int i = 0; i < k->n_before; i++) ids[i] = k->before[i];
+    for (int i = 0; i < k->n_behind; i++) ids[k->n_before + kept + i] = k->behind[i];
+    return (int)tt__min(n + around, INT_MAX);
+}
+
+int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
+{
+    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
+}
+
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
+                            int64_t room)
+{
+    int64_t count = 0;
+    for (int i = 0; special && i < k->n_before; i++, count++)
+        if (count < room) ids[count] = k->before[i];
+    const int64_t left = tt__max(0, room - count);
+    const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
+    if (n < 0) return -1;
+    count += n;
+    for (int i = 0; special && i < k->n_behind; i++, count++)
+        if (count < room) ids[count] = k->behind[i];
+    return count;
+}
+
+/* Words, with a space before each that continues no other, and before no . ? ! or , */
+static void tt__words_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
+                             tt__parts *p)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] >= k->size) continue;
+        bool special = false;
+        for (int role = 0; role < TT_TOKEN_COUNT; role++) special |= k->roles[role] == ids[i];
+        if (special && skip_special) continue;
+        const tt__wordpiece *piece = &k->pieces[ids[i]];
+        const char *text = k->file.bytes + piece->start;
+        const bool joined = piece->continues || (piece->bytes && strchr(".?!,", text[0]));
+        if (p->n && !joined) tt__parts_add(p, " ", 1);
+        if (!p->n && piece->continues) tt__parts_add(p, "##", 2);
+        tt__parts_add(p, text, piece->bytes);
+        tt__parts_end(p);
+    }
+}
+
+int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
+                            size_t capacity)
+{
+    tt__parts p = {k->ctx, NULL, 0, 0, NULL, 0, 0, false};
+    if (k->bpe) tt__bpe_decode(k, ids, n, skip_special, &p);
+    else tt__words_decode(k, ids, n, skip_special, &p);
+    const size_t kept = capacity ? (size_t)tt__min((int64_t)p.used, (int64_t)capacity - 1) : 0;
+    const int64_t bytes = p.failed ? -1 : (int64_t)p.used;
+    if (bytes > 0 && kept) memcpy(to, p.text, kept);
+    if (capacity) to[bytes > 0 ? kept : 0] = 0;
+    tt__parts_free(&p);
+    return bytes;
+}
+
+/* ------------------------------------------------------------------------------------------------ images */
+
+#define TT__IMAGE_SIDE 65535 /* the largest height and width: that of JPEG */
+#define TT__WEIGHT_BITS 22   /* a weight's fraction: with the 8 bits of a pixel and 2 to spare, 32 */
 
 /* One axis resampled from `in` to `out` places: output x is the sum of weights[x * taps + t] times input
    first[x] + t, t < used[x]. */
@@ -23456,6 +25421,7 @@ struct tt_loader {
     int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
     int longest;                   /* tokens of a text before it is cut */
     int64_t cut;                   /* texts */
+    int64_t empty;                 /* the first text without a token; -1: none */
     bool accumulates;
 
     pthread_mutex_t mutex;         /* guards the following four, a slot but its pixels, and, while texts are
@@ -23514,8 +25480,9 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
         int whole = tt__tokenize(l->k, e->text, e->bytes, from, l->o.max_length, true);
         int n = (int)tt__min(whole, l->o.max_length);
         pthread_mutex_lock(&l->mutex);
-        void *ids = tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
+        void *ids = n < 0 ? NULL : tt__chunks_take(l->ctx, &l->chunks, (size_t)n * (l->wide ? 4 : 2));
         l->failed |= !ids;
+        if (n == 0 && (l->empty < 0 || text < l->empty)) l->empty = text;
         l->longest = (int)tt__max(l->longest, whole);
         l->cut += whole > n;
         pthread_mutex_unlock(&l->mutex);
@@ -23549,13 +25516,16 @@ static bool tt__loader_tokenize(tt_loader *l)
     if (l->failed)
         return tt__fail(ctx, TT_ERR_MEMORY, "loader: out of memory for the tokens of %d texts", l->d->count),
             false;
+    if (l->empty >= 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: text %lld has no tokens: leave it out of the dataset",
+                        (long long)l->empty), false;
 
     /* A micro-batch needs no more than the longest texts do; nor does a step. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const int64_t most = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
     tt__sort_indices(l->order, count, tt__loader_longer, l->tokens);
-    l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* a text has [CLS] and [SEP] at least */
+    l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* most texts have two tokens at least */
     for (int64_t i = 0; i < tt__min(l->max_seqs, most); i++) micro += l->tokens[l->order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
     l->accumulates = micro > room || tt__loader_micros(l, most) > l->data;
@@ -23948,7 +25918,7 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), d->count);
     l->accumulates = tt__loader_micros(l, tt__min(o.batch, d->count)) > l->data;
     l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
-    l->epoch = l->window_at = -1;
+    l->epoch = l->window_at = l->empty = -1;
     size_t seqs = (size_t)l->max_seqs;
     bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)d->count * 4)) &&
         (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
@@ -24211,9 +26181,22 @@ static void tt__print_tokenizer_config(tt__text *to, const void *tokenizer)
               ((const tt_tokenizer *)tokenizer)->lowercase ? "true" : "false");
 }
 
+static tt_status tt__bpe_save(const tt__bpe *b, const char *folder)
+{
+    char path[TT__PATH];
+    tt_status status = TT_OK;
+    for (int i = 0; i < b->n_kept && status == TT_OK; i++) {
+        const tt__kept_file *kept = &b->kept[i];
+        status = tt__path_join(b->ctx, path, folder, kept->name);
+        if (status == TT_OK) status = tt__write_bytes(b->ctx, path, kept->file.bytes, kept->file.size);
+    }
+    return status;
+}
+
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 {
     tt_status status = tt__make_folder(k->ctx, folder);
+    if (status == TT_OK && k->bpe) return tt__bpe_save(k->bpe, folder);
     if (status == TT_OK) status = tt__save_printed(k->ctx, folder, "vocab.txt", tt__print_vocab, k);
     if (status != TT_OK) return status;
     return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);
@@ -27296,9 +29279,9 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
 
 /* ===========================================================================================================
    UNICODE                                                                                           >>unicode
-   What BERT's tokenizer asks about code points. A table is a string of numbers, most of which are distances
-   from the row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and
-   the classes of code points from >>formats.
+   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the classes
+   of code points from >>formats.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
@@ -27370,6 +29353,106 @@ static const char tt__fold_many_text[] =
     "akS*4#$,D#f:*4#$,D#a/&b5#Z*2#$*4#$.F#d24J#b**2#$*4#$.F#b;(6#$*6#$,/#az+$aH#%$aD#%$a@#%$a;#%$a7#'$a/#R&4"
     "#$&6#aeh5*4#$,D#f+(4#%,+#d/&4#$&6#ztG0@#$0=#$2=5$4=7$6=9$8=;$:==a>&bS#$&bU#$*bS5$*bU5$.bS7$.bU7";
 
+enum { TT__LETTER_ROWS = 1536, TT__MARK_ROWS = 334, TT__PAIRS = 1058, TT__COMPOSED_PAIRS = 940 };
+static const char *const tt__letter_text[] = {
+    ",hH5'#~##t%#l]#awI#fD#;#+#awI#fD)'='#+(+%4#+)bN$4#b3$F#4#+#dV#+#aq0$bd4$abo0'wQ1hU*4$44eqP#3#bg@#fM#a8$"
+    "b<%fM#a/#4)4#a/#dE$4$ajU$ey0$ixM$iX#b;#kv4$bs0%4#jT#byI#b3)ce/#+#a7#+#c@#+#c@#+#a7+ayQ'fM#b37b3$b3%vL#+"
+    "%b3#b}Y#an##t%#fD#b<#a7#f}8#+#4#n+%l##b<#c@$gP#b<#t%#dE%4#{X%4#a7#bb,#azT%fh$#uH#41t%#bhE#r;#b<$d;#4%3%"
+    "ao(#gP#4#r;#4#eH#4#iX%~#$auA#eH%+$uI(as8$j^+q7#b{Q#s@#}'$ba'#fL#cw8#b;#a7#4#~+#a7#b;#4#gP#dD#p4#b<#b;#b"
+    "3#t%#+#ab4#dD$o0%b<%ao($m($4&fM%a7#4#a7#j]%b;%b;#a7#4+a7'cA$a8#b<#b;%t%#b<%k1%4$3%dD$j^'b<%ao($m($4#a8$"
+    "4#a8$b<%a7$hT'b;%b;#a7&3*eI#4$a8*t%#b;#dE#3.dD$q8$dE$ao($m($b<$hU%a7#4#o/$dD$b;#a7%42b<#b;%t%#++4#j]$dD"
+    "$o0%b<%ao($m($b<$hU%a7#4#a7#j]%b;%b;#a7*3#c@'cA$dE#b;%t%$4#k1-3#4$j^&dE$fM&b<$4$b<&b<&dE&wQ'a7#fL&dD$dD"
+    "#a7%4)a71t%#dV0hT#o0$dE$aq0$ab4%3#4#m'$dD$dD#a7*c@$dE%4%b<#b;%t%+m9$4#dD$o0$dE$aq0$sA$hU%a7#4#fL#a7#b;$"
+    "dD$dD#a7*c@)b<$b<#b;%t%$b<#3/fL#q8$dE$byI#b;#4#a7#j]$dD$dD#a7#4(dE#a7#m9#dE#b;%t%#qJ$j^$dD$afE&as8$q8$4"
+    "%m(&a7'a7#hT$3$m'#a7)t%%b;#+/cjE#3#b<#fL#eH(m(#3#gP#dD#+#t%#b3Ib<$4$hU$as8$4$sA#3#b<#fL#c@#dD#4%hU$4$gP"
+    "#dD$t%%fMD4&~#$+&c@)t%#sR$a7$a7$a7#fD#b;#dE#a8#fM$fM#a8#fM#a8#fM#a8#fM#a8#wQ#a8#dE'l##3#a7#3#gP#b;#iX#+"
+    "#c@#hU#j]#a7#fL$fL#a7#fL#a7#fL#a7#fL#a7#wP#a7#dD,a7,hL'b3Ib}Y#dD#a7#o/#a7#3#c@#fL#4#t%#jT#j^#fL#fM#dD#4"
+    "#dD#b<#m'#dE#fL#yY#uH#a7#4#3#t%#fL%bs0$4(4%b}Y#+#gcI#an$#cnU#azU#in$$fM%m($4$fM%byI$fM%bhE$fM%m($4$fM%~"
+    ",$c}Q$fM%du(%eH#q/#ak)&ab43faI%j^%+#am~U#b3#ad<#'#awI#b3&eh,#d;#e)#o0*afE#b;#a7#3,ahM#b;#a7#b3,afE#b;/y"
+    "Y$dE$b;/cs(#bb+#a7#3#d;#4#d;$4#a7%t%)sR)u@#dD$3#t%)fh$*hU#b;#bjM#a7#4(d{A-bd4$wP'q7#eH+b3#t%#bb,%hU.cb$"
+    "'awI)t%#FIaq0#c@#dD%b3#cu0#s@$a7#ajT#p3%a7#t%)t%)l]#4#jT%}'#ad;UhT#ch<#c@#|##a7#o0&t%#l]-r;/dD#bb,#q7#c"
+    "@#b;#b<#t%#cb$#a7#uH#c@+fD#bn^#ahL#a7&hL#t%&dE#t%#bn^#b3#uI(b}Y%dE#o'+eH#+#z]#3#n+#fM#a7#j^#a7#b<#3#c@#"
+    "4(mqQ#cx;#hT#iX#su0%j^%bs0%j^%o0$4$4$4$afE#a8#4#a8#4#a8#4#a8#4#a8#4#a8#4#a8%cu0$hU#a8#4$a8&dE$dE#a8#4#a"
+    "8#4&dE#a8%hU#a8'dE#a8#m(#a8#4$c/%dE$dE#a8#4#a8#4#a'%c3#q+$b;%as/#b/('#~##bD#d;$yP$+#;#s7#'3F#4%k1&b3#4#"
+    "sR&b3$yYWz]#fL#a7#dD#xT44'4%sA$4&hU)4$a8$4$cA#b<$uI%fM(hU'4$abF#bm9#b<#g1#Ff9fDAc7e,df==cs'#ao9j3{X#bb="
+    "Ub3Cs7fOan]a&fDDb3cNa'dWpfM)fM#eH#b<(fD#F#b3#bs0$4(4%c{I*4#+1a7#aq0,m($m($m($m($m($m($m($m($bg@#ch3#4#a"
+    "hDg<'#d;$b<#V#s7%wH$qZ#l##+#hU%e)#b<#+&faI%c@%dE#+#fj,#+#fM(b}Y$frM&f_-bf<Tab4DsRBoB$~=DsRK~=e7oru(a'av"
+    "op<a*cf4#b3#sb$#d;#ab4#t%#b<7ch<#a7#dD#+#tD#+#bd4#c@#d{A#t%#c@#jTCq8%ggY%du(%b<$4$o08ab4#3#dE#a7#fM#3#a"
+    "q0#hT'3&k1-cs(#fD+b;#cnU#ab3#a7#3+b3#t%)agH#j^#d;#4#+#b<#3#t%#a{Y#hT#eH#b3#aq0#wP#a7.+#a~$&fL#ch<#a7#wP"
+    "#a7#yP$4#t%'b3#hU#3#sA#t%#hU$byI#|#,dE#3#o0#b;%t%%fD#aq0&4#dD#cnU#a7#4#eH#b<#c@#hU#c@#4#a7#4;dE#b3#uI#h"
+    "T#b3#dE#3#a7-j^%j^%j^,m($m($b}Y$|$)hcA#o/#+#3#a7%t%)znkQ/aq0'clMdtXse0#b<#a8#4#a8#b<#tE#4#a8#4#a8#b<#cA"
+    "#dE#dx4%go8Jm(/hU(a8#a7#a8#q8$z^$iY$a8$cA$cA$r<#f}8EyvE#b33dnM%cw8LwQ'ab3#s7)ac7#d;#bD#as/#dL#d;${X$+'+"
+    "$b3'hU$ip,'d;$jT$fD#t%#b3&b3#awI#d;$;$awI#+$+$l]#fh$&j^%j^%j^%dEGwQ$awI$ahM$b<$~,%|$FhtE(d;'cd=/cuR#f_4"
+    "bNaYa7b-a~$&clM2a7#az%'bf<#f_,ajU#V#o0#V(bs0#iX(bb,$+#bn^'o0#+#i9Nke0%t%)bn^'bn^'bwA+cs(.+#uI$~,$m($b<$"
+    "uI$~,$m($b<&cs(/vaI,ao(-o0;j^$b{Q$q8a,j^%4$cb$$b<&4%aq0$+#oB#aq0%m9#bd4+qJTahM$b<(i)#ao(#k1&+#awI(+a'c{"
+    "I'bN#b<#abF%cfF#4#dD$b;(3#a7#3#a7#fM$dE$a~$%eH'a7#qJ*q/*a~$#bN#+#a~$#dVDo0$a{Y#c@'i)#l],cw8&l]#ao(%oB#a"
+    "hM(oB#afE*fD/m9a7ecY[cp^0cp^*k1#bn^#fL+t%)t%#a{Y&hT$aq0cJbdF$b{Q$b;&b<3dE[fL#a~$#sR#4+ao(#uH#f_>afE#fLN"
+    "al^#m97aq0,dD#cu0#|##a7#l]'ak)#t%#3#b<#b;#4,a7#dD#cd,#q7#c@#b3$fD#30auA*t%)eH#bn^#a7#uH#c@$t%#fD#4#b;#4"
+    "+blU#a7#b3#4,dD#cjE#yX#a7#fM#fD#;#a7#b;#+#b;#t%#4#+#4#d;$ak).afE$auA#q7#c@#3#jT#3#b<#3a%m($4$fM$~,$sA#+"
+    ")ch<#s@#c@(t%)fL$o0%b<%ao($m($b<$hU$3#a7#4#a7#j]%b;%b;#a7%4)a7(hU#b;%n+&iX.sA$4%4$bs0$4#q7$3%3$fL$hT#4#"
+    "3#40b;Acu0#yX#a7#dD#a7#fM(t%'3#dEBcjE#a7#q7#a7#b;#a7#fL#c@#b<#+#4+t%bRch<#a7#j]%m'#c@#aq'#fM#b;FcjE#~+#"
+    "a7#3#d;#4.t%Jb}Y#uH#c@#4*t%)ak9@ayQ%|##a7't%#bN#d;$m(c(cb$#~+aMdnM#t%#qJ/o0%4%o0$b<$as8#j]$b;%fL#4#3#4#"
+    "b;/t%a-o0%bu8#m'%m'#4$4#3>4#s@#bwA#m'#4#fL+3+4#uH#cf4#ab3&45ecYc6bhE2t%)q8$bq(#o/$m'#a7#42t%#ah_(bb,%ao"
+    "'$|#a0m($b<$bs0#j]&3$b;$m'#4#3+t%)j^$b<$bf<#hT$b;$hT#4*t%ZsPd)ahM#fL,b;#4#3#yY$bjM#m'&hT0t%#3a<42am1Obe"
+    "o(aNgyB$hL.mz4am]fy(2bpe(33#j^#~+-im~U(akkYcx$bb,#afD#t%|Zajl$*bd4$t%'b3#epM$",
+    "t%)bb,%iX#+-cjE#n+#hL'fM#+.t%$m9$al^(ahMg/cd,&t%c5dnM#aqBaQeh,'3#4#cy@*fL#yYa'b<$4#3.b;%dT,nph4+b{}0MsA"
+    "d|[fM$m($b<$tr^24AdE%41fM+|b^ah@gp<(yY&q8*sA&3#a7#+biHt%hJcf3%aq/h[mX#iX&l#+p3%n+BgP0kPb,eHb&ak)/ak)aTa"
+    "uRb2e}A$d}I$b<%4%b<%fM$wQ$4$m($dpU$fM%o0$m($a{Y$fM$hU$4&m($xcA%auA$auA$bd4$auA$bd4$auA$bd4$auA$bd4$auA$"
+    "o0%co9hDcy@'cnT+313%hL2hT$~+r;bd4)j^cEn+$ae@%n+$c@$iX(dj<E3aXcd,&m'#m(%t%'4e8bb,#34cb$#fL#t%gVa{Y#fL#t%"
+    "cFbb,#b;#4#t%h(m($fM$b<$~,$m|<%qJ#n+Mdw0#n+#4't%m.dd5$dV$f_a3cd=$~=c1fM$ayQ$b<$4%4$sA$fM$4$4)4'4$4$4$dE"
+    "$b<$4%4$4$4$4$4$b<$4%fM$m($fM$fM$4$sA$ad<(dE$hU$ad<iLz-GawH)awH)awHan9t%q-ckgx,Diyj$)ouQ%mst<1qujE2ane("
+    "ak)ahoAy)kudM(i|a(mep]p~+"};
+static const char tt__mark_text[] =
+    "lTv-#W#c^#W#O#e$#aQ#c^#aQ#k<#d4#c^#b_%V%Z#V#bY#b_#aU$b_#c^#V#W#aU#V#X#a^#X#a^#X#mJdGe)d<Q#d%#Q#b_#R#Q#f"
+    "-#f(#aZ#Q#aZ#R#U#V#(#)#*#+#,#-#.#/#0#a5#2#3#4$5$6#7$V#Q$0a/h5#<#=#>T9#:#;#<#=#>#@#A#aZ#aU#e)#Q#aZ#Q3BaM"
+    "g1%d%#Q#V%aZ$Q#aZ#QGCBV#Q#aZ#Q#aZ#bY#V#aU#V#Q#b_#Q#V#Q#V#Q#V#Q#aZbLg1#Q#VFd%$i9$b_$e)ObYb#nN$Q#aZ#Q#aZ#"
+    "Q#b_#bY#9#:#;#b_#Q#aZ#aU#e)a#%3'&V#Q#aZaO%3'aV%3'aV%3'aV%3'b*'b*'*D#EaM%3'b*'b''aUaJ#'0cSaTaL1cUa3aU>Q$"
+    "Q$O[J#K$L(cW%K$aZ#'$aZa%QaX%$a+a9Qk`b_oT'C'bI'-Vc:Ub:R#V#QcKV#Qa.'7h5%QTe)#f(#aZ#Qa_%2'JV#Q#g1Za+_%.a+a"
+    "*%bDb_$$#e$#aZ#c^#V$f<'Q)V&aZc5aZ#Q#g1#Q#aZ#Y#N#Q#M#ai1(V#X#Q#V#Ql#aZ#a(#d%#b,#aZ'V&a(#V#Q#V#a(#c^#Vau-"
+    "b_b8'aHacZi1P#U#W#R#aWaQa*pvPV'j=DaZa7aZdH'c,'>r_^bYI'aG%/'c`V$aZ#Q%aZ(aZ$VX'd)'kgX8lUg1#g,#aZp0QcRQbAe"
+    ")|%Q$VLV#$#Q''bQV#Qv[']'^'#%a,b_Ta+a%%a3',%aR'#%b_%#'a8%3';g1&e)c<'&%b&'#%d.'#%b)'a_'#%a['uK'kePd4`g1kq"
+    "6$b|JaS#b,&T#d`+h0%e)#aUBd%b@b_a|Gg1$qZ%g1$aZ$e)afYg,aUf-#%";
+static const char tt__pair_text[] =
+    "f<b-yH&#%&#%&#%&#-&#'('_&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0*3$&#%&#%&#%&#-&#'('_"
+    "&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0(#1&aW*&a'#&a&'&a'#&a&a+&a'#&`a4&a'#&a&%&a'#&"
+    "a&-&a'#&a&-&a'#&a$#&a'#*a$2&a'#&a&'&a'#&a&%&a'#&a&a)&a'#&a&[&a'#&`6&a'#&a&+&a'#&a&%&a'#&a&a'&a'#&a$a0&a"
+    "'#*a$%&a'#&a&%&a'#&a&'&a'#&a&a+&a'#&a&a(,%,&a'#&a$a1&a'#(a$a2&a'#&a&a3&a'#&a&Y&a'#.`8&a'#&a&a3&a'#&a&Y&"
+    "a'#,a$2&a'#&a&'&a'#&a&-&a'#*^6&a'#&a&a3&a'#&a&Y&a'#&a$8&a'#&a&%&a'#&a&a1&a'#&a&Y&a'#&a$Z&a'#&a&Y&a'#*a$"
+    "4&a'#&a&%&a'#&a&'&a'#&a&+&a'#&a&%&a'#&a&_&a'#&`a2&a'#&`#&a'#&a&/&%0&a'#&a&/&a'#&a&-&a'#a,a<B&a'#AW#&a'#"
+    "`aOA&a'#&S#&a'#&W#&a'#&W#&a'#&c=2&a'#&a&(&a'#&a&9&a'#&a&:&a'#(aW+&a'#&jP#&%#&kQ#&a'#*e43&a'#&[#&a'#&[]&"
+    "a'#&lJa.&%#&aO3&g5#&r:#,a,8&a'#*U$&a'#&bZ%&a'#&a$#&a'#&>#&a'#&f(@&a'#&a&'&a'#&[&&a'#&a&'&a'#&[&&a'#&a&'"
+    "&a'#&W&&a'#&a&'&a'#&^&&a'#&a&'&a'#&^&&a'#&a&'&a'#&a*N&a'#&a$#&a'#*a>W&a'#2a4,&a'#&[a'&a'#&cRa,&a'#&a(#&"
+    "a'#&eC)&a'#&nZ(&%#&oK#&a'#h_uFyO%%#'H#%8yJaHbIyI7u2#2cJyJ&xV#%x6yI&x@yJ&'#&'#(/#(/#&+#&a)#YaI1&;#&;0&+#"
+    "&'#&'#&H#YG1&;#&.0&/#&+#.5#&#1aAb12&#3(&0,<1.L0&&$&9/:8#a(a'#S(.&#3(&0,a-1.[0&&$&9/UaJ5&%#bAc,4&a'#Aa2#"
+    "&a'#&a&'&a'#*Y&&a'#*e='&%#&fA#&a'#&a$#&a'#*a$*&a'#&a&+&a'#&W#&a'#*eL#&%#&f2#&a'#&a:*&a'#&a&+&a'#&a&)&a'"
+    "#&[(&a'#*[#&a'#i[oX|)&#%&a)#&a(%&a-$e,dJ#(K#GF#s^s]xT43#*)#a/`#%%#%%#%-#%-#%%#%5#%+#cIe'd7&#VDa2Y%%#'=#"
+    "bTd9d3)/#a-a*#%%#%-#)B#gUi@i;*#S&#VDa2Y%%#aWcPe-aUaPU&%#&$Vd,d3d1d$d%d121#&#%(#K&+Jd2d+cB&%#&$VdQdZcV(#"
+    "-&),&(NkZl%oP77#--#--#--#=Y&7aJb0'#'%b-;'%#5b.#Ha)aV77#--#--#--#=Y&cKd_d%cbUcbTcd)('#('#('#('#,+#a:a9#("
+    "'#*'#&%#()#w:gt<fy6&a'#&a$`&a'#&a&]&a'#&a&@&a'#&c9aG&a'#&e</&a'#&a&]&a'#&a&@&a'#&a&6&a'#&a&/&a'#&eTaA&%"
+    "#&$%&%#&fWa@&a'#&a&)&a'#&o%a:&%#&p(%&a'#&a$(&a'#&a$)&a'#&a&]&a'#&a&Y&a'#&a&a%&a'#&a&1&a'#&a$'&a'#&c;aE&"
+    "a'#&e>#&a'#&a&a+&a'#&a&@&a'#&a$>&a'#&hn/a$&%#&ho4aB&a'#&a&*&a'#&a$a>&a'#&a&/&a'#&a&]&a'#&a$[&a'#&a&]&a'"
+    "#&a&@&a'#&a&*&a'#&c=a>&a'#&a&1&a'#&bZ2&%#&$%&%#&h<#&a'#&a&/&a'#&`#&a'#&a&]&a'#&ho/a$&%#&hp4aB&a'#&a$a:&"
+    "a'#&a&]&a'#&gN[&%#&-#&%#&hgB#&%#&hpA#&a'#&a&]&a'#&a&@&a'#&a&*&a'#&a$4&a'#&a&;&a'#&a&(&a'#&h)a>&%#&%1&%#"
+    "&i0,&a'#&a&a'&a'#&a$a,&a'#&a&%&a'#&a&1&a'#&a&$&a'#&a&]&a'#&a$[&a'#&a&%&a'#&a$$&a'#&a$,&a'#&a&a)&a'#&a&@"
+    "&a'#&G#&;a8&)'&'#(hP(.jG]&a'#&a&W&a'#&c12&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hmT$&%#&hlQ$&%#&$$&%#&$5&%#&$.&%#"
+    "&hlN)&%#&hs&_&a'#&a&W&a'#&a&.&a'#&c9&&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hn7$&%#&hsO1&a'#&a&X&a'#&W#&a'#&a&W&a"
+    "'#&c92&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hnL$&%#&hh^$&%#&$$&%#&$5&%#&$.&%#&$a'&%#&k&#&a'#&a&W&a'#&j@2&%#&$$&%"
+    "#&$5&%#&$.&%#&$a'&%#&k<a,&a'#&a&a-&a'#&a&W&a'#&a&.&a'#2{@D&#%&gw%K&%#&$%&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&"
+    "%#&$b-&%#&gw.aE&#%&gw=K&%#&$%&%#*gxCH&#%&gxRK&%#&$%&%#*gwKH&#%&gwZK&%#&$%&%#&$b-&%#&gx`aE&#%&gy1K&%#&$%"
+    "&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&%#&$b-&%#&gy>aE&#%&gyNK&%#&$%&%#&$b-&%#&gx>aE&#%&gxNK&%#&$%&%#*gySH&#%&g"
+    "z%K&%#&$%&%#*gxSH&#%&gy%K&%#&$%&%#&$b-&%#(gz*aC(gz;K(#%(#b-&gy.aE&#%&gy=K&%#&$%&%#&$b-&%#&gzCaE&#%&gzRK"
+    "&%#&$%&%#&$b-&%#&gzCb.%#%&+$%#%&'$%#%&'$%#%&/$%#%&/$%#%&+$%#%*gv1b3&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
+    "&%#&%#&%#&F#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&aJ#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
+    "&%#&gzOb(&#&&gzRb-&gzQ#&,#(-(&g}))&g~,b(&#&&#*%#%&#b3'a7{Y*z,{T&hvT)&gzM#&4#(5(&g}=)&g~Eb4%#%&'$%#%&#b3"
+    "&g~3b4&#%&#b-&g}*a`&#&&F*%#%*Eb-&F#&aIa`&#&&#*%#%(hb5$&#%&#b-&g~Ua`&#&&/*%#%&6H&#%&+aD&/#&a2a`&#&&#*%#%"
+    "&*J&y8K%#%%b:yI*hy@{Z&gz8#&-#(,(&g~=)&haUb4%#%&7$%#%&#b3%y0{Y)h{+#%%#iRha[#+|O#%6y]cOin1aD&'#K'#a&b##&+"
+    "#&&#aSaJ#.-#*)#UT#('#[R#*1#*'#()#SitA#(iu7#:K#&itM#&'#&iu;#&%#*=#&%#*)#&%#2)#&%#*1#&%#*)#&%#a.Z#&/#&%#&"
+    "'#aKaE#&%#&L#&%#2a'#&%#&%#&%#b#cwN{>%%#beLan*{@ap<ap7l{1('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#"
+    "%()$&#%()$&#%()$&#%()$&#%SaQ$8bZ#A@#('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#%()$&#%()$&#%()$&#%("
+    ")$&#%SaQ$*b=#&%#&%#&%#,9#a{nRlh*lf$'V)947%#%%biwX$%#%%bixM8%#%%#+%%#%%#%%#%%#%%#%%#''#%%#%%#%%#%%#''#''"
+    "#%%#''#%%#''#%%#%%#%%#%%#%M(%*/%7#%5#faQboyZbo|1('#C7#d:dLcJ&%#r$qRqV&#Vl2l7kV&#6(#=h<hBh'&%#awk-awk#aw"
+    "kT%%#%15%#%%#%%#%%#%bZc#<%%#%%5%%#%$%%%#";
+
 struct tt__unicode {
     uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
     uint32_t runs[TT__FOLD_RUNS][2]; /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to
@@ -27394,6 +29477,13 @@ static uint32_t tt__unicode_from(uint32_t before, const char **at)
 {
     uint32_t n = tt__unicode_number(at);
     return before + ((n >> 1) ^ (0u - (n & 1)));
+}
+
+static void tt__unicode_cjk(uint32_t cjk[TT__FOLD_CJK])
+{
+    const char *at = tt__fold_cjk_text;
+    uint32_t to = 0;
+    for (int k = 0; k < TT__FOLD_CJK; k++) cjk[k] = to = tt__unicode_from(to, &at);
 }
 
 static tt__unicode *tt__unicode_new(tt_context *ctx)
@@ -27428,9 +29518,7 @@ static tt__unicode *tt__unicode_new(tt_context *ctx)
             to = next;
         }
     }
-    to = 0;
-    at = tt__fold_cjk_text;
-    for (int k = 0; k < TT__FOLD_CJK; k++) u->cjk[k] = to = tt__unicode_from(to, &at);
+    tt__unicode_cjk(u->cjk);
     return u;
 }
 
@@ -27491,6 +29579,156 @@ static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3])
         break;
     }
     return 1;
+}
+
+struct tt__letters {
+    uint8_t bits[0x110000];
+    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
+    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
+    uint32_t cjk[TT__FOLD_CJK];           /* as tt__unicode's */
+};
+
+static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
+{
+    const tt__letters *l = (const tt__letters *)arg;
+    const uint32_t *a = l->pairs[x], *b = l->pairs[y];
+    return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
+}
+
+static tt__letters *tt__letters_new(tt_context *ctx)
+{
+    tt__letters *l = (tt__letters *)tt__calloc(ctx, sizeof *l);
+    if (!l) return NULL;
+    const char *at = tt__letter_text[0];
+    uint32_t c = 0, a = 0, b = 0;
+    for (int k = 0, text = 0; k < TT__LETTER_ROWS; k++) {
+        if (!*at) at = tt__letter_text[++text];
+        c += tt__unicode_number(&at);
+        if (!*at) at = tt__letter_text[++text];
+        uint32_t more = tt__unicode_number(&at);
+        memset(l->bits + c, (int)(more & 127), (more >> 7) + 1);
+        c += (more >> 7) + 1;
+    }
+    at = tt__mark_text;
+    c = 0;
+    for (int k = 0; k < TT__MARK_ROWS; k++) {
+        c += tt__unicode_number(&at);
+        uint32_t more = tt__unicode_number(&at);
+        l->marks[k][0] = c << 11 | more >> 6;
+        l->marks[k][1] = more & 63;
+        c += (more >> 6) + 1;
+    }
+    at = tt__pair_text;
+    c = 0;
+    for (uint32_t k = 0, composed = 0; k < TT__PAIRS; k++) {
+        uint32_t distance = tt__unicode_number(&at);
+        c += distance >> 1;
+        l->pairs[k][0] = c << 11 | (distance & 1);
+        l->pairs[k][1] = a = tt__unicode_from(a, &at);
+        l->pairs[k][2] = b = tt__unicode_from(b, &at);
+        if (distance & 1) l->by_pair[composed++] = k;
+    }
+    tt__sort_indices(l->by_pair, TT__COMPOSED_PAIRS, tt__pair_less, l);
+    tt__unicode_cjk(l->cjk);
+    return l;
+}
+
+static const uint8_t *tt__letters_bits(const tt__letters *l) { return l->bits; }
+
+/* 0 of a starter; marks of a higher combining class have a higher rank. */
+static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c)
+{
+    int row = c < 0x300 ? -1 : tt__rows_to(&l->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
+    return row >= 0 && c - (l->marks[row][0] >> 11) <= (l->marks[row][0] & 0x7FF) ? l->marks[row][1] : 0;
+}
+
+/* Hangul by arithmetic: the Unicode Standard, section 3.12. Returns how many code points: 1 to 4. */
+static size_t tt__decompose(const tt__letters *l, uint32_t c, uint32_t out[4])
+{
+    size_t n = 0;
+    uint32_t last[4]; /* what is taken off the end, from the last on */
+    int taken = 0;
+    while (c >= 0xC0) {
+        uint32_t cjk = c >= 0xF900 && c <= 0xFAFF ? l->cjk[c - 0xF900]
+                     : c >= 0x2F800 && c <= 0x2FA1F ? l->cjk[c - 0x2F800 + 512] : c;
+        if (cjk != c) { c = cjk; break; }
+        if (c >= 0xAC00 && c <= 0xD7A3) {
+            uint32_t s = c - 0xAC00;
+            if (s % 28) last[taken++] = 0x11A7 + s % 28;
+            last[taken++] = 0x1161 + s % 588 / 28;
+            c = 0x1100 + s / 588;
+            break;
+        }
+        int row = tt__rows_to(&l->pairs[0][0], TT__PAIRS, 3, c) - 1;
+        if (row < 0 || l->pairs[row][0] >> 11 != c) break;
+        if (l->pairs[row][2]) last[taken++] = l->pairs[row][2];
+        c = l->pairs[row][1];
+    }
+    out[n++] = c;
+    while (taken) out[n++] = last[--taken];
+    return n;
+}
+
+/* What two code points compose to; 0: nothing. */
+static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b)
+{
+    if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
+    if (a - 0xAC00 < 11172 && (a - 0xAC00) % 28 == 0 && b - 0x11A8 < 27) return a + b - 0x11A7;
+    size_t low = 0, high = TT__COMPOSED_PAIRS;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const uint32_t *pair = l->pairs[l->by_pair[middle]];
+        if (pair[1] == a && pair[2] == b) return pair[0] >> 11;
+        if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
+        else high = middle;
+    }
+    return 0;
+}
+
+/* Decomposes, sorts runs of marks by combining class, composes: the Unicode Standard, section 3.11. */
+static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
+{
+    size_t count = 0, kept = 0, starter = SIZE_MAX;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t out[4];
+        size_t more = tt__decompose(l, points[i], out);
+        memcpy(spare + count, out, more * sizeof *out);
+        count += more;
+    }
+    memcpy(points, spare, count * sizeof *points);
+    for (size_t i = 0; i < count;) {
+        size_t end = i, to = i;
+        uint32_t lowest = UINT32_MAX, rank, before = 0;
+        bool sorted = true;
+        for (; end < count && (rank = tt__mark_rank(l, points[end])) > 0; end++) {
+            sorted &= rank >= before;
+            lowest = rank < lowest ? rank : lowest;
+            before = rank;
+        }
+        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
+            uint32_t next = UINT32_MAX;
+            for (size_t k = i; k < end; k++) {
+                rank = tt__mark_rank(l, points[k]);
+                if (rank == lowest) spare[to++] = points[k];
+                else if (rank > lowest && rank < next) next = rank;
+            }
+            lowest = next;
+        }
+        if (!sorted) memcpy(points + i, spare + i, (end - i) * sizeof *points);
+        i = end + 1;
+    }
+    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
+    for (size_t i = 0; i < count; i++) {
+        uint32_t rank = tt__mark_rank(l, points[i]), composed = 0;
+        bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
+        if (free_way) composed = tt__compose(l, points[starter], points[i]);
+        if (composed) { points[starter] = composed; continue; }
+        if (!rank) starter = kept;
+        before = rank;
+        points[kept++] = points[i];
+    }
+    return kept;
 }
 
 #pragma GCC diagnostic pop

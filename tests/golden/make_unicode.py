@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the Unicode tables of BERT's tokenizer as C, from what the `tokenizers` package does to code points.
+"""Writes the Unicode tables of tokenizers as C, from what the `tokenizers` package does to code points.
 
     python tests/golden/make_unicode.py     C tables to stdout, for the section >>unicode of tinytrain.h
 
@@ -20,11 +20,21 @@ x < 0.
         many     the distance from the row before; s() of the distances to two or three code points, the first
                  from c, the others from the one before (0: none)
     Hangul syllables (U+AC00..U+D7A3) decompose by arithmetic, see hangul().
+
+Of byte-pair tokenizers (what is in no row has no property):
+    letters      the distance from the end of the row before; last - first << 7 | bits, see PROPERTIES
+    marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a higher
+                 combining class have a higher rank, from 1
+    pairs        canonical decompositions but Hangul's and those of the CJK blocks (fold_cjk has them): the
+                 distance from the row before << 1 | whether NFC composes it; s(first of the two - that of the
+                 row before); s(second, or 0 - that of the row before)
 """
 import importlib.metadata
 
-from tokenizers.normalizers import NFD, BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.normalizers import NFC, NFD, BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, Digits, Punctuation, Split
 
 ALL = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
 CJK_BLOCKS = ((0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
@@ -164,12 +174,17 @@ def signed(x):
 
 
 def emit(name, numbers, width=110):
-    print(f"static const char tt__{name}_text[] =")
-    text = "".join(map(digits, numbers))
-    assert len(text) < 4096, "longer than C99 wants a string to be"
+    """An array of strings, as C99 wants no string of 4096 characters; a number is within one of them."""
+    texts = [""]
+    for number in map(digits, numbers):
+        if len(texts[-1]) + len(number) >= 4096:
+            texts.append("")
+        texts[-1] += number
     room = width - 7
-    lines = [text[k:k + room] for k in range(0, len(text), room)]
-    print("\n".join(f'    "{line}"' for line in lines) + ";")
+    lines = [[text[k:k + room] for k in range(0, len(text), room)] for text in texts]
+    body = ",\n".join("\n".join(f'    "{line}"' for line in some) for some in lines)
+    print(f"static const char *const tt__{name}_text[] = {{\n{body}}};" if len(texts) > 1
+          else f"static const char tt__{name}_text[] =\n{body};")
 
 
 def class_numbers(ranges):
@@ -205,6 +220,85 @@ def many_numbers(many):
         before = c
 
 
+# The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, the word of an
+# added token that is a single word; Digits; and whether NFC may change it, or moves marks over it.
+PROPERTIES = ["letter", "number", "space", "punctuation", "word", "digit", "unstable"]
+
+
+def properties(rows, marks):
+    text, between = "".join(map(chr, ALL)), "a" + "a".join(map(chr, ALL)) + "a"
+
+    def matches(regex):
+        pieces = Split(Regex(regex), "removed", invert=True).pre_tokenize_str(text)
+        return {ord(piece) for piece, _ in pieces}
+
+    def alone(splitter):
+        return {ord(piece) for piece, _ in splitter.pre_tokenize_str(between) if len(piece) == 1} - {ord("a")}
+
+    def added(before, **options):
+        """{code point: the encoding of it in front of an added token}"""
+        one = Tokenizer(WordLevel({"x": 0, "[UNK]": 1}, unk_token="[UNK]"))
+        one.add_tokens([AddedToken("@@", normalized=False, **options)])
+        return zip(ALL, one.encode_batch([before + chr(c) + "@@" for c in ALL]))
+
+    word = {c for c, e in added("", single_word=True) if 2 not in e.ids}
+    space = matches(r"\s")
+    assert space == {c for c, e in added("a", lstrip=True) if e.offsets[-1][0] == 1}
+    unstable = {c for c in ALL if NFC().normalize_str(chr(c)) != chr(c)} | set(marks)
+    unstable |= {b for _, _, b, composes in rows if composes} | set(range(0x1161, 0x1176)) | set(
+        range(0x11A8, 0x11C3))
+    sets = [matches(r"\p{L}"), matches(r"\p{N}"), space, alone(Punctuation("isolated")), word,
+            alone(Digits(individual_digits=True)), unstable]
+    assert len(sets) == len(PROPERTIES)
+    return {c: bits for c in ALL if (bits := sum((c in s) << k for k, s in enumerate(sets)))}
+
+
+def combining_marks():
+    """{mark: its rank}: of what NFD leaves as it is and sorts"""
+    marks = [c for c in ALL if c not in HANGUL and nfd(c) == chr(c) and is_reordered(c)]
+    return {c: rank + 1 for c, rank in mark_classes(marks).items()}
+
+
+def pair_rows():
+    """(composed, first, second or 0, whether NFC composes the two) of each code point that NFD decomposes"""
+    whole = {c: nfd(c) for c in ALL if c not in HANGUL and nfd(c) != chr(c)}
+    one, rows = {d: c for c, d in reversed(whole.items())}, []
+    for c, d in whole.items():
+        if any(a <= c <= b for a, b in CJK_BLOCKS):
+            assert len(d) == 1
+        elif len(d) == 1:
+            rows.append((c, ord(d), 0, False))
+        else:
+            first = ord(d[0]) if len(d) == 2 else one[d[:-1]]
+            rows.append((c, first, ord(d[-1]), NFC().normalize_str(chr(c)) == chr(c)))
+    for c, a, b, composes in rows:
+        assert not composes or NFC().normalize_str(chr(a) + chr(b)) == chr(c)
+    return rows
+
+
+def row_numbers(table, shift):
+    """Of {code point: bits}, runs of equal bits."""
+    runs = []
+    for c, bits in sorted(table.items()):
+        if runs and runs[-1][1:] == [c - 1, bits]:
+            runs[-1][1] = c
+        else:
+            runs.append([c, c, bits])
+    end, numbers = -1, []
+    for first, last, bits in runs:
+        assert bits < 1 << shift
+        numbers += [first - end - 1, (last - first) << shift | bits]
+        end = last
+    return len(runs), numbers
+
+
+def pair_numbers(rows):
+    c, a, b = 0, 0, 0
+    for row in rows:
+        yield from ((row[0] - c) << 1 | row[3], signed(row[1] - a), signed(row[2] - b))
+        c, a, b = row[:3]
+
+
 def main():
     kinds, folds, chinese = probe()
     assert chinese == [c for c in ALL if is_chinese(c)]
@@ -221,6 +315,16 @@ def main():
     emit("fold_runs", run_numbers(runs))
     emit("fold_cjk", cjk_numbers(blocks))
     emit("fold_many", many_numbers(many))
+    for (first, last), block in zip(CJK_BLOCKS, blocks):
+        assert all(nfd(c) == chr(to) for c, to in zip(range(first, last + 1), block))
+    rows, marks = pair_rows(), combining_marks()
+    letter_rows, letters = row_numbers(properties(rows, marks), len(PROPERTIES))
+    mark_rows, ranks = row_numbers(marks, 6)
+    print(f"enum {{ TT__LETTER_ROWS = {letter_rows}, TT__MARK_ROWS = {mark_rows}, TT__PAIRS = {len(rows)}, "
+          f"TT__COMPOSED_PAIRS = {sum(row[3] for row in rows)} }};")
+    emit("letter", letters)
+    emit("mark", ranks)
+    emit("pair", pair_numbers(rows))
 
 
 if __name__ == "__main__":
