@@ -836,16 +836,16 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
 /* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of two kinds:
-   - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt: one
-     token a line, its number the id, white space at the end of a line left out.
+   - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
+     one token a line, its number the id, white space at the end of a line left out.
    - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
-     Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral. It may have
-     added tokens; the normalizers Sequence, NFC, Prepend and Replace (of a String); the pre-tokenizers Sequence,
-     ByteLevel, Split (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits,
-     Punctuation and Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing, RobertaProcessing and
-     BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String), ByteFallback, Fuse, Strip and
-     Metaspace. What else a file asks for is refused by name. "truncation" and "padding" are not read.
-   Immutable: any number of threads may use one. */
+     Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral. It may
+     have added tokens; the normalizers Sequence, NFC, Prepend and Replace (of a String); the pre-tokenizers
+     Sequence, ByteLevel, Split (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon),
+     Digits, Punctuation and Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing,
+     RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String),
+     ByteFallback, Fuse, Strip and Metaspace. What else a file asks for is refused by name. "truncation" and
+     "padding" are not read. Immutable: any number of threads may use one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
 /* What a token is for. */
@@ -862,36 +862,37 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
      splitting, split_special_tokens).
    - else with tokenizer.json, which alone decides ids.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
-     config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with tokenizer_config.json's
-     added_tokens_decoder and add_prefix_space. */
+     config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with
+     tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of byte-pair encoding the
-   files that it was loaded from, unchanged. */
+/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of byte-pair encoding
+   the files that it was loaded from, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
 /* As the vocabulary has it: in byte-level encoding a space is U+0120. NULL: no token has this id. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding what tokenizer_config.json,
-   special_tokens_map.json or config.json (bos_token_id and so on) say, in this order; TT_TOKEN_EOS, which ends a
-   document, is else "<|endoftext|>" if there is one. */
+/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding what
+   tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
+   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
-/* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and [SEP] of
-   WordPiece, what the post-processor says of byte-pair encoding. Returns how many; 0 if max_tokens has no room for
-   those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words of
-   more than 64 bytes). Invalid UTF-8 bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a
-   text, such as [SEP] in capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in
-   transformers: a text can forge the structure of a sequence, so remove these from texts that you don't trust. */
+/* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
+   [SEP] of WordPiece, what the post-processor says of byte-pair encoding. Returns how many; 0 if max_tokens
+   has no room for those around; -1: out of memory (byte-pair encoding takes some for texts that are
+   normalized and for words of more than 64 bytes). Invalid UTF-8 bytes count as U+FFFD, which WordPiece
+   drops. A special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes that
+   token if the vocabulary has it, as in transformers: a text can forge the structure of a sequence, so remove
+   these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
-/* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if `special`.
-   -1: out of memory. */
+/* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
+   `special`. -1: out of memory. */
 int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
                             int64_t room);
-/* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of all
-   of it, which are UTF-8 and may hold NULs: U+FFFD stands for bytes that make no character, so that of a text that
-   is still growing the last character may change. Ids without a token are left out, as are special tokens if
-   skip_special. -1: out of memory. */
+/* Writes the text of n ids to `to`, always terminated, cut at capacity (0: not written). Returns the bytes of
+   all of it, which are UTF-8 and may hold NULs: U+FFFD stands for bytes that make no character, so that of a
+   text that is still growing the last character may change. Ids without a token are left out, as are special
+   tokens if skip_special. -1: out of memory. */
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
@@ -22356,8 +22357,8 @@ static bool tt__is_cjk(uint32_t c);                                /* a word of 
    result: 1 to 3. */
 static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3]);
 
-/* What byte-pair tokenizers ask: bits of a code point, as the regular expressions and splitters of `tokenizers`
-   tell them apart, and canonical composition. */
+/* What byte-pair tokenizers ask: bits of a code point, as the regular expressions and splitters of
+   `tokenizers` tell them apart, and canonical composition. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
     TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64 /* NFC may change it, or what is before it */
@@ -22767,8 +22768,8 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
 /* A tokenizer.json with byte-pair encoding (Sennrich et al. 2016), as the Rust package `tokenizers` does it;
    tests/golden/compare_bpe.py compares the two. A text is cut at the added tokens that are spelled out in it;
    the rest is normalized, cut at the added tokens that are spelled out then, and cut into words by splitters;
-   the symbols of a word are merged, those of the earliest merge first; the post-processor's ids go around all.
-   Most words are one token: whether the merges make it of its text is found out when it is first met. */
+   the symbols of a word are merged, those of the earliest merge first; the post-processor's ids go around
+   all. Most words are one token: whether the merges make it of its text is found out when it is first met. */
 #define TT__BPE_IDS (1 << 22)       /* a larger id is refused: memory is by id */
 #define TT__BPE_TOKEN_BYTES 4096    /* a longer added token is refused: it is looked for at every byte */
 #define TT__BPE_NONE UINT32_MAX
@@ -22785,7 +22786,8 @@ typedef enum tt__stage_kind {
 } tt__stage_kind;
 
 /* The regular expressions that GPT-2 began:
-   contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last | white space */
+   contractions | prefix? letters+ | digits | ' '? others+ | line ends | white space but its last |
+   white space */
 typedef struct tt__pattern {
     bool any_case;   /* of contractions: 's 't 're 've 'm 'll 'd */
     bool any_prefix; /* what may stand before letters: anything but a line end or a digit; else a space */
@@ -22802,7 +22804,8 @@ static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] =
      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
 };
 static const char tt__three_digits[] = "[0-9][0-9][0-9]"; /* Falcon's */
@@ -22829,7 +22832,8 @@ typedef struct tt__ids_by_text {
     uint32_t mask;
 } tt__ids_by_text;
 
-typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule; /* pair UINT64_MAX: free */
+/* Pair UINT64_MAX: free. */
+typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
 
 /* A tree of the bytes of added tokens. */
 typedef struct tt__trie_node { int32_t child, sibling, added; uint8_t byte; } tt__trie_node; /* -1: none */
@@ -22943,7 +22947,8 @@ static int tt__bpe_find(const tt__ids_by_text *t, const char *text, size_t bytes
     return tt__bpe_slot(t, text, bytes, tt__bpe_hash(text, bytes))->id;
 }
 
-static const tt__bpe_rule *tt__bpe_merge(const tt__bpe *b, int32_t left, int32_t right) /* pair UINT64_MAX: none */
+/* Pair UINT64_MAX: none. */
+static const tt__bpe_rule *tt__bpe_merge(const tt__bpe *b, int32_t left, int32_t right)
 {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     uint64_t at = pair * 0x9E3779B97F4A7C15u >> b->merge_shift;
@@ -23054,14 +23059,16 @@ static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
 }
 
-static void tt__bpe_push(const tt__bpe *b, tt__bpe_pair *heap, size_t *n, const tt__bpe_link *links, int32_t at)
+static void tt__bpe_push(const tt__bpe *b, tt__bpe_pair *heap, size_t *n, const tt__bpe_link *links,
+                         int32_t at)
 {
     if (at < 0 || links[at].after < 0) return;
     const tt__bpe_rule *m = tt__bpe_merge(b, links[at].id, links[links[at].after].id);
     if (m->pair == UINT64_MAX) return;
     const tt__bpe_pair pair = {m->rank, at, m->id};
     size_t to = (*n)++;
-    for (; to && tt__bpe_earlier(&pair, &heap[(to - 1) / 2]); to = (to - 1) / 2) heap[to] = heap[(to - 1) / 2];
+    for (; to && tt__bpe_earlier(&pair, &heap[(to - 1) / 2]); to = (to - 1) / 2)
+        heap[to] = heap[(to - 1) / 2];
     heap[to] = pair;
 }
 
@@ -23151,7 +23158,8 @@ static void tt__bpe_words(tt__encoder *e, const char *text, size_t bytes)
 /* ---- splitters */
 
 /* Where the run of characters ends from `at` on whose bits & mask are `value`; at most `most` of them. */
-static size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes, size_t at,
+static size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
+                           size_t at,
                            size_t most)
 {
     for (size_t next; at < bytes && most; at = next, most--) {
@@ -23188,7 +23196,8 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
     if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
     if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next, SIZE_MAX);
     if (kind == TT__IS_NUMBER)
-        return tt__bits_end(bits, kinds, kind, text, bytes, next, p->digits ? (size_t)p->digits - 1 : SIZE_MAX);
+        return tt__bits_end(bits, kinds, kind, text, bytes, next,
+                            p->digits ? (size_t)p->digits - 1 : SIZE_MAX);
     after = next;
     if (next < bytes) then = bits[tt__utf8_next(text, bytes, &after)] & kinds;
     const bool prefix = c == ' ' || (p->any_prefix && !(c == '\n' || c == '\r'));
@@ -23304,7 +23313,9 @@ static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t by
     }
     const tt__pattern *pattern = s->kind == TT__STAGE_REGEX ? &s->pattern : NULL;
     switch (s->kind) {
-    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: tt__bpe_split_class(e, stage, text, bytes, first); return;
+    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION:
+        tt__bpe_split_class(e, stage, text, bytes, first);
+        return;
     case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
     case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
     default: break;
@@ -23333,7 +23344,8 @@ static const char *tt__bpe_nfc(tt__encoder *e, const char *text, size_t *bytes, 
 {
     const uint8_t *bits = e->b->bits;
     const size_t all = *bytes;
-    char *out = all < SIZE_MAX / 3 ? (char *)tt__encoder_room(e, to, 3 * all, 1) : NULL; /* U+1D160: 4 to 12 */
+    /* U+1D160: 4 to 12. */
+    char *out = all < SIZE_MAX / 3 ? (char *)tt__encoder_room(e, to, 3 * all, 1) : NULL;
     size_t copied = 0, last = 0, n = 0;
     if (!out) { e->failed = true; return NULL; }
     for (size_t at = 0; at < all;) {
@@ -23724,7 +23736,8 @@ static tt__stage *tt__bpe_stage(const tt__json *j, int node, tt__stage *stages, 
 typedef tt_status (*tt__bpe_reader)(tt__bpe *b, const tt__json *j, int node);
 
 /* Reads the members of a Sequence, the array `key`, one after the other. */
-static tt_status tt__bpe_sequence(tt__bpe *b, const tt__json *j, int node, const char *key, tt__bpe_reader read)
+static tt_status tt__bpe_sequence(tt__bpe *b, const tt__json *j, int node, const char *key,
+                                  tt__bpe_reader read)
 {
     tt_status status;
     int list = tt__json_member(j, node, key, true, 1 << TT__JSON_ARRAY, "an array", &status);
@@ -23749,7 +23762,8 @@ static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__st
     int content = tt__json_get(j, node, "content");
     if (status != TT_OK) return status;
     if (!(to = tt__json_bytes(j, content, &s->to_bytes)))
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string", j->path,
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string",
+                        j->path,
                         j->base + j->nodes[node].offset);
     s->to = tt__chunks_text(b->ctx, &b->chunks, to, s->to_bytes);
     return s->to ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
@@ -23778,7 +23792,8 @@ static tt_status tt__bpe_read_split(tt__bpe *b, const tt__json *j, int node)
     tt_status status;
     const char *behavior = "", *regex = NULL;
     bool invert = false;
-    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}", &status);
+    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
+                                  &status);
     if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
     if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
     if (status != TT_OK) return status;
@@ -23793,7 +23808,8 @@ static tt_status tt__bpe_read_split(tt__bpe *b, const tt__json *j, int node)
                                "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
     /* The long patterns match every character: what lies between matches is nothing. */
     if (triples ? !isolated || invert : !isolated && !(removed && invert))
-        return tt__bpe_unknown(j, node, "behavior of a Split,", behavior, "Isolated, or Removed with \"invert\"");
+        return tt__bpe_unknown(j, node, "behavior of a Split,", behavior,
+                               "Isolated, or Removed with \"invert\"");
     tt__stage *s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
                                  triples ? TT__STAGE_TRIPLES : TT__STAGE_REGEX);
     if (!s) return TT_ERR_UNSUPPORTED;
@@ -23940,8 +23956,9 @@ static tt_status tt__bpe_id(const tt__json *j, int node, const char *what, int *
     const tt__json_node *at = &j->nodes[node];
     const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
     if (integer && at->integer >= 0 && at->integer < TT__BPE_IDS) return *id = (int)at->integer, TT_OK;
-    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d",
-                    j->path, j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
+    return tt__fail(j->ctx, TT_ERR_FORMAT,
+                    "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d", j->path,
+                    j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
                     TT__BPE_IDS - 1);
 }
 
@@ -23953,7 +23970,8 @@ static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int
     size_t bytes = 0, used = 0, count = 0;
     int size = 0, id;
     if (node < 0 || j->nodes[node].kind != TT__JSON_OBJECT || !j->nodes[node].count)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an object of tokens and their ids",
+        return tt__fail(ctx, TT_ERR_FORMAT,
+                        "'%s' has no vocabulary: expected an object of tokens and their ids",
                         j->path);
     for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
         tt_status status = tt__bpe_id(j, child, "a token of the vocabulary", &id);
@@ -24057,7 +24075,8 @@ static tt_status tt__bpe_merge_add(tt__bpe *b, tt__bpe_merging *m, const char *l
         id = tt__bpe_find(&b->by_text, m->joined, left_bytes + right_bytes);
     }
     if (id < 0)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s", m->path,
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
+                        m->path,
                         m->offset, m->count, left, right, l >= 0 && r >= 0
                         ? ", and the vocabulary has not what these make" : ", which are not both tokens");
     tt__bpe_rule *to = &b->merges[tt__bpe_merge(b, l, r) - b->merges];
@@ -24098,7 +24117,8 @@ static tt_status tt__bpe_read_merges(tt__bpe *b, const tt__json *j, int model)
             right = tt__json_bytes(j, j->nodes[child + 1].after, &right_bytes);
         }
         if (!left || !right)
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens", j->path,
+            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens",
+                            j->path,
                             m.offset, m.count, tt__json_kind_name(j, child));
         status = tt__bpe_merge_add(b, &m, left, left_bytes, right, right_bytes);
         if (status != TT_OK) return status;
@@ -24128,14 +24148,15 @@ static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, co
     if (status == TT_OK && *prefix)
         return tt__bpe_unknown(j, model, "continuing_subword_prefix", prefix, "none");
     if (status == TT_OK && *suffix) return tt__bpe_unknown(j, model, "end_of_word_suffix", suffix, "none");
-    if (status == TT_OK && dropout > 0) return tt__bpe_unknown(j, model, "\"dropout\"", "above 0", "null or 0");
+    if (status == TT_OK && dropout > 0)
+        return tt__bpe_unknown(j, model, "\"dropout\"", "above 0", "null or 0");
     return status;
 }
 
 /* ---- added tokens */
 
-/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of two
-   of the same text the later counts. */
+/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
+   two of the same text the later counts. */
 static tt_status tt__bpe_read_added(tt__bpe *b, const tt__json *j, int node, int id)
 {
     tt__added a;
@@ -24152,7 +24173,8 @@ static tt_status tt__bpe_read_added(tt__bpe *b, const tt__json *j, int node, int
     if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
     if (status != TT_OK) return status;
     if (a.bytes > TT__BPE_TOKEN_BYTES)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
+        return tt__fail(b->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
                         j->path, j->base + j->nodes[node].offset, a.bytes, TT__BPE_TOKEN_BYTES);
     if (!TT__GROW(b->ctx, b->added, b->n_added, b->cap_added)) return TT_ERR_MEMORY;
     b->added[b->n_added++] = a;
@@ -24163,7 +24185,8 @@ static tt_status tt__bpe_read_added_list(tt__bpe *b, const tt__json *j, int list
 {
     tt_status status = TT_OK;
     if (list < 0 || j->nodes[list].kind == TT__JSON_NULL) return TT_OK;
-    if (j->nodes[list].kind != TT__JSON_ARRAY) return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
+    if (j->nodes[list].kind != TT__JSON_ARRAY)
+        return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
     for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
         status = tt__bpe_read_added(b, j, child, -1);
     return status;
@@ -24203,8 +24226,10 @@ static tt_status tt__bpe_place_added(tt_tokenizer *k, const char *path)
         if (a->id < 0) a->id = there;
         if (a->id < 0) continue; /* a default that this vocabulary has not */
         if (there >= 0 ? there != a->id : b->text[a->id].bytes != TT__BPE_NONE)
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s", path,
-                            a->text, a->id, there >= 0 ? "is another than the vocabulary's" : "another token has");
+            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
+                            path,
+                            a->text, a->id,
+                            there >= 0 ? "is another than the vocabulary's" : "another token has");
         if (there < 0) {
             const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
             memcpy(b->texts + used, a->text, a->bytes + 1);
@@ -24227,7 +24252,8 @@ static tt_status tt__bpe_place_added(tt_tokenizer *k, const char *path)
             size_t bytes = a->bytes;
             const char *text = tt__bpe_normalize(&e, a->text, &bytes);
             const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
-            const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(b->ctx, &b->chunks, text, bytes);
+            const char *copy = same ? a->text : NULL;
+            if (!same && !e.failed) copy = tt__chunks_text(b->ctx, &b->chunks, text, bytes);
             tt__buffer *const buffers[] = {&e.normal[0], &e.normal[1], &e.points, &e.spare};
             for (int n = 0; n < TT__COUNT(buffers); n++) tt__free(b->ctx, buffers[n]->memory);
             if (!copy) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
@@ -24244,11 +24270,13 @@ static tt_status tt__bpe_place_added(tt_tokenizer *k, const char *path)
 
 /* ---- ids around a text */
 
-static tt_status tt__bpe_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n, int id,
+static tt_status tt__bpe_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
+                                int id,
                                 bool front)
 {
     if (id >= k->size || k->bpe->text[id].bytes == TT__BPE_NONE)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor adds the id %d, which no token "
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor adds the id %d, which no token "
                         "has", j->path, j->base + j->nodes[node].offset, id);
     if (*n == TT__AROUND)
         return tt__bpe_unknown(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
@@ -24258,12 +24286,13 @@ static tt_status tt__bpe_around(const tt_tokenizer *k, const tt__json *j, int no
     return TT_OK;
 }
 
-/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name: {"ids":
-   [...]}}} */
+/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
+   {"ids": [...]}}} */
 static tt_status tt__bpe_template(tt_tokenizer *k, const tt__json *j, int node)
 {
     tt_status status;
-    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status), sequences = 0;
+    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    int sequences = 0;
     int32_t before[TT__AROUND], behind[TT__AROUND];
     int n_before = 0, n_behind = 0;
     for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
@@ -24279,13 +24308,15 @@ static tt_status tt__bpe_template(tt_tokenizer *k, const tt__json *j, int node)
                                 "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
             for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
                 status = tt__bpe_id(j, at, name, &id);
-                if (status == TT_OK && !sequences) status = tt__bpe_around(k, j, child, before, &n_before, id, false);
+                if (status == TT_OK && !sequences)
+                    status = tt__bpe_around(k, j, child, before, &n_before, id, false);
                 else if (status == TT_OK) status = tt__bpe_around(k, j, child, behind, &n_behind, id, false);
             }
         }
     }
     if (status == TT_OK && sequences != 1)
-        return tt__bpe_unknown(j, node, "TemplateProcessing", "that begins here", "one Sequence in \"single\"");
+        return tt__bpe_unknown(j, node, "TemplateProcessing", "that begins here",
+                               "one Sequence in \"single\"");
     while (n_before && status == TT_OK)
         status = tt__bpe_around(k, j, node, k->before, &k->n_before, before[--n_before], true);
     for (int i = 0; i < n_behind && status == TT_OK; i++)
@@ -24301,7 +24332,8 @@ static tt_status tt__bpe_roberta(tt_tokenizer *k, const tt__json *j, int node, c
     const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
                      ? tt__json_text(j, pair + 1) : NULL;
     if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
                         "id", j->path, j->base + j->nodes[node].offset, key);
     tt_status status = TT_OK;
     if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__bpe_id(j, pair + 2, text, &id);
@@ -24338,7 +24370,8 @@ static tt_status tt__bpe_read_processor(tt_tokenizer *k, const tt__json *j, int 
 
 /* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
    error. */
-static const tt__file_bytes *tt__bpe_keep(tt__bpe *b, const char *folder, const char *name, char path[TT__PATH],
+static const tt__file_bytes *tt__bpe_keep(tt__bpe *b, const char *folder, const char *name,
+                                          char path[TT__PATH],
                                           tt_status *status)
 {
     bool there = false;
@@ -24411,8 +24444,8 @@ static void tt__bpe_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
-/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not are
-   left out; "added_tokens_decoder" of tokenizer_config.json has more. */
+/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
+   are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
 static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] = {
     {"GPT2Tokenizer", "gpt2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
@@ -24427,7 +24460,8 @@ static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] 
     {"Qwen2Tokenizer", "qwen2",
      "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
      "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
-     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+"
+     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}|"
+     " ?[^\\\\s\\\\p{L}\\\\p{N}]+"
      "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
      "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
 };
@@ -24439,11 +24473,13 @@ static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *co
     const char *type = tt__json_text(model, model->count ? tt__json_get(model, 0, "model_type") : -1);
     for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++) {
         const size_t n = strlen(tt__bpe_classes[i].name);
-        if (name ? strncmp(name, tt__bpe_classes[i].name, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0)
+        const bool begins = name && strncmp(name, tt__bpe_classes[i].name, n) == 0;
+        if (name ? begins && (!name[n] || strcmp(name + n, "Fast") == 0)
                  : !type || strcmp(type, tt__bpe_classes[i].model_type) == 0)
             return i;
     }
-    tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
+    tt__fail(ctx, TT_ERR_UNSUPPORTED,
+             "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
              "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
              name ? name : type);
     return -1;
@@ -24482,10 +24518,12 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const tt__jso
                 const char *key = config->pool + config->nodes[child].key;
                 const long id = strtol(key, &end, 10);
                 if (*end || end == key || id < 0 || id >= TT__BPE_IDS)
-                    return tt__bpe_unknown(config, child, "id", key, "numbers as keys of added_tokens_decoder");
+                    return tt__bpe_unknown(config, child, "id", key,
+                                           "numbers as keys of added_tokens_decoder");
                 status = tt__bpe_read_added(b, config, child, (int)id);
             }
-        if (status == TT_OK && config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
+        if (status == TT_OK && config->count)
+            status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
         for (int i = 0; i < b->n_splitters; i++)
             if (b->splitters[i].kind == TT__STAGE_BYTES) b->splitters[i].prefix_space = prefix;
     }
@@ -24501,7 +24539,8 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const tt__jso
     for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
     const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
     if (b->unk < 0 && !fallback && (!bytes || unmapped))
-        tt__log(b->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has tokens for some characters only, and none for the "
+        tt__log(b->ctx, TT_LOG_WARNING, "tokenizer",
+                "'%s' has tokens for some characters only, and none for the "
                 "others: these are left out of texts", j->path);
     b->cuts = !bytes && fallback && !b->ignore_merges;
     status = merges ? tt__bpe_merges_text(b, merges_path, merges) : tt__bpe_read_merges(b, j, model);
@@ -24515,7 +24554,8 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
 {
     tt_context *ctx = k->ctx;
     tt__bpe *b = k->bpe = (tt__bpe *)tt__calloc(ctx, sizeof *b);
-    char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH], model_path[TT__PATH];
+    char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH];
+    char model_path[TT__PATH];
     tt__json j, config, map, vocab, model;
     tt__json *const all[] = {&j, &config, &map, &vocab, &model};
     tt_status status = TT_ERR_MEMORY;
@@ -24541,7 +24581,8 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
         if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
         if (kind < 0) status = ctx->status;
         else if (status == TT_OK && (!vocab_file || !file))
-            status = tt__fail(ctx, TT_ERR_FILE, "'%s' has no vocab.txt, no tokenizer.json, and not both vocab.json "
+            status = tt__fail(ctx, TT_ERR_FILE,
+                              "'%s' has no vocab.txt, no tokenizer.json, and not both vocab.json "
                               "and merges.txt: a tokenizer is read from one of these", folder);
         if (status == TT_OK) status = tt__json_parse(&vocab, ctx, vocab_path, 0, vocab_file->bytes,
                                                      vocab_file->size);
@@ -24560,9 +24601,13 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK && config.count)
         status = tt__json_read_bool(&config, 0, "split_special_tokens", &split_special);
     if (split_special)
-        status = tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this tokenizer "
+        status = tt__fail(ctx, TT_ERR_UNSUPPORTED,
+                          "'%s': \"split_special_tokens\" is true, which this tokenizer "
                           "does not do", config_path);
-    for (int i = 0; i < TT__COUNT(all); i++) tt__json_free(all[i]->ctx ? all[i] : (all[i]->ctx = ctx, all[i]));
+    for (int i = 0; i < TT__COUNT(all); i++) {
+        all[i]->ctx = ctx; /* also of what was not opened */
+        tt__json_free(all[i]);
+    }
     return status;
 }
 
@@ -24626,8 +24671,8 @@ static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes,
     return tt__wordpieces(k, text, bytes, ids, (int)tt__min(room, INT_MAX), whole);
 }
 
-/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it has:
-   of those beyond max_tokens, all if `whole`, else some. */
+/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it
+   has: of those beyond max_tokens, all if `whole`, else some. */
 static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
                         bool whole)
 {
@@ -29280,8 +29325,8 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
 /* ===========================================================================================================
    UNICODE                                                                                           >>unicode
    What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the classes
-   of code points from >>formats.
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the
+   classes of code points from >>formats.
    ======================================================================================================== */
 
 /* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */

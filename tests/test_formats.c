@@ -688,6 +688,131 @@ static void golden(const char *vocab, const char *cases, bool lowercase)
     TEST_CLOSE(ctx, &a);
 }
 
+/* A field of a line up to a tab or the line's end; *at: behind that. */
+static char *field(const char **at, const char *end, size_t *bytes)
+{
+    const char *begin = *at, *stop = begin;
+    while (stop < end && *stop != '\t') stop++;
+    char *text = (char *)malloc((size_t)(stop - begin) + 1);
+    *bytes = unescape(begin, (size_t)(stop - begin), text);
+    *at = stop < end ? stop + 1 : end;
+    return text;
+}
+
+/* golden/make_bpe.py's: of each text the ids, with those around it, and the texts of these with and without
+   special tokens. */
+static void golden_bpe(const char *folder)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char path[1100], message[400];
+    snprintf(path, sizeof path, "%s/cases.tsv", folder);
+    size_t n;
+    tt_tokenizer *k = tt_tokenizer_load(ctx, folder);
+    char *file = test_read(path, &n);
+    if (!k) printf("%s\n", tt_error(ctx));
+    REQUIRE(k && file);
+    int lines = 0;
+    for (const char *line = file; *line; lines++) {
+        const char *end = strchr(line, '\n'), *at = line;
+        int32_t want[4000], got[4000];
+        int64_t wanted = 0;
+        size_t bytes, numbers, decoded[2];
+        char *text = field(&at, end, &bytes), *list = field(&at, end, &numbers), *back[2];
+        for (int skip = 0; skip < 2; skip++) back[skip] = field(&at, end, &decoded[skip]);
+        list[numbers] = 0;
+        for (char *p = list; *p && wanted < 4000; wanted++) want[wanted] = (int32_t)strtol(p, &p, 10);
+        const int64_t have = tt_tokenizer_encode(k, text, bytes, true, got, 4000);
+        bool same = have == wanted && memcmp(got, want, (size_t)wanted * 4) == 0;
+        snprintf(message, sizeof message, "%.150s, line %d: %.80s", path, lines + 1, line);
+        test__check(same, __FILE__, __LINE__, message);
+        for (int skip = 0; skip < 2; skip++) {
+            char *to = (char *)malloc(decoded[skip] + 2);
+            const int64_t m = tt_tokenizer_decode(k, want, wanted, skip, to, decoded[skip] + 2);
+            same = m == (int64_t)decoded[skip] && memcmp(to, back[skip], decoded[skip]) == 0 && !to[m];
+            snprintf(message, sizeof message, "%.150s, line %d, decoded: %.80s", path, lines + 1, line);
+            test__check(same, __FILE__, __LINE__, message);
+            free(to);
+            free(back[skip]);
+        }
+        const int cut = tt_tokenize(k, text, bytes, got, 5); /* which may have no room for those around it */
+        CHECK(cut >= 0 && cut <= 5 && (cut < 5 || wanted >= 5));
+        free(text);
+        free(list);
+        line = end + 1;
+    }
+    CHECK(lines > 400);
+    free(file);
+    tt_tokenizer_free(k);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(tokenizer_golden_bpe)
+{
+    static const char *const kinds[] = {"cl100k", "falcon", "gpt2", "llama2", "llama3", "metaspace",
+                                        "mistral", "neox", "qwen2", "roberta", "starcoder", "unknown"};
+    char folder[1000];
+    for (int k = 0; k < TEST_COUNT(kinds); k++) {
+        snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[k]);
+        golden_bpe(folder);
+    }
+}
+
+/* A tokenizer.json cut off, or with bytes that are others: it loads, and then takes any text, or says why
+   not. The same where an allocation fails. */
+TEST(tokenizer_bpe_damaged)
+{
+    static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3"};
+    static const char text[] = "It's  12345 \xc3\xa9t\xc3\xa9 <s>\n\n\xff <|endoftext|> \xe2\x96\x81x";
+    uint64_t random = 1;
+    int loaded = 0, refused = 0;
+    for (int kind = 0; kind < TEST_COUNT(kinds); kind++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        char path[1200], folder[1100], to[400];
+        int32_t ids[200];
+        size_t n;
+        snprintf(path, sizeof path, "%s/%s/tokenizer.json", TEST_GOLDEN("bpe"), kinds[kind]);
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), kinds[kind]));
+        char *file = test_read(path, &n);
+        REQUIRE(file && mkdir(folder, 0700) == 0);
+        snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+        for (int k = 0; k < (TEST_SANITIZED ? 150 : 400); k++) {
+            char *bytes = (char *)malloc(n);
+            memcpy(bytes, file, n);
+            const size_t size = k % 4 ? n : test_random(&random) % n;
+            for (int j = 0; j < 1 + k % 3 && k % 4; j++)
+                bytes[test_random(&random) % n] = "0{}[]\",:-x\x80\\"[test_random(&random) % 12];
+            FILE *f = fopen(path, "wb");
+            CHECK(f && fwrite(bytes, 1, size, f) == size && fclose(f) == 0);
+            free(bytes);
+            tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
+            loaded += t != NULL;
+            refused += !t;
+            if (!t) CHECK(tt_error_code(ctx) != TT_OK && *tt_error(ctx));
+            const int64_t have = t ? tt_tokenizer_encode(t, text, sizeof text - 1, true, ids, 200) : 0;
+            CHECK(have >= 0 && have <= 200);
+            if (t) CHECK(tt_tokenizer_decode(t, ids, have, false, to, sizeof to) >= 0);
+            tt_tokenizer_free(t);
+        }
+        FILE *f = fopen(path, "wb");
+        CHECK(f && fwrite(file, 1, n, f) == n && fclose(f) == 0);
+        free(file);
+        bool done = false;
+        for (long at = 1; !done; at += 1 + at / 8) {
+            a.fail_at = a.calls + at;
+            tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
+            const int64_t have = t ? tt_tokenizer_encode(t, text, sizeof text - 1, true, ids, 200) : -1;
+            done = a.calls < a.fail_at;
+            a.fail_at = 0;
+            CHECK(done ? have > 0 : t ? have == -1 || have > 0 : tt_error_code(ctx) == TT_ERR_MEMORY);
+            tt_tokenizer_free(t);
+        }
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(loaded > 0 && refused > 0);
+}
+
 TEST(tokenizer_golden_uncased)
 {
     golden(TEST_GOLDEN("vocab_uncased.txt"), TEST_GOLDEN("tokens_uncased.tsv"), true);
@@ -1886,6 +2011,7 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_round_trip), TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile),
     TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
+    TEST_CASE(tokenizer_golden_bpe), TEST_CASE(tokenizer_bpe_damaged),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),

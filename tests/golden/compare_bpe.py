@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Compares the byte-pair tokenizers of tinytrain.h with those of Hugging Face, for each kind of make_bpe.py:
+ids and decoded texts of random strings, and of random bytes beside Python's decoding with U+FFFD.
+
+    python tests/golden/compare_bpe.py [--strings N] [--seed N]
+
+needs: tokenizers, transformers; a C compiler ($CC). It is run by hand: 10,000 strings take about a minute.
+"""
+import argparse
+import ctypes
+import os
+import random
+import sys
+import tempfile
+
+from compare_tokens import Tinytrain
+from make_bpe import HERE, nasty, pipelines
+from make_tokens import escape
+from tokenizers import Tokenizer
+
+
+class BytePair(Tinytrain):
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.lib.tt_tokenizer_load.restype = ctypes.c_void_p
+        self.lib.tt_tokenizer_encode.restype = self.lib.tt_tokenizer_decode.restype = ctypes.c_int64
+        self.text = ctypes.create_string_buffer(1 << 20)
+
+    def load(self, folder):
+        k = self.lib.tt_tokenizer_load(self.context, folder.encode())
+        if not k:
+            sys.exit(self.lib.tt_error(self.context).decode())
+        return ctypes.c_void_p(k)
+
+    def encode(self, k, text):
+        n = self.lib.tt_tokenizer_encode(k, text, ctypes.c_size_t(len(text)), ctypes.c_bool(True), self.ids,
+                                         ctypes.c_int64(len(self.ids)))
+        return self.ids[:n]
+
+    def decode(self, k, ids, skip):
+        array = (ctypes.c_int32 * len(ids))(*ids)
+        n = self.lib.tt_tokenizer_decode(k, array, ctypes.c_int64(len(ids)), ctypes.c_bool(skip), self.text,
+                                         ctypes.c_size_t(len(self.text)))
+        return self.text.raw[:n]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strings", type=int, default=10000)
+    parser.add_argument("--seed", type=int, default=2)
+    a = parser.parse_args()
+    rng = random.Random(a.seed)
+    texts = [t.encode() for t in nasty(rng, a.strings)]
+    texts += [bytes(rng.randrange(256) for _ in range(rng.randrange(1, 30))) for _ in range(a.strings // 10)]
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder:
+        ours = BytePair(folder)
+        for make in pipelines():
+            kind, differ = os.path.join(HERE, "bpe", make.__name__), 0
+            theirs, k = Tokenizer.from_file(os.path.join(kind, "tokenizer.json")), ours.load(kind)
+            for text in texts:
+                ids = theirs.encode(text.decode(errors="replace")).ids
+                same = ours.encode(k, text) == ids
+                for skip in False, True:
+                    same = same and ours.decode(k, ids, skip) == theirs.decode(ids, skip).encode()
+                if not same:
+                    differ += 1
+                    if differ < 4:
+                        said = escape(text.decode(errors="replace"))
+                        print(f"{make.__name__}: {said}: {ours.encode(k, text)}, "
+                              f"expected {ids}")
+            print(f"{make.__name__}: {len(texts)} strings, {differ} differ", flush=True)
+            wrong += differ
+    return wrong > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
