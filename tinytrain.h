@@ -24403,7 +24403,7 @@ static tt_status tt__bpe_merges_text(tt__bpe *b, const char *path, const tt__fil
         at += n + 1;
         if (n && line[n - 1] == '\r') n--;
         line[n] = 0;
-        if (strncmp(line, "#version", 8) == 0) continue;
+        if (n >= 8 && memcmp(line, "#version", 8) == 0) continue;
         char *space = (char *)memchr(line, ' ', n);
         if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
             return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is not two tokens with a space "
