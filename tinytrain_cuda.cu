@@ -1070,7 +1070,7 @@ __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, flo
     store8(row_at(a.y, r), a.y.dtype, c, n, a.vector, v);
 }
 
-__global__ void __launch_bounds__(TT__ROW_THREADS) rotary_kernel(rotary_args a)
+__global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args a)
 {
     for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < a.all;
          k += (int64_t)gridDim.x * TT__ROW_THREADS) {
