@@ -33,18 +33,19 @@ ifeq ($(origin CXX),default)
 CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC))))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
-CUDA_TESTS         ?= test_ops test_models test_cuda test_peers test_tensor test_pipeline
+CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline
 CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
                       cuda_kernels_of_each_dtype matmul_in_tf32 matmul_in_fp8 training_in_fp8 \
                       parameters_begin_on_the_device device_described_cuda
 CUDA_T_test_tensor := gradients_of_ranks_cuda
 CUDA_T_test_pipeline := stages_on_cuda stages_that_are_apart_are_refused
+CUDA_T_test_lm     := golden_lm
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true recompute_policies
 # Whole models, and runs of a program for each call of CUDA: on a GPU, and in the fastest of the emulator's
 # builds.
 EMU_CUDA_plain := $(CUDA_TESTS)
-EMU_CUDA_asan  := $(filter-out test_models test_cuda test_tensor,$(CUDA_TESTS))
+EMU_CUDA_asan  := $(filter-out test_models test_lm test_cuda test_tensor,$(CUDA_TESTS))
 EMU_CUDA_trace := $(EMU_CUDA_asan)
 ifneq ($(EMU_BUILDS),)
 HAVE_CXX := $(shell command -v $(firstword $(CXX)))

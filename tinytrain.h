@@ -59,7 +59,7 @@
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
-               examples/distilbert_imdb.c and examples/vit_l16.c.
+               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save: decoders.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
                tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
      ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
@@ -1128,6 +1128,7 @@ typedef struct tt_inputs {
     tt_value types;     /* text: i32 (rows, 1): token types, or none */
     tt_value pixels;    /* images: u8 (seqs, image_bytes) */
     tt_value labels;    /* i32 (seqs, 1): the class of each sequence */
+    tt_value targets;   /* language models: i32 (rows, 1), the token that follows; -100: none */
 } tt_inputs;
 /* Declare these inputs, as the batches of a loader have them. length: rows of an image. */
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
@@ -1237,6 +1238,70 @@ tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d); /* these three ar
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
+
+/* Decoders: GPT-2 (Radford et al. 2019), LLaMA 1 to 3 (Touvron et al. 2023), Mistral, Qwen2, GPT-NeoX and
+   Pythia (Black et al. 2022), Falcon (Almazrouei et al. 2023). Parameters carry the names of transformers'
+   ...ForCausalLM. Weights are (out, in) here, also where files have them transposed; rows of fused ones are
+   all queries, all keys, all values, also where files have them by heads. */
+typedef struct tt_lm_config {
+    const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
+    int vocab_size, hidden_size, layers, heads;
+    int key_heads;            /* of keys and values; divides heads. GPT-2, GPT-NeoX: as many */
+    int head_size;            /* default 0: hidden_size / heads */
+    int intermediate_size, max_positions;
+    int window;               /* "mistral", "qwen2": keys that a token sees, its own the last; 0: all */
+    bool tied;                /* the last product's weight is the embedding of tokens */
+    bool attention_bias;      /* products of the attention have biases: "llama", "gpt_neox", "falcon" */
+    bool mlp_bias;            /* so have those of the MLP: "llama", "falcon" */
+    bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
+    bool two_norms;           /* "falcon" with parallel: each through a norm of its own */
+    const char *activation;   /* as BERT's */
+    float norm_eps, initializer_range;
+    float embedding_dropout, dropout /* of residual branches */, attention_dropout;
+    tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
+} tt_lm_config;
+/* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters. tt_lm_new refuses others. */
+tt_lm_config tt_lm_config_default(const char *kind);
+
+typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
+    tt_param *attention_norm_w, *attention_norm_b;
+    tt_param *qkv_w, *qkv_b; /* (heads + 2 key_heads) * head_size rows; or else the next six */
+    tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
+    tt_param *attention_w, *attention_b, *mlp_norm_w, *mlp_norm_b;
+    tt_param *gate_w, *gate_b, *up_w, *up_b, *down_w, *down_b;
+} tt_lm_layer;
+
+typedef struct tt_lm {
+    tt_context *ctx;
+    tt_lm_config config;
+    char activation[32];
+    tt_param *word, *position; /* (vocab, hidden), (max_positions, hidden) */
+    tt_lm_layer *layer;
+    tt_param *norm_w, *norm_b;
+    tt_param *head;            /* (vocab, hidden); NULL: tied */
+    size_t shard_bytes;        /* of files that tt_lm_save writes, at most; 0: any number. Default 5e9 */
+    char *kept;                /* what config.json has besides, which tt_lm_save writes again */
+} tt_lm;
+
+/* As tt_bert_new. */
+tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
+/* From a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
+   files that it names, which must lie in the folder. A key of config.json that asks for what is not there
+   (as alibi) is refused by name. Tensors stream into place when a program is allocated. */
+tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
+/* Writes config.json and model.safetensors into a folder (made if need be), as transformers reads them; above
+   shard_bytes, files of at most so much and their index. Each file is replaced as a whole; a save of several
+   that was cut off leaves some of both models. */
+tt_status tt_lm_save(const tt_lm *m, const char *folder);
+void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
+
+/* ids, positions (of "gpt2" below max_positions) and seq_start are read, and by tt_lm_model targets. */
+tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o);
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* normed: (rows, hidden) */
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows, vocab) */
+/* As a trainer sees it: the mean cross-entropy of the tokens that follow, which the batch's array "targets"
+   tells, i32 (rows, 1); -100: none. m must stay. */
+tt_model tt_lm_model(const tt_lm *m);
 
 /* ------------------------------------------------------------------------------------------------ trainer */
 
@@ -26249,14 +26314,14 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 
 /* ===========================================================================================================
    MODELS                                                                                             >>models
-   Structs of named parameters and functions that record ops: BERT and ViT. Uses the public API, and >>formats
-   for checkpoints.
+   Structs of named parameters and functions that record ops: BERT, ViT, decoders. Uses the public API, and
+   >>formats for checkpoints.
    ======================================================================================================== */
 
 /* ---------------------------------------------------------------------------------- what architectures share
    Tables say where a model's struct has its parameters and its config's numbers, what files call them, and
    their shapes. Making, checking, loading and saving them is then the same for all. Names have two spellings:
-   BERT's and DistilBERT's, or transformers' and torchvision's of ViT. */
+   BERT's and DistilBERT's, or transformers' and torchvision's of ViT; each decoder has a table of its own. */
 
 typedef struct tt__tensor_row {
     size_t offset;       /* of its tt_param * in the struct of the model or of a layer */
@@ -26266,6 +26331,7 @@ typedef struct tt__tensor_row {
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* spelling 1 packs three parameters into one tensor: which; 0: it does not */
     bool head;           /* it is made anew where a checkpoint has none */
+    char order;          /* 't': files have it transposed; 'g': rows by groups of heads, see tt__packing */
 } tt__tensor_row;
 
 typedef struct tt__config_row {
@@ -26289,12 +26355,14 @@ typedef struct tt__architecture {
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* of the structs */
     size_t config_at, activation_at, names_at, layers_at;     /* in the model's struct */
-    size_t hidden, layers, heads, classes, activation, range; /* in the config's struct */
+    size_t hidden, layers, heads, classes, activation, range; /* in the config's struct; 0: it has none */
     void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
     void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
     /* reads a tensor whose shape is not the parameter's in a way of its own and sets *done; NULL: none is */
     tt_status (*adapt)(const tt__tensor_row *row, tt_param *p, tt_safetensors *s, int index, bool *done);
-    size_t image_size; /* in the config's struct */
+    size_t image_size;          /* in the config's struct */
+    void (*print)(tt__text *json, const void *self, const void *config); /* what else config.json has */
+    const char *const *buffers; /* patterns of tensors in files that are no parameters; ends with NULL */
 } tt__architecture;
 
 /* The last fields but four of an architecture whose structs are X, X_config and X_layer. */
@@ -26304,7 +26372,7 @@ typedef struct tt__architecture {
     offsetof(X##_config, layers), offsetof(X##_config, heads), offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
 /* Rows of a tensor, of a linear layer's or a norm's weight and bias, and of a config. */
-#define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head}
+#define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
 #define TT__WEIGHT_BIAS(X, field, a, b, shape, rows, init, head) \
     TT__TENSOR(X, field##_w, a ".weight", b ".weight", shape, init, head), \
     TT__TENSOR(X, field##_b, a ".bias", b ".bias", rows, '0', head)
@@ -26333,12 +26401,13 @@ typedef struct tt__layout {
     const tt__architecture *a;
     char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
     int layers, spelling;
-    tt_safetensors *file; /* that is read, in that spelling; NULL: none */
+    tt_safetensors *const *files; /* that are read, in that spelling */
+    int n_files;
     tt__sizes size;
 } tt__layout;
 
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, tt_safetensors *file)
+                                const void *config, int spelling, tt_safetensors *const *files, int n_files)
 {
     tt__layout l;
     memset(&l, 0, sizeof l);
@@ -26348,12 +26417,13 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
     l.spelling = spelling;
-    l.file = file;
+    l.files = files;
+    l.n_files = n_files;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
     }
-    l.size['C' - 'A'] = tt__int_field(config, a->classes);
+    if (a->classes) l.size['C' - 'A'] = tt__int_field(config, a->classes);
     a->sizes(config, l.size);
     return l;
 }
@@ -26386,7 +26456,7 @@ static int tt__layout_part(const tt__layout *l, const tt__tensor_row *row)
     return l->spelling == 1 ? row->part : 0;
 }
 
-/* Fills in the dimensions that files give a tensor. Returns how many, 0 if the model lacks it. */
+/* Fills in the dimensions of a parameter, with leading ones. Returns how many, 0 if the model lacks it. */
 static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
 {
     int n = 0;
@@ -26394,6 +26464,51 @@ static int tt__row_dims(const tt__layout *l, const tt__tensor_row *row, int64_t 
         dims[n] = *s == '1' ? 1 : l->size[*s - 'A'];
         if (dims[n++] == 0) return 0;
     }
+    return n;
+}
+
+/* Where a file has the elements of a parameter (rows, width) of which it is not simply a copy.
+   't': the file's tensor is (width, rows), as GPT-2's are. 'g': rows are those of heads of `size` rows; the
+   parameter has all heads of queries, then of keys, then of values, the file `groups` groups of heads, each
+   with its queries, its key and its value, as in GPT-NeoX and Falcon. */
+typedef struct tt__packing {
+    char kind; /* 0: a copy */
+    int64_t rows, width, groups, size;
+} tt__packing;
+
+/* The row of the file that row r of a parameter is ('g'), or back. */
+static int64_t tt__packing_row(const tt__packing *o, int64_t r, bool back)
+{
+    const int64_t heads = o->rows / o->size, queries = heads / o->groups - 2, head = r / o->size;
+    int64_t group, at;
+    if (back) {
+        group = head / (queries + 2);
+        at = head % (queries + 2);
+        at = at < queries ? group * queries + at : o->groups * (queries + at - queries) + group;
+    } else {
+        const int64_t all = o->groups * queries; /* heads of queries */
+        group = head < all ? head / queries : (head - all) % o->groups;
+        at = group * (queries + 2) + (head < all ? head % queries : queries + (head - all) / o->groups);
+    }
+    return at * o->size + r % o->size;
+}
+
+/* How a file has the elements of that row's parameter. dims: the parameter's. */
+static tt__packing tt__row_order(const tt__layout *l, const tt__tensor_row *row, int ndim,
+                                 const int64_t *dims)
+{
+    tt__packing o = {row->order, dims[0], ndim > 1 ? dims[1] : 1, l->size['G' - 'A'], l->size['D' - 'A']};
+    return o;
+}
+
+/* The dimensions that files give a tensor, as tt__row_dims. */
+static int tt__file_dims(const tt__layout *l, const tt__tensor_row *row, int64_t dims[4])
+{
+    const int n = tt__row_dims(l, row, dims);
+    const int64_t rows = dims[0];
+    if (n != 2 || row->order != 't') return n;
+    dims[0] = dims[1];
+    dims[1] = rows;
     return n;
 }
 
@@ -26417,22 +26532,70 @@ static tt_status tt__layout_new(const tt__layout *l, float scale)
 
 /* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
 
+enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
+
 typedef struct tt__checkpoint_tensor {
     tt_safetensors *file;
     int index;
     int64_t first;
+    tt__packing order;
+    float *band;       /* 't': rows from band_row on, which were read last; NULL: none */
+    int64_t band_row, band_rows;
 } tt__checkpoint_tensor;
+
+/* Reads the band of rows that has row r. */
+static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
+{
+    tt_context *ctx = t->file->ctx;
+    const tt__packing *o = &t->order;
+    const int64_t row = r / TT__BAND * TT__BAND, rows = tt__min(TT__BAND, o->rows - row);
+    float column[TT__BAND];
+    tt_status status = TT_OK;
+    if (!t->band) t->band = (float *)tt__alloc(ctx, sizeof(float) * TT__BAND * (size_t)o->width);
+    if (!t->band) return TT_ERR_MEMORY;
+    t->band_rows = 0;
+    for (int64_t c = 0; c < o->width && status == TT_OK; c++) {
+        status = tt_safetensors_read_f32(t->file, t->index, c * o->rows + row, rows, column);
+        for (int64_t k = 0; k < rows && status == TT_OK; k++) t->band[k * o->width + c] = column[k];
+    }
+    if (status != TT_OK) return status;
+    t->band_row = row;
+    t->band_rows = rows;
+    return TT_OK;
+}
 
 static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, float *to)
 {
     tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)source;
-    return tt_safetensors_read_f32(t->file, t->index, t->first + first, n, to);
+    const tt__packing *o = &t->order;
+    tt_status status = TT_OK;
+    if (!o->kind) return tt_safetensors_read_f32(t->file, t->index, t->first + first, n, to);
+    for (int64_t part; n > 0 && status == TT_OK; first += part, to += part, n -= part) {
+        const int64_t r = first / o->width, c = first % o->width;
+        part = tt__min(n, o->width - c);
+        if (o->kind == 'g') {
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* the rest of a head */
+            status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
+                                             part, to);
+            continue;
+        }
+        if (r < t->band_row || r >= t->band_row + t->band_rows) status = tt__checkpoint_band(t, r);
+        if (status == TT_OK)
+            memcpy(to, t->band + (r - t->band_row) * o->width + c, sizeof *to * (size_t)part);
+        if (r + 1 < o->rows || c + part < o->width) continue;
+        tt__free(t->file->ctx, t->band); /* the end: all has been read */
+        t->band = NULL;
+        t->band_rows = 0;
+    }
+    return status;
 }
 
 static void tt__checkpoint_drop(tt_context *ctx, void *source)
 {
-    tt_safetensors_close(((tt__checkpoint_tensor *)source)->file);
-    tt__free(ctx, source);
+    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)source;
+    tt_safetensors_close(t->file);
+    tt__free(ctx, t->band);
+    tt__free(ctx, t);
 }
 
 /* Tensor `index` of s must have the shape `dims`; with `part`, three times as many rows. */
@@ -26454,9 +26617,10 @@ static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, c
                     info->name, text, param);
 }
 
-/* p will be read from tensor `index` of s, whose shape must be `dims`; with `part`, from that third of it. */
+/* p will be read from tensor `index` of s, whose shape must be `dims`; with `part`, from that third of it.
+   order NULL: a copy. */
 static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
-                                     int part)
+                                     int part, const tt__packing *order)
 {
     const tt_tensor_info *info = &s->infos[index];
     tt_status status = tt__tensor_fits(s, index, ndim, dims, part, p->name);
@@ -26464,8 +26628,9 @@ static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, 
     if (tt__safetensors_type(info->dtype) > TT__ST_F64)
         return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, "
                         "F16 or F64", s->path, info->name, info->dtype);
-    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)tt__alloc(p->ctx, sizeof *t);
+    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)tt__calloc(p->ctx, sizeof *t);
     if (!t) return TT_ERR_MEMORY;
+    if (order) t->order = *order;
     t->file = s;
     t->index = index;
     t->first = part ? (part - 1) * p->size : 0;
@@ -26497,9 +26662,14 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
     return index;
 }
 
-static int tt__layout_find(const tt__layout *l, const char *name)
+/* The file that has a tensor, and its number there; NULL: none has. */
+static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
-    return tt__find_tensor(l->file, name, l->a->prefix[l->spelling]);
+    for (int k = 0; k < l->n_files; k++) {
+        *index = tt__find_tensor(l->files[k], name, l->a->prefix[l->spelling]);
+        if (*index >= 0) return l->files[k];
+    }
+    return NULL;
 }
 
 /* A classifier (rows of C) of another number of classes than the file's is made anew. */
@@ -26514,16 +26684,17 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
     const tt__architecture *a = l->a;
     const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
     char other[256];
+    int index;
     bool any = layer == 0; /* tensors of this layer */
     for (int i = 0; i < a->n_layer && !any; i++) {
         const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
-        any = row->name[l->spelling] && tt__layout_find(l, other) >= 0;
+        any = row->name[l->spelling] && tt__layout_find(l, other, &index);
     }
     if (any)
         return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", l->file->path, name);
+                        "without one the other tensors do", l->files[0]->path, name);
     return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
-                    "%d", l->file->path, name, layer, l->layers);
+                    "%d", l->files[0]->path, name, layer, l->layers);
 }
 
 /* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
@@ -26533,50 +26704,63 @@ static tt_status tt__layout_check(const tt__layout *l)
     char name[256];
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4];
-        int ndim = tt__row_dims(l, row, dims);
+        int ndim = tt__file_dims(l, row, dims), index = -1;
         if (!ndim || !row->name[l->spelling]) continue;
-        int index = tt__layout_find(l, name);
+        tt_safetensors *file = tt__layout_find(l, name, &index);
         tt_status status = TT_OK;
-        if (index >= 0 && !tt__starts_anew(row, &l->file->infos[index], dims))
-            status = tt__tensor_fits(l->file, index, ndim, dims, tt__layout_part(l, row), name);
-        if (index < 0 && !row->head) status = tt__layout_lacks(l, k, name);
+        if (file && !tt__starts_anew(row, &file->infos[index], dims))
+            status = tt__tensor_fits(file, index, ndim, dims, tt__layout_part(l, row), name);
+        if (!file && !row->head) status = tt__layout_lacks(l, k, name);
         if (status != TT_OK) return status;
     }
     return TT_OK;
+}
+
+/* Is this no parameter, but what its model makes itself? */
+static bool tt__is_buffer(const tt__layout *l, const char *name)
+{
+    for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
+        if (tt__match(*pattern, name)) return true;
+    if (!l->size['X' - 'A'] && (tt__match("*lm_head.weight", name) || tt__match("*embed_out.weight", name)))
+        return true; /* the embedding again */
+    return tt__match("*embeddings.position_ids", name);
 }
 
 /* The parameters will be read from the file, whose tensors are checked. A head that it lacks is made anew. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
     const tt__tensor_row *row;
-    const char *path = l->file->path;
+    const char *path = l->files[0]->path;
     char name[256];
-    int used = 0;
+    int unused = 0;
+    for (int k = 0; k < l->n_files; k++) unused += l->files[k]->count;
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
-        int64_t dims[4];
-        int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row);
+        int64_t dims[4] = {0};
+        int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
+        const tt__packing order = tt__row_order(l, row, ndim, dims);
         bool done = false;
         tt_param *p = *tt__layout_slot(l, row, k);
-        if (!p) continue;
-        int index = tt__layout_find(l, name);
-        const tt_tensor_info *info = index < 0 ? NULL : &l->file->infos[index];
+        if (!p || !ndim) continue;
+        tt__file_dims(l, row, dims);
+        tt_safetensors *file = tt__layout_find(l, name, &index);
+        const tt_tensor_info *info = file ? &file->infos[index] : NULL;
         if (!info) {
             tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", path, name);
             continue;
         }
-        used += part < 2; /* parts of one tensor count once */
+        unused -= part < 2; /* parts of one tensor count once */
         if (tt__starts_anew(row, info, dims)) {
             tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %lld are asked for: "
                     "it starts anew", path, name, (long long)info->dims[0], (long long)dims[0]);
             continue;
         }
-        tt_status status = l->a->adapt ? l->a->adapt(row, p, l->file, index, &done) : TT_OK;
-        if (status == TT_OK && !done) status = tt__param_from_file(p, l->file, index, ndim, dims, part);
+        tt_status status = l->a->adapt ? l->a->adapt(row, p, file, index, &done) : TT_OK;
+        if (status == TT_OK && !done) status = tt__param_from_file(p, file, index, ndim, dims, part, &order);
         if (status != TT_OK) return status;
     }
-    int unused = l->file->count - used;
-    for (int k = 0; k < l->file->count && unused > 0; k++)
-        unused -= tt__match("*embeddings.position_ids", l->file->infos[k].name);
+    for (int f = 0; f < l->n_files; f++)
+        for (int k = 0; k < l->files[f]->count && unused > 0; k++)
+            unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
     if (unused > 0)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
                 "left out", path, unused);
@@ -26585,18 +26769,60 @@ static tt_status tt__layout_attach(const tt__layout *l)
 
 /* ---- to checkpoint files */
 
-/* Streams the elements of p through `piece` into w, in dtype `as`. */
-static tt_status tt__save_param(tt_safetensors_writer *w, const tt_param *p, tt_dtype as, float *piece,
-                                void *converted)
+/* A parameter that is to be saved. */
+typedef struct tt__saved_param {
+    const tt_param *p;
+    tt__packing order;
+    int tensor; /* that it is, or is a part of */
+} tt__saved_param;
+
+/* Streams elements of p through `piece` into w, in dtype `as`. */
+static tt_status tt__save_elements(tt_safetensors_writer *w, const tt_param *p, int64_t first, int64_t n,
+                                   tt_dtype as, float *piece, void *converted)
 {
     tt_status status = TT_OK;
-    for (int64_t first = 0; first < p->size && status == TT_OK; first += TT__PIECE) {
-        int64_t n = tt__min(TT__PIECE, p->size - first);
-        status = tt__param_read(p, first, n, piece);
+    for (const int64_t end = first + n; first < end && status == TT_OK; first += TT__PIECE) {
+        const int64_t part = tt__min(TT__PIECE, end - first);
+        status = tt__param_read(p, first, part, piece);
         if (status != TT_OK) break;
+        tt__convert(converted, as, piece, TT_F32, (size_t)part);
+        status = tt_safetensors_write(w, converted, (size_t)part * tt_dtype_bytes(as));
+    }
+    return status;
+}
+
+/* Writes p transposed, which takes as much memory as it has elements of fp32. */
+static tt_status tt__save_transposed(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as,
+                                     float *piece, void *converted)
+{
+    tt_context *ctx = x->p->ctx;
+    const tt__packing *o = &x->order;
+    float *all = (float *)tt__alloc(ctx, sizeof *all * (size_t)x->p->size);
+    tt_status status = all ? TT_OK : TT_ERR_MEMORY;
+    for (int64_t first = 0; first < x->p->size && status == TT_OK; first += TT__PIECE)
+        status = tt__param_read(x->p, first, tt__min(TT__PIECE, x->p->size - first), all + first);
+    for (int64_t first = 0, n; first < x->p->size && status == TT_OK; first += n) {
+        n = tt__min(TT__PIECE, x->p->size - first);
+        for (int64_t k = 0; k < n; k++)
+            piece[k] = all[(first + k) % o->rows * o->width + (first + k) / o->rows];
         tt__convert(converted, as, piece, TT_F32, (size_t)n);
         status = tt_safetensors_write(w, converted, (size_t)n * tt_dtype_bytes(as));
     }
+    tt__free(ctx, all);
+    return status;
+}
+
+/* Writes p as its file has it. */
+static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param *x, tt_dtype as, float *piece,
+                                void *converted)
+{
+    const tt__packing *o = &x->order;
+    tt_status status = TT_OK;
+    if (!o->kind) return tt__save_elements(w, x->p, 0, x->p->size, as, piece, converted);
+    if (o->kind == 't') return tt__save_transposed(w, x, as, piece, converted);
+    for (int64_t r = 0; r < o->rows && status == TT_OK; r += o->size)
+        status = tt__save_elements(w, x->p, tt__packing_row(o, r, true) * o->width, o->size * o->width, as,
+                                   piece, converted);
     return status;
 }
 
@@ -26605,50 +26831,124 @@ static const char *tt__safetensors_dtype(tt_dtype dtype)
     return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16";
 }
 
-/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
-   returned. */
-static tt_status tt__layout_save(const tt__layout *l, const char *folder, tt_dtype *dtype)
+/* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
+typedef struct tt__saved_files {
+    tt_tensor_info *info;
+    char (*names)[256];
+    int *file;   /* of each tensor */
+    int tensors, files;
+    size_t bytes; /* of all tensors */
+} tt__saved_files;
+
+/* The name of file k of those that hold a model. */
+static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
 {
-    tt_context *ctx = l->ctx;
-    static const char *const metadata[] = {"format", "pt", NULL};
-    const tt__tensor_row *row;
-    char path[TT__PATH], name[256];
-    const size_t all = (size_t)(l->a->n_model + l->a->n_layer * l->layers);
-    int tensors = 0, params = 0;
-    *dtype = TT_F32;
-    tt_status status = tt__make_folder(ctx, folder);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
-    if (status != TT_OK) return status;
-    tt_tensor_info *info = (tt_tensor_info *)tt__calloc(ctx, sizeof *info * all);
-    char(*names)[256] = (char(*)[256])tt__alloc(ctx, sizeof *names * all);
-    const tt_param **param = (const tt_param **)tt__alloc(ctx, sizeof *param * all);
-    float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
-    if (!info || !names || !param || !piece) status = TT_ERR_MEMORY;
-    for (int k = 0; status == TT_OK && (row = tt__layout_row(l, k, name)) != NULL; k++) {
-        const tt_param *p = *tt__layout_slot(l, row, k);
-        const int part = tt__layout_part(l, row);
-        if (!p) continue;
-        if (!params && p->holder) *dtype = tt__param_home(p)->dtype;
-        param[params++] = p;
-        if (part > 1) continue; /* it follows the first part, in one tensor */
-        memcpy(names[tensors], name, sizeof name);
-        info[tensors].name = names[tensors];
-        info[tensors].dtype = tt__safetensors_dtype(*dtype);
-        info[tensors].ndim = tt__row_dims(l, row, info[tensors].dims);
-        if (part) info[tensors].dims[0] *= 3;
-        tensors++;
+    if (f->files == 1) snprintf(name, 64, "model.safetensors");
+    else snprintf(name, 64, "model-%05d-of-%05d.safetensors", k + 1, f->files);
+}
+
+static void tt__print_index(tt__text *json, const void *arg)
+{
+    const tt__saved_files *f = (const tt__saved_files *)arg;
+    char name[64];
+    tt__print(json, "{\n  \"metadata\": {\"total_size\": %zu},\n  \"weight_map\": {\n", f->bytes);
+    for (int k = 0; k < f->tensors; k++) {
+        tt__saved_file_name(f, f->file[k], name);
+        tt__print(json, "    \"%s\": \"%s\"%s\n", f->names[k], name, k + 1 < f->tensors ? "," : "");
     }
+    tt__print(json, "  }\n}\n");
+}
+
+/* Deals the tensors out to files of at most `most` bytes, or of one tensor; 0: all to one. */
+static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
+{
+    size_t held = 0;
+    f->files = 1;
+    f->bytes = 0;
+    for (int k = 0; k < f->tensors; k++) {
+        size_t bytes = tt_dtype_bytes(dtype);
+        for (int d = 0; d < f->info[k].ndim; d++) bytes *= (size_t)f->info[k].dims[d];
+        if (most && held && (held >= most || bytes > most - held)) {
+            f->files++;
+            held = 0;
+        }
+        held += bytes;
+        f->bytes += bytes;
+        f->file[k] = f->files - 1;
+    }
+}
+
+/* Writes file `file` of a model into a folder. */
+static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__saved_files *f, int file,
+                               const tt__saved_param *param, int params, tt_dtype dtype, float *piece)
+{
+    static const char *const metadata[] = {"format", "pt", NULL};
+    char path[TT__PATH], name[64];
+    int first = 0, n = 0;
     tt_safetensors_writer *w = NULL;
-    if (status == TT_OK && !(w = tt_safetensors_begin(ctx, path, info, tensors, metadata)))
+    while (first < f->tensors && f->file[first] < file) first++;
+    while (first + n < f->tensors && f->file[first + n] == file) n++;
+    tt__saved_file_name(f, file, name);
+    tt_status status = tt__path_join(ctx, path, folder, name);
+    if (status == TT_OK && !(w = tt_safetensors_begin(ctx, path, f->info + first, n, metadata)))
         status = ctx->status;
     status = tt__agree(ctx, "saving a model", status, NULL, 0);
     const bool began = status == TT_OK;
     for (int k = 0; k < params && status == TT_OK; k++)
-        status = tt__save_param(w, param[k], *dtype, piece, piece + TT__PIECE);
+        if (f->file[param[k].tensor] == file)
+            status = tt__save_param(w, &param[k], dtype, piece, piece + TT__PIECE);
     if (began) status = tt__net_fail(ctx, status); /* others may be about to send what they have */
     status = tt__safetensors_end(w, status);
-    status = tt__agree(ctx, "the end of saving a model", status, NULL, 0);
-    void *const owned[] = {piece, (void *)(uintptr_t)param, names, info};
+    return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
+}
+
+/* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
+   returned. Where that would take more than `most` bytes (0: any number may), several files and an index. */
+static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t most, tt_dtype *dtype)
+{
+    tt_context *ctx = l->ctx;
+    const tt__tensor_row *row;
+    char path[TT__PATH], name[256];
+    const size_t all = (size_t)(l->a->n_model + l->a->n_layer * l->layers);
+    int params = 0;
+    tt__saved_files f;
+    memset(&f, 0, sizeof f);
+    *dtype = TT_F32;
+    tt_status status = tt__make_folder(ctx, folder);
+    if (status != TT_OK) return status;
+    f.info = (tt_tensor_info *)tt__calloc(ctx, sizeof *f.info * all);
+    f.names = (char(*)[256])tt__alloc(ctx, sizeof *f.names * all);
+    f.file = (int *)tt__alloc(ctx, sizeof *f.file * all);
+    tt__saved_param *param = (tt__saved_param *)tt__alloc(ctx, sizeof *param * all);
+    float *piece = (float *)tt__alloc(ctx, sizeof(float) * TT__PIECE * 2);
+    if (!f.info || !f.names || !f.file || !param || !piece) status = TT_ERR_MEMORY;
+    for (int k = 0; status == TT_OK && (row = tt__layout_row(l, k, name)) != NULL; k++) {
+        const tt_param *p = *tt__layout_slot(l, row, k);
+        const int part = tt__layout_part(l, row);
+        int64_t dims[4] = {0};
+        const int ndim = tt__row_dims(l, row, dims);
+        if (!p || !ndim) continue;
+        if (!params && p->holder) *dtype = tt__param_home(p)->dtype;
+        param[params].p = p;
+        param[params].order = tt__row_order(l, row, ndim, dims);
+        param[params++].tensor = f.tensors - (part > 1);
+        if (part > 1) continue; /* it follows the first part, in one tensor */
+        memcpy(f.names[f.tensors], name, sizeof name);
+        f.info[f.tensors].name = f.names[f.tensors];
+        f.info[f.tensors].dtype = tt__safetensors_dtype(*dtype);
+        f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
+        if (part) f.info[f.tensors].dims[0] *= 3;
+        f.tensors++;
+    }
+    if (status == TT_OK) tt__deal_out(&f, *dtype, most);
+    else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* others may not have failed */
+    for (int k = 0; k < f.files && status == TT_OK; k++)
+        status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
+    const char *index = "model.safetensors.index.json", *stale = f.files > 1 ? "model.safetensors" : index;
+    if (status == TT_OK && f.files > 1) status = tt__save_printed(ctx, folder, index, tt__print_index, &f);
+    if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* an older model may have it */
+    if (status == TT_OK && tt_process(ctx) == 0) ctx->options.files.remove(ctx->options.files.user, path);
+    void *const owned[] = {piece, param, f.file, f.names, f.info};
     tt__free_all(ctx, owned, TT__COUNT(owned));
     return status;
 }
@@ -26770,7 +27070,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
     if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
-    return tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
+    return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
 /* Records the activation of that name; NULL: there is none. */
@@ -26789,7 +27089,8 @@ static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, co
     char text[512];
     tt__text all = {text, sizeof text, 0};
     const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
-    const int heads = tt__int_field(config, a->heads), classes = tt__int_field(config, a->classes);
+    const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
+    const int classes = a->classes ? tt__int_field(config, a->classes) : 1;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
@@ -26823,7 +27124,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
     tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first of each model's struct */
     if (ctx) {
         tt__free(ctx, tt__pointer_at(self, a->layers_at));
-        tt__free(ctx, tt__pointer_at(self, a->names_at));
+        if (a->classes) tt__free(ctx, tt__pointer_at(self, a->names_at));
     }
     memset(self, 0, a->bytes);
 }
@@ -26832,21 +27133,21 @@ static void tt__model_free(const tt__architecture *a, void *self)
 static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
                                 int spelling)
 {
-    const int params = ctx->n_params, classes = tt__int_field(config, a->classes);
+    const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
     char *to = (char *)self;
-    char(*names)[64] = (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes);
+    char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
     void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)tt__int_field(config, a->layers));
-    tt_status status = names && layers ? TT_OK : TT_ERR_MEMORY;
+    tt_status status = (names || !classes) && layers ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
     memset(self, 0, a->bytes);
     memcpy(to, &ctx, sizeof ctx);
     memcpy(to + a->config_at, config, a->config_bytes);
     memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
     snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
-    memcpy(to + a->names_at, &names, sizeof names);
+    if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     memcpy(to + a->layers_at, &layers, sizeof layers);
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL);
+    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -26866,27 +27167,29 @@ static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void 
    asked for; 0: the config's. j: config.json, empty if there is none; made: the spelling of the parameters'
    names; spelling: of the file's. */
 static tt_status tt__model_load(const tt__architecture *a, void *self, void *config, int classes,
-                                int image_size, const tt__json *j, int made, int spelling, tt_safetensors *s)
+                                int image_size, const tt__json *j, int made, int spelling,
+                                tt_safetensors *const *files, int n_files)
 {
-    const int params = s->ctx->n_params, own_classes = tt__int_field(config, a->classes);
+    tt_context *ctx = files[0]->ctx;
+    const int params = ctx->n_params, own_classes = a->classes ? tt__int_field(config, a->classes) : 0;
     if (!classes) classes = own_classes;
-    *(int *)(void *)((char *)config + a->classes) = classes;
-    tt_status status = tt__config_check(s->ctx, a, config);
+    if (a->classes) *(int *)(void *)((char *)config + a->classes) = classes;
+    tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(s->ctx, a, NULL, config, spelling, s);
+    tt__layout l = tt__layout_of(ctx, a, NULL, config, spelling, files, n_files);
     status = tt__layout_check(&l);
     if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
-        status = tt__config_check(s->ctx, a, config);
+        status = tt__config_check(ctx, a, config);
     }
-    if (status == TT_OK) status = tt__model_make(s->ctx, a, self, config, made);
+    if (status == TT_OK) status = tt__model_make(ctx, a, self, config, made);
     if (status != TT_OK) return status;
-    if (j->count && classes == own_classes)
+    if (a->classes && j->count && classes == own_classes)
         status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
-    l = tt__layout_of(s->ctx, a, self, config, spelling, s);
+    l = tt__layout_of(ctx, a, self, config, spelling, files, n_files);
     if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
-    tt__params_undo(s->ctx, params);
+    tt__params_undo(ctx, params);
     tt__model_free(a, self);
     return status;
 }
@@ -26916,24 +27219,30 @@ static void tt__print_config(tt__text *json, const void *arg)
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
         tt__print(json, "  \"%s\": %s,\n", r->key[s->spelling], value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s  \"dtype\": \"%s\",\n", a->activation_key[s->spelling],
-              (const char *)s->self + a->activation_at, a->more[s->spelling], dtype);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key[s->spelling],
+              (const char *)s->self + a->activation_at, a->more[s->spelling]);
+    if (a->print) a->print(json, s->self, s->config);
+    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
+    if (!a->classes) return;
     tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at),
                      tt__int_field(s->config, a->classes), s->last);
 }
 
 /* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; config_spelling:
-   of config.json. `config` is the model's: where its owner has changed it, it must still be in order. */
+   of config.json; most: bytes of a file, 0: any number. `config` is the model's: where its owner has changed
+   it, it must still be in order. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, int config_spelling, const char *folder)
+                                const void *config, int spelling, int config_spelling, size_t most,
+                                const char *folder)
 {
     tt__saved_model s = {a, self, config, config_spelling, TT_F32, NULL};
-    const char(*names)[64] = (const char(*)[64])tt__pointer_at(self, a->names_at);
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL);
-    status = tt__last_of_names(ctx, names, tt__int_field(config, a->classes), &s.last);
-    if (status == TT_OK) status = tt__layout_save(&l, folder, &s.dtype);
+    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    if (a->classes)
+        status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
+                                   tt__int_field(config, a->classes), &s.last);
+    if (status == TT_OK) status = tt__layout_save(&l, folder, most, &s.dtype);
     if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
     tt__free(ctx, s.last);
     return status;
@@ -27093,7 +27402,7 @@ static const tt__architecture tt__bert = {
     {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
     tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
     TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    NULL, NULL, 0};
+    NULL, NULL, 0, NULL, NULL};
 
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
@@ -27199,7 +27508,7 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
     if (status == TT_OK && !(s = tt_safetensors_open(ctx, path))) status = ctx->status;
     if (status == TT_OK)
-        status = tt__model_load(&tt__bert, m, &config, classes, 0, &j, config.distil, config.distil, s);
+        status = tt__model_load(&tt__bert, m, &config, classes, 0, &j, config.distil, config.distil, &s, 1);
     tt__json_free(&j);
     tt_safetensors_close(s);
     return status;
@@ -27209,7 +27518,7 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
     tt_bert_config config = m->config;
     config.activation = m->activation;
-    return tt__model_save(m->ctx, &tt__bert, m, &config, config.distil, config.distil, folder);
+    return tt__model_save(m->ctx, &tt__bert, m, &config, config.distil, config.distil, 0, folder);
 }
 
 /* ---------------------------------------------------------------------------------------------------- ViT */
@@ -27389,7 +27698,7 @@ static const tt__architecture tt__vit = {
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
-    offsetof(tt_vit_config, image_size)};
+    offsetof(tt_vit_config, image_size), NULL, NULL};
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
@@ -27591,7 +27900,7 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count) status = tt__vit_read_preprocessor(&preprocessor, &config);
     if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s);
+        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, &s, 1);
     if (status == TT_OK) m->torchvision = spelling == 1;
     tt__json_free(&preprocessor);
     tt__json_free(&j);
@@ -27624,9 +27933,733 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
                         "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
+}
+
+/* ----------------------------------------------------------------------------------------------- decoders
+   A table for each architecture says what its files call the tensors of tt_lm and the numbers of
+   tt_lm_config. How the layers compute follows from what is there. */
+
+static bool tt__lm_is(const tt_lm_config *c, const char *kind)
+{
+    return c->kind && strcmp(c->kind, kind) == 0;
+}
+
+/* LLaMA's layers: RMSNorm, a gate in the MLP, no fused product of queries, keys and values. */
+static bool tt__lm_gated(const tt_lm_config *c)
+{
+    return tt__lm_is(c, "llama") || tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2");
+}
+
+static const tt__architecture *tt__lm_kind(const char *kind);
+
+tt_lm_config tt_lm_config_default(const char *kind)
+{
+    static const struct {
+        const char *kind;
+        int vocab, hidden, layers, heads, key_heads, intermediate, positions;
+        const char *activation;
+        float eps, dropout, turns;
+        bool tied, bias, parallel;
+    } all[] = {
+        {"gpt2", 50257, 768, 12, 12, 12, 3072, 1024, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+        {"llama", 32000, 4096, 32, 32, 32, 11008, 2048, "silu", 1e-6f, 0, 1, false, false, false},
+        {"mistral", 32000, 4096, 32, 32, 8, 14336, 131072, "silu", 1e-6f, 0, 1, false, false, false},
+        {"qwen2", 151936, 4096, 32, 32, 32, 22016, 32768, "silu", 1e-6f, 0, 1, false, false, false},
+        {"gpt_neox", 50432, 6144, 44, 64, 64, 24576, 2048, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+        {"falcon", 65024, 4544, 32, 71, 1, 18176, 2048, "gelu", 1e-5f, 0, 1, true, false, true}};
+    tt_lm_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    for (int k = 0; k < TT__COUNT(all); k++) {
+        if (!kind || strcmp(all[k].kind, kind) != 0) continue;
+        c.kind = all[k].kind;
+        c.vocab_size = all[k].vocab;
+        c.hidden_size = all[k].hidden;
+        c.layers = all[k].layers;
+        c.heads = all[k].heads;
+        c.key_heads = all[k].key_heads;
+        c.intermediate_size = all[k].intermediate;
+        c.max_positions = all[k].positions;
+        c.activation = all[k].activation;
+        c.norm_eps = all[k].eps;
+        c.embedding_dropout = c.dropout = c.attention_dropout = all[k].dropout;
+        c.tied = all[k].tied;
+        c.attention_bias = all[k].bias;
+        c.parallel = all[k].parallel;
+        c.initializer_range = 0.02f;
+        c.rotary = tt_rotary_options_default(c.heads);
+        c.rotary.size = (int)(all[k].turns * (float)(c.hidden_size / c.heads));
+    }
+    if (tt__lm_is(&c, "mistral")) c.window = 4096;
+    return c;
+}
+
+static void tt__lm_check(tt__text *all, const void *config);
+static void tt__lm_print(tt__text *json, const void *self, const void *config);
+
+/* H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size, G key heads;
+   A columns of all queries, K of all keys, S of both and all values. Rows of biases: Q of queries, L of keys,
+   T of all three, B of the attention's output, M and N of the MLP's. Norms of Falcon: E, F, O. */
+static void tt__lm_sizes(const void *config, tt__sizes size)
+{
+    const tt_lm_config *c = (const tt_lm_config *)config;
+    const bool qwen = tt__lm_is(c, "qwen2");
+    const bool falcon = tt__lm_is(c, "falcon");
+#define S(letter) size[letter - 'A']
+    S('X') = c->tied ? 0 : c->vocab_size;
+    S('D') = c->head_size;
+    S('G') = c->key_heads;
+    S('A') = (int64_t)c->heads * c->head_size;
+    S('K') = (int64_t)c->key_heads * c->head_size;
+    S('S') = S('A') + 2 * S('K');
+    S('Q') = c->attention_bias || qwen ? S('A') : 0;
+    S('L') = c->attention_bias || qwen ? S('K') : 0;
+    S('T') = c->attention_bias ? S('S') : 0;
+    S('B') = c->attention_bias ? S('H') : 0;
+    S('M') = c->mlp_bias ? c->intermediate_size : 0;
+    S('N') = c->mlp_bias ? S('H') : 0;
+    S('E') = falcon && c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                                /* input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                           /* Falcon's post_attention_layernorm */
+#undef S
+}
+
+/* A row of one spelling: a tensor, a linear layer's weight and bias, a norm's. */
+#define TT__LM(X, field, name, shape, init, order) \
+    {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
+#define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
+    TT__LM(tt_lm_layer, field##_w, name ".weight", shape, 'n', weight_order), \
+    TT__LM(tt_lm_layer, field##_b, name ".bias", rows, '0', bias_order)
+#define TT__LM_NORM(X, field, name, shape) \
+    TT__LM(X, field##_w, name ".weight", shape, '1', 0), TT__LM(X, field##_b, name ".bias", shape, '0', 0)
+
+static const tt__tensor_row tt__gpt2_tensors[] = {
+    TT__LM(tt_lm, word, ".wte.weight", "VH", 'n', 0),
+    TT__LM(tt_lm, position, ".wpe.weight", "PH", 'n', 0),
+    TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__gpt2_layer[] = {
+    TT__LM_NORM(tt_lm_layer, attention_norm, "ln_1", "H"),
+    TT__LM_LINEAR(qkv, "attn.c_attn", "SH", "S", 't', 0),
+    TT__LM_LINEAR(attention, "attn.c_proj", "HA", "H", 't', 0),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "ln_2", "H"),
+    TT__LM_LINEAR(up, "mlp.c_fc", "IH", "I", 't', 0),
+    TT__LM_LINEAR(down, "mlp.c_proj", "HI", "H", 't', 0),
+};
+static const tt__tensor_row tt__llama_tensors[] = {
+    TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
+    TT__LM(tt_lm, norm_w, ".norm.weight", "H", '1', 0),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__llama_layer[] = {
+    TT__LM(tt_lm_layer, attention_norm_w, "input_layernorm.weight", "H", '1', 0),
+    TT__LM_LINEAR(q, "self_attn.q_proj", "AH", "Q", 0, 0),
+    TT__LM_LINEAR(k, "self_attn.k_proj", "KH", "L", 0, 0),
+    TT__LM_LINEAR(v, "self_attn.v_proj", "KH", "L", 0, 0),
+    TT__LM_LINEAR(attention, "self_attn.o_proj", "HA", "B", 0, 0),
+    TT__LM(tt_lm_layer, mlp_norm_w, "post_attention_layernorm.weight", "H", '1', 0),
+    TT__LM_LINEAR(gate, "mlp.gate_proj", "IH", "M", 0, 0),
+    TT__LM_LINEAR(up, "mlp.up_proj", "IH", "M", 0, 0),
+    TT__LM_LINEAR(down, "mlp.down_proj", "HI", "N", 0, 0),
+};
+static const tt__tensor_row tt__neox_tensors[] = {
+    TT__LM(tt_lm, word, ".embed_in.weight", "VH", 'n', 0),
+    TT__LM_NORM(tt_lm, norm, ".final_layer_norm", "H"),
+    TT__LM(tt_lm, head, "embed_out.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__neox_layer[] = {
+    TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "H"),
+    TT__LM_LINEAR(qkv, "attention.query_key_value", "SH", "T", 'g', 'g'),
+    TT__LM_LINEAR(attention, "attention.dense", "HA", "B", 0, 0),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "post_attention_layernorm", "H"),
+    TT__LM_LINEAR(up, "mlp.dense_h_to_4h", "IH", "I", 0, 0),
+    TT__LM_LINEAR(down, "mlp.dense_4h_to_h", "HI", "H", 0, 0),
+};
+static const tt__tensor_row tt__falcon_tensors[] = {
+    TT__LM(tt_lm, word, ".word_embeddings.weight", "VH", 'n', 0),
+    TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same place, one has a size */
+    TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
+    TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
+    TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
+    TT__LM_LINEAR(attention, "self_attention.dense", "HA", "B", 0, 0),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "ln_mlp", "E"),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "post_attention_layernorm", "O"),
+    TT__LM_LINEAR(up, "mlp.dense_h_to_4h", "IH", "M", 0, 0),
+    TT__LM_LINEAR(down, "mlp.dense_4h_to_h", "HI", "N", 0, 0),
+};
+
+#define C(field, kind, letter, key) TT__CONFIG(tt_lm, field, kind, letter, key, NULL)
+static const tt__config_row tt__gpt2_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "n_embd"), C(layers, 'n', 0, "n_layer"),
+    C(heads, 'n', 0, "n_head"), C(intermediate_size, 'n', 'I', "n_inner"),
+    C(max_positions, 'n', 'P', "n_positions"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(embedding_dropout, 'p', 0, "embd_pdrop"),
+    C(dropout, 'p', 0, "resid_pdrop"), C(attention_dropout, 'p', 0, "attn_pdrop"),
+    C(tied, 'b', 0, "tie_word_embeddings"),
+};
+static const tt__config_row tt__llama_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
+    C(key_heads, 'n', 0, "num_key_value_heads"), C(head_size, 'n', 0, "head_dim"),
+    C(intermediate_size, 'n', 'I', "intermediate_size"),
+    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "rms_norm_eps"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(attention_dropout, 'p', 0, "attention_dropout"),
+    C(tied, 'b', 0, "tie_word_embeddings"), C(attention_bias, 'b', 0, "attention_bias"),
+    C(mlp_bias, 'b', 0, "mlp_bias"),
+};
+static const tt__config_row tt__neox_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
+    C(intermediate_size, 'n', 'I', "intermediate_size"),
+    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_eps"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
+};
+static const tt__config_row tt__falcon_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
+    C(intermediate_size, 'n', 'I', "ffn_hidden_size"),
+    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    C(attention_bias, 'b', 0, "bias"), C(parallel, 'b', 0, "parallel_attn"),
+};
+#undef C
+
+static const char *const tt__lm_buffers[] = {
+    "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
+    "*rotary_emb.inv_freq", NULL};
+
+#define TT__LM_KIND(what, type_name, model_class, act, before, in_layer) { \
+    type_name, {model_class, NULL}, {type_name, NULL}, {act, NULL}, {"", NULL}, {before, NULL}, \
+    {in_layer "%d.", NULL}, \
+    tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
+    TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, offsetof(tt_lm, layer), \
+    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
+    offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
+
+static const tt__architecture tt__lm_kinds[] = {
+    TT__LM_KIND(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+    TT__LM_KIND(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+    TT__LM_KIND(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+    TT__LM_KIND(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+    TT__LM_KIND(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+    TT__LM_KIND(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+};
+
+static const tt__architecture *tt__lm_kind(const char *kind)
+{
+    for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
+        if (kind && strcmp(tt__lm_kinds[k].name, kind) == 0) return &tt__lm_kinds[k];
+    return NULL;
+}
+
+/* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
+static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
+{
+    const tt__architecture *a = tt__lm_kind(c->kind);
+    if (!a) {
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are gpt2, llama, "
+                 "mistral, qwen2, gpt_neox, falcon", c->kind ? c->kind : "(null)");
+        return NULL;
+    }
+    c->kind = a->name;
+    if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
+        c->head_size = c->hidden_size / c->heads;
+    if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
+    return a;
+}
+
+/* ------------------------------------------------------------------------ config.json of a language model */
+
+/* Writes the value of a node of parsed JSON. */
+static void tt__print_node(tt__text *to, const tt__json *j, int node)
+{
+    const tt__json_node *n = &j->nodes[node];
+    const bool object = n->kind == TT__JSON_OBJECT;
+    static const char *const words[] = {"null", "false", "true"};
+    if (n->kind <= TT__JSON_TRUE) tt__print(to, "%s", words[n->kind]);
+    else if (n->kind == TT__JSON_NUMBER_KIND && n->exact) tt__print(to, "%lld", (long long)n->integer);
+    else if (n->kind == TT__JSON_NUMBER_KIND) tt__print(to, "%.17g", n->number);
+    else if (n->kind == TT__JSON_STRING) tt__json_quote(to, j->pool + n->integer);
+    else {
+        tt__print(to, object ? "{" : "[");
+        for (int k = 0, at = node + 1; k < n->count; k++, at = j->nodes[at].after) {
+            if (k) tt__print(to, ", ");
+            if (object) tt__json_quote(to, j->pool + j->nodes[at].key), tt__print(to, ": ");
+            tt__print_node(to, j, at);
+        }
+        tt__print(to, object ? "}" : "]");
+    }
+}
+
+/* Does tt_lm_save write this member of config.json itself? */
+static bool tt__lm_owns(const tt__architecture *a, const char *key)
+{
+    static const char *const own[] = {
+        "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "rope_theta",
+        "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base", "partial_rotary_factor",
+        "sliding_window", "use_sliding_window", "layer_types", "alibi", "multi_query",
+        "new_decoder_architecture", "num_kv_heads", "num_ln_in_parallel_attn"};
+    for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return true;
+    for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return true;
+    return strcmp(key, a->activation_key[0]) == 0;
+}
+
+/* What config.json has besides, as lines of its own; to be freed. */
+static tt_status tt__lm_keep(const tt__json *j, const tt__architecture *a, char **kept)
+{
+    tt__text text = {NULL, 0, 0};
+    for (int round = 0; round < 2; round++) {
+        for (int k = 0, at = 1; k < j->nodes[0].count; k++, at = j->nodes[at].after) {
+            const char *key = j->pool + j->nodes[at].key;
+            if (tt__lm_owns(a, key)) continue;
+            tt__print(&text, "  ");
+            tt__json_quote(&text, key);
+            tt__print(&text, ": ");
+            tt__print_node(&text, j, at);
+            tt__print(&text, ",\n");
+        }
+        if (round) break;
+        text.capacity = text.length + 1; /* now its length is known */
+        text.length = 0;
+        text.to = *kept = (char *)tt__alloc(j->ctx, text.capacity);
+        if (!text.to) return TT_ERR_MEMORY;
+        *text.to = 0;
+    }
+    return TT_OK;
+}
+
+/* What a file may not ask for: the key must be absent, null or have this value. */
+static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
+{
+    bool value = only;
+    tt_status status = tt__json_read_bool(j, 0, key, &value);
+    if (status != TT_OK || value == only) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is %s; only %s is supported", j->path, key,
+                    value ? "true" : "false", only ? "true" : "false");
+}
+
+/* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have. */
+static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a, tt_lm_config *c)
+{
+    tt_rotary_options *r = &c->rotary;
+    const char *type = "default";
+    float turns = tt__lm_is(c, "gpt_neox") ? 0.25f : 1, original = 0;
+    int at = tt__json_get(j, 0, "rope_parameters");
+    if (at < 0 || j->nodes[at].kind == TT__JSON_NULL) at = tt__json_get(j, 0, "rope_scaling");
+    if (at >= 0 && j->nodes[at].kind == TT__JSON_NULL) at = -1;
+    if (at >= 0 && j->nodes[at].kind != TT__JSON_OBJECT)
+        return tt__json_wrong(j, "rope_parameters", at, NULL, "an object");
+    *r = tt_rotary_options_default(c->heads);
+    static const char *const turning[] = {"rotary_pct", "partial_rotary_factor"};
+    static const char *const bases[] = {"rotary_emb_base", "rope_theta"};
+    tt_status status = TT_OK;
+    for (int k = 0; k < 4 && status == TT_OK; k++) { /* what rope_parameters says comes last */
+        const int object = k < 2 ? 0 : at;
+        if (object < 0) continue;
+        status = tt__json_read_float(j, object, bases[k % 2], 1, INFINITY, &r->base);
+        if (status == TT_OK) status = tt__json_read_float(j, object, turning[k % 2], 0, 1.0001f, &turns);
+    }
+    if (status != TT_OK) return status;
+    r->size = (int)((float)c->head_size * turns);
+    if (at < 0) return TT_OK;
+    status = tt__json_read_string(j, at, "type", false, &type);
+    if (status == TT_OK) status = tt__json_read_string(j, at, "rope_type", false, &type);
+    if (status != TT_OK || strcmp(type, "default") == 0) return status;
+    static const struct { const char *type; tt_rotary_scaling scaling; const char *low, *high; } all[] = {
+        {"linear", TT_ROTARY_LINEAR, NULL, NULL},
+        {"llama3", TT_ROTARY_LLAMA3, "low_freq_factor", "high_freq_factor"},
+        {"yarn", TT_ROTARY_YARN, "beta_slow", "beta_fast"}};
+    for (int k = 0; k < TT__COUNT(all); k++) {
+        if (strcmp(type, all[k].type) != 0) continue;
+        original = (float)c->max_positions;
+        r->scaling = all[k].scaling;
+        status = tt__json_read_float(j, at, "factor", 1, INFINITY, &r->factor);
+        if (status == TT_OK)
+            status = tt__json_read_float(j, at, "original_max_position_embeddings", 1, 1e9f, &original);
+        r->original = (int)original;
+        if (status == TT_OK && all[k].low)
+            status = tt__json_read_float(j, at, all[k].low, 0, INFINITY, &r->low);
+        if (status == TT_OK && all[k].low)
+            status = tt__json_read_float(j, at, all[k].high, 0, INFINITY, &r->high);
+        if (status == TT_OK && r->scaling == TT_ROTARY_YARN)
+            status = tt__json_read_float(j, at, "attention_factor", 0, INFINITY, &r->magnitude);
+        break;
+    }
+    static const char *const unknown[] = {"mscale", "mscale_all_dim", "truncate"};
+    for (int k = 0; k < TT__COUNT(unknown) && status == TT_OK; k++) {
+        const int node = tt__json_get(j, at, unknown[k]);
+        if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL && j->nodes[node].kind != TT__JSON_TRUE)
+            return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s of %s is not supported", j->path,
+                            unknown[k], a->name);
+    }
+    if (status == TT_OK && r->scaling == TT_ROTARY_PLAIN)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type is '%s'; there are default, linear, "
+                        "llama3, yarn", j->path, type);
+    return status;
+}
+
+/* What the rows of Falcon's config do not say. */
+static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
+{
+    bool wide = false, one = true; /* new_decoder_architecture; multi_query */
+    int64_t key_heads = c->heads, norms = 0;
+    tt_status status = tt__json_read_bool(j, 0, "new_decoder_architecture", &wide);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "multi_query", &one);
+    if (status == TT_OK)
+        status = tt__json_read_int(j, 0, "num_kv_heads", false, 1, INT32_MAX / 4, &key_heads);
+    if (status == TT_OK) status = tt__json_read_int(j, 0, "num_ln_in_parallel_attn", false, 1, 2, &norms);
+    if (status == TT_OK) status = tt__lm_refuse(j, "alibi", false);
+    if (status == TT_OK && wide) status = tt__lm_refuse(j, "parallel_attn", true);
+    c->key_heads = wide ? (int)key_heads : one ? 1 : c->heads;
+    c->two_norms = wide && norms != 1;
+    return status;
+}
+
+static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt__architecture **a)
+{
+    const char *kind = NULL;
+    bool windows = true;
+    int64_t window = 0;
+    tt_status status = tt__json_read_string(j, 0, "model_type", true, &kind);
+    if (status != TT_OK) return status;
+    *a = tt__lm_kind(kind);
+    if (!*a)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads gpt2, "
+                        "llama, mistral, qwen2, gpt_neox and falcon", j->path, kind);
+    *c = tt_lm_config_default(kind);
+    if (!tt__lm_is(c, "mistral")) c->key_heads = 0;
+    c->intermediate_size = tt__lm_gated(c) || tt__lm_is(c, "gpt_neox") ? c->intermediate_size : 0;
+    c->attention_bias = tt__lm_is(c, "gpt_neox") || tt__lm_is(c, "gpt2");
+    /* names of older versions, which the rows' replace */
+    if (tt__lm_is(c, "falcon")) {
+        int64_t layers = c->layers, heads = c->heads;
+        status = tt__json_read_int(j, 0, "n_layer", false, 1, INT32_MAX / 4, &layers);
+        if (status == TT_OK) status = tt__json_read_int(j, 0, "n_head", false, 1, INT32_MAX / 4, &heads);
+        c->layers = (int)layers;
+        c->heads = (int)heads;
+    }
+    if (status == TT_OK) status = tt__config_read(j, *a, 0, c);
+    if (status != TT_OK) return status;
+    if (!c->key_heads) c->key_heads = c->heads;
+    if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
+    if (!tt__lm_complete(j->ctx, c)) return j->ctx->status;
+    if (tt__lm_is(c, "falcon")) status = tt__lm_read_falcon(j, c);
+    if (tt__lm_is(c, "qwen2")) { /* always biases of q, k and v, none of the output */
+        windows = c->attention_bias = false;
+        status = tt__json_read_bool(j, 0, "use_sliding_window", &windows);
+    }
+    if (status == TT_OK)
+        status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
+    c->window = windows && tt__lm_gated(c) && !tt__lm_is(c, "llama") ? (int)window : 0;
+    static const struct { const char *key; bool only; } refused[] = {
+        {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false},
+        {"add_cross_attention", false}, {"is_encoder_decoder", false}};
+    for (int k = 0; k < TT__COUNT(refused) && status == TT_OK; k++)
+        status = tt__lm_refuse(j, refused[k].key, refused[k].only);
+    if (status == TT_OK && !tt__lm_is(c, "gpt2")) status = tt__lm_read_rotary(j, *a, c);
+    return status;
+}
+
+static void tt__lm_check(tt__text *all, const void *config)
+{
+    const tt_lm_config *c = (const tt_lm_config *)config;
+    const bool fused = tt__lm_is(c, "gpt2") || tt__lm_is(c, "gpt_neox");
+    if (c->key_heads < 1) tt__print(all, "; key_heads is %d", c->key_heads);
+    else if (c->heads % c->key_heads)
+        tt__print(all, "; %d heads are not a multiple of %d key heads", c->heads, c->key_heads);
+    if (fused && c->key_heads != c->heads) tt__print(all, "; %s has as many key heads as heads", c->kind);
+    if (c->head_size < 1)
+        tt__print(all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
+    else if (!tt__lm_gated(c) && (int64_t)c->head_size * c->heads != c->hidden_size)
+        tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
+    if (c->head_size > 1 << 16)
+        tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
+    if (!tt__lm_is(c, "gpt2") && (c->rotary.size < 0 || c->rotary.size > c->head_size || c->rotary.size % 2))
+        tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
+    if (c->window < 0) tt__print(all, "; window is %d", c->window);
+    if (c->two_norms && !c->parallel) tt__print(all, "; two_norms without parallel");
+    if (tt__lm_is(c, "falcon") && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
+        tt__print(all, "; falcon with %d key heads is parallel", c->key_heads);
+}
+
+/* The members of config.json that are no rows of the config. */
+static void tt__lm_print(tt__text *json, const void *self, const void *config)
+{
+    static const char *const types[] = {"default", "linear", "llama3", "yarn"};
+    const tt_lm_config *c = (const tt_lm_config *)config;
+    const tt_rotary_options *r = &c->rotary;
+    const char *kept = ((const tt_lm *)self)->kept;
+    const float turns = (float)(r->size ? r->size : c->head_size) / (float)c->head_size;
+    char a[32], b[32];
+    if (kept) tt__print(json, "%s", kept);
+    if (tt__lm_is(c, "falcon")) {
+        const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
+        tt__print(json, "  \"alibi\": false,\n  \"new_decoder_architecture\": %s,\n  \"multi_query\": %s,\n"
+                  "  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n", wide ? "true" : "false",
+                  c->key_heads == 1 ? "true" : "false", c->key_heads,
+                  !wide ? "null" : c->two_norms ? "2" : "1");
+    }
+    if (tt__lm_is(c, "qwen2"))
+        tt__print(json, "  \"use_sliding_window\": %s,\n", c->window ? "true" : "false");
+    if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
+    else if (tt__lm_gated(c)) tt__print(json, "  \"sliding_window\": null,\n");
+    if (tt__lm_is(c, "gpt2")) return;
+    /* transformers 5 reads rope_parameters, older versions the others */
+    if (tt__lm_is(c, "gpt_neox"))
+        tt__print(json, "  \"rotary_emb_base\": %s,\n  \"rotary_pct\": %s,\n", tt__json_float(r->base, a),
+                  tt__json_float(turns, b));
+    tt__print(json, "  \"rope_theta\": %s,\n", tt__json_float(r->base, a));
+    for (int k = 0; k < 2; k++) {
+        if (k == 0 && r->scaling == TT_ROTARY_PLAIN) continue;
+        tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
+                  k ? "rope_parameters" : "rope_scaling", types[r->scaling], tt__json_float(r->base, a),
+                  tt__json_float(turns, b));
+        if (r->scaling != TT_ROTARY_PLAIN)
+            tt__print(json, ", \"factor\": %s", tt__json_float(r->factor, a));
+        if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
+            const bool llama = r->scaling == TT_ROTARY_LLAMA3, usual = r->low == 0 && r->high == 0;
+            tt__print(json, ", \"original_max_position_embeddings\": %d, \"%s\": %s, \"%s\": %s", r->original,
+                      llama ? "low_freq_factor" : "beta_slow", tt__json_float(usual ? 1 : r->low, a),
+                      llama ? "high_freq_factor" : "beta_fast",
+                      tt__json_float(usual ? (llama ? 4 : 32) : r->high, b));
+        }
+        if (r->scaling == TT_ROTARY_YARN && r->magnitude > 0)
+            tt__print(json, ", \"attention_factor\": %s", tt__json_float(r->magnitude, a));
+        tt__print(json, "},\n");
+    }
+}
+
+/* --------------------------------------------------------------- making, loading, saving a language model */
+
+tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
+{
+    tt_lm_config c = *config;
+    memset(m, 0, sizeof *m);
+    const tt__architecture *a = tt__lm_complete(ctx, &c);
+    tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
+    if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
+    return status;
+}
+
+void tt_lm_free(tt_lm *m)
+{
+    if (!m->ctx) return;
+    tt__free(m->ctx, m->kept);
+    tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
+}
+
+/* The files of a checkpoint, opened; each named once by an index. */
+typedef struct tt__shards {
+    tt_safetensors **file;
+    int files;
+} tt__shards;
+
+static void tt__shards_close(tt_context *ctx, tt__shards *s)
+{
+    for (int k = 0; k < s->files; k++) tt_safetensors_close(s->file[k]);
+    tt__free(ctx, s->file);
+}
+
+/* Opens the files that weight_map of model.safetensors.index.json names. */
+static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__shards *s)
+{
+    char path[TT__PATH];
+    tt__json j;
+    memset(&j, 0, sizeof j);
+    tt_status status = tt__path_join(ctx, path, folder, "model.safetensors.index.json");
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
+    if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no \"weight_map\", which says what file has what "
+                          "tensor", path);
+    const int n = status == TT_OK ? j.nodes[map].count : 0;
+    const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
+    if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
+    if (status == TT_OK && (!name || !s->file)) status = TT_ERR_MEMORY;
+    int named = 0;
+    for (int k = 0, at = map + 1; k < n && status == TT_OK; k++, at = j.nodes[at].after) {
+        const char *file = tt__json_text(&j, at);
+        bool known = false;
+        for (int i = named - 1; i >= 0 && file && !known; i--) known = strcmp(name[i], file) == 0;
+        if (known) continue;
+        if (!file || !*file || strpbrk(file, "/\\:") || *file == '.')
+            status = tt__json_wrong(&j, j.pool + j.nodes[at].key, at, file,
+                                    "the name of a file in this folder");
+        else name[named++] = file;
+    }
+    for (int k = 0; k < named && status == TT_OK; k++) {
+        status = tt__path_join(ctx, path, folder, name[k]);
+        if (status == TT_OK && !(s->file[s->files] = tt_safetensors_open(ctx, path))) status = ctx->status;
+        if (status == TT_OK) s->files++;
+    }
+    tt__free(ctx, (void *)(uintptr_t)name);
+    tt__json_free(&j);
+    return status;
+}
+
+static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
+{
+    char path[TT__PATH];
+    bool one = false, index = false;
+    tt_status status = tt__folder_has(ctx, folder, "model.safetensors", &one);
+    if (status == TT_OK && !one) status = tt__folder_has(ctx, folder, "model.safetensors.index.json", &index);
+    if (status != TT_OK) return status;
+    if (index) return tt__shards_of_index(ctx, folder, s);
+    status = tt__path_join(ctx, path, folder, "model.safetensors");
+    s->file = status == TT_OK ? (tt_safetensors **)tt__alloc(ctx, sizeof *s->file) : NULL;
+    if (status == TT_OK && !s->file) return TT_ERR_MEMORY;
+    if (status == TT_OK && !(s->file[0] = tt_safetensors_open(ctx, path))) status = ctx->status;
+    if (status == TT_OK) s->files = 1;
+    return status;
+}
+
+tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
+{
+    char path[TT__PATH], *kept = NULL;
+    tt__json j;
+    tt_lm_config config;
+    tt__shards s = {NULL, 0};
+    const tt__architecture *a = NULL;
+    memset(m, 0, sizeof *m);
+    memset(&j, 0, sizeof j);
+    tt_status status = tt__path_join(ctx, path, folder, "config.json");
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    if (status == TT_OK) status = tt__lm_read_config(&j, &config, &a);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
+    if (status == TT_OK) status = tt__lm_keep(&j, a, &kept);
+    if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
+    if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
+    if (status == TT_OK) m->kept = kept;
+    else tt__free(ctx, kept);
+    tt__json_free(&j);
+    tt__shards_close(ctx, &s);
+    return status;
+}
+
+tt_status tt_lm_save(const tt_lm *m, const char *folder)
+{
+    tt_lm_config config = m->config;
+    config.activation = m->activation;
+    const tt__architecture *a = tt__lm_complete(m->ctx, &config);
+    return a ? tt__model_save(m->ctx, a, m, &config, 0, 0, m->shard_bytes, folder) : m->ctx->status;
+}
+
+/* -------------------------------------------------------------------------------- a language model's tape */
+
+tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
+{
+    tt_inputs in;
+    memset(&in, 0, sizeof in);
+    int64_t rows = tt_axis(t, "tokens", o->max_tokens), seqs = tt_axis(t, "sequences", o->max_seqs);
+    in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    in.seq_start = tt_seq_start(t, "seq_start", seqs);
+    in.targets = tt_input(t, "targets", TT_I32, rows, 1);
+    return in;
+}
+
+/* Attention of layer k. h: its normed input (rows, hidden) -> (rows, heads * head_size) */
+static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, int k, tt_value h)
+{
+    const tt_lm_config *c = &m->config;
+    const tt_lm_layer *l = &m->layer[k];
+    const int64_t queries = (int64_t)c->heads * c->head_size, keys = (int64_t)c->key_heads * c->head_size;
+    tt_value q, key, v;
+    if (l->qkv_w) {
+        tt_value all = tt_linear(t, h, l->qkv_w, l->qkv_b);
+        q = tt_slice(t, all, 0, queries);
+        key = tt_slice(t, all, queries, keys);
+        v = tt_slice(t, all, queries + keys, keys);
+    } else {
+        q = tt_linear(t, h, l->q_w, l->q_b);
+        key = tt_linear(t, h, l->k_w, l->k_b);
+        v = tt_linear(t, h, l->v_w, l->v_b);
+    }
+    if (!m->position) {
+        tt_rotary_options r = c->rotary;
+        r.heads = c->heads;
+        q = tt_rotary(t, q, in->positions, &r);
+        r.heads = c->key_heads;
+        key = tt_rotary(t, key, in->positions, &r);
+    }
+    tt_attention_options o = tt_attention_options_default(c->heads);
+    o.causal = true;
+    o.dropout = c->attention_dropout;
+    return tt_attention(t, q, key, v, in->seq_start, &o);
+}
+
+/* LayerNorm, or RMSNorm where there is no bias. */
+static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
+{
+    return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
+}
+
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
+{
+    const tt_lm_config *c = &m->config;
+    tt_value x = tt_embedding(t, in->ids, m->word);
+    if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
+    x = tt_dropout(t, x, c->embedding_dropout);
+    tt_name(t, x, "embeddings");
+    for (int k = 0; k < c->layers; k++) {
+        const tt_lm_layer *l = &m->layer[k];
+        tt_value h = tt__lm_norm(m, t, x, l->attention_norm_w, l->attention_norm_b);
+        tt_value o = tt__lm_attend(m, t, in, k, h);
+        tt_name(t, o, "layer.%d.attention", k);
+        o = tt_dropout(t, tt_linear(t, o, l->attention_w, l->attention_b), c->dropout);
+        tt_value sum = tt_add(t, o, x);
+        if (l->mlp_norm_w) h = tt__lm_norm(m, t, c->parallel ? x : sum, l->mlp_norm_w, l->mlp_norm_b);
+        tt_value up = tt_linear(t, h, l->up_w, l->up_b); /* (rows, intermediate) */
+        if (l->gate_w) {
+            tt_value gate = tt_linear(t, h, l->gate_w, l->gate_b);
+            h = tt_mul(t, tt__activation_of(m->activation)(t, gate), up);
+        } else {
+            h = tt__activation_of(m->activation)(t, up);
+        }
+        tt_name(t, h, "layer.%d.intermediate", k);
+        x = tt_add(t, tt_dropout(t, tt_linear(t, h, l->down_w, l->down_b), c->dropout), sum);
+        tt_block_end(t, x);
+        tt_name(t, x, "layer.%d", k);
+    }
+    return tt__lm_norm(m, t, x, m->norm_w, m->norm_b);
+}
+
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in)
+{
+    tt_value logits = tt_linear(t, tt_lm_hidden(m, t, in), m->head ? m->head : m->word, NULL);
+    tt_name(t, logits, "logits");
+    return logits;
+}
+
+static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
+{
+    tt_cross_entropy_options c = tt_cross_entropy_options_default();
+    tt_inputs in = tt_lm_inputs(t, o);
+    c.label_smoothing = o->label_smoothing;
+    *output = tt_lm_logits((const tt_lm *)self, t, &in);
+    tt_value loss = tt_cross_entropy(t, *output, in.targets, &c);
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
+tt_model tt_lm_model(const tt_lm *m)
+{
+    const tt_lm_config *c = &m->config;
+    const int length = c->window && c->window < c->max_positions ? c->window : c->max_positions;
+    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", length, false};
+    return model;
 }
 
 /* ===========================================================================================================
