@@ -402,6 +402,11 @@ typedef struct tt_attention_options {
     bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
     float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
     float dropout; /* of the attention weights, in training. Default 0 */
+    int window;    /* a row sees itself and the window - 1 rows before it and, unless causal, after it; time
+                      goes with rows * window (Beltagy et al., "Longformer", 2020). Default 0: no window */
+    float alibi;   /* scores fall by alibi * slope of the head * distance of the rows (Press et al., "Train
+                      short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
+                      1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -1486,6 +1491,9 @@ typedef enum tt__act {
     X(int, heads)         /* ATTENTION, ROTARY */ \
     X(int, key_heads)     /* ATTENTION */ \
     X(bool, causal)       /* ATTENTION */ \
+    X(int, window)        /* ATTENTION; 0: none */ \
+    X(float, alibi)       /* ATTENTION */ \
+    X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(float, scale)       /* SCALE, ATTENTION; value of FILL; ROTARY: -1 turns back */ \
@@ -1802,6 +1810,15 @@ static inline tt__attention_operands tt__attention_of(bool backward)
 {
     const tt__attention_operands of_forward = {0, 3, 4, false}, of_backward = {1, 4, 7, true};
     return backward ? of_backward : of_forward;
+}
+
+/* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
+   another number, the heads after the largest power of two n have each second slope of 2 n heads. */
+static inline double tt__alibi_exponent(int head, int heads)
+{
+    int n = 1;
+    while (2 * n <= heads) n *= 2;
+    return head < n ? -8.0 * (head + 1) / n : -4.0 * (2 * (head - n) + 1) / n;
 }
 
 /* ------------------------------------------------------------------------------------- a backend's functions
@@ -4637,6 +4654,11 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
                 return tt__tape_fail(t, TT_ERR_SHAPE, "attention: '%s' and '%s' are slices that overlap: "
                                      "take the same columns, or columns apart", a->name, b->name);
         }
+    if (i->attr.window < 0)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: window %d must be at least 1, or 0 for none",
+                             i->attr.window);
+    if (!isfinite(i->attr.alibi))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi %g must be finite", i->attr.alibi);
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
     return tt__rate_in(t, i);
@@ -4649,6 +4671,9 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
     i.attr.heads = o->heads;
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
+    i.attr.window = o->window;
+    i.attr.alibi = o->alibi;
+    if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     /* As many as k has, if that can be; else the shape rule tells what it expects. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
@@ -4678,20 +4703,39 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
+/* How many keys of a sequence of `length` row `row` of it sees. */
+static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
+{
+    const int64_t most = attr->window ? attr->window - 1 : length;
+    return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
+}
+
+/* ... and all its rows. Without a window, causal rows count for half of the square, as everybody counts. */
+static double tt__attention_pairs(const tt__attr *attr, double length)
+{
+    const double unseen = length - attr->window; /* by the last row */
+    if (!attr->window || unseen <= 0) return length * length * (attr->causal ? 0.5 : 1.0);
+    return attr->causal ? length * (length + 1) / 2 - unseen * (unseen + 1) / 2
+                        : length * length - unseen * (unseen + 1);
+}
+
 /* Two products forward, four backward, of each query and key. At capacity sequences have equal lengths. */
 static double tt__flops_of_attention(const tt__instr *i, const tt__mat *in)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     const tt__mat *q = &in[at.q], *k = q + 1;
     const int32_t *start = (const int32_t *)in[at.starts].data, *row = (const int32_t *)in[at.numbers].data;
-    int64_t seqs = in[at.starts].rows - 1;
-    double pairs = start ? 0 : (double)q->rows * (double)k->rows / (double)tt__max(1, seqs);
+    const tt__attr *attr = &i->attr;
+    const int64_t seqs = in[at.starts].rows - 1;
+    const double length = (double)k->rows / (double)tt__max(1, seqs); /* at capacity */
+    const double part = length > 0 ? tt__attention_pairs(attr, length) / (length * length) : 0;
+    double pairs = start ? 0 : (double)q->rows * (double)k->rows / (double)tt__max(1, seqs) * part;
     for (int64_t r = 0; start && r < (row ? q->rows : seqs); r++) {
-        int64_t s = row ? tt__sequence_of(start, seqs, row[r]) : r, length = start[s + 1] - start[s];
-        if (!row) pairs += (double)length * (double)length;
-        else pairs += i->attr.causal ? 2.0 * (row[r] - start[s] + 1) : (double)length; /* halved below */
+        int64_t s = row ? tt__sequence_of(start, seqs, row[r]) : r, rows = start[s + 1] - start[s];
+        pairs += row ? tt__attention_seen(attr, row[r] - start[s], rows)
+                     : tt__attention_pairs(attr, (double)rows);
     }
-    return (at.backward ? 8.0 : 4.0) * pairs * (double)q->cols * (i->attr.causal ? 0.5 : 1.0);
+    return (at.backward ? 8.0 : 4.0) * pairs * (double)q->cols;
 }
 
 static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *i)
@@ -5833,7 +5877,8 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     tt__shape shape[TT__MAX_OUT];
     if (!by_row || i.out[0] != v || (numbers && i.in[numbers])) return TT_OK;
     bool most = 2 * t->values[index].shape.rows > t->values[v].shape.rows;
-    if (i.attr.causal && most) return TT_OK; /* keys that no query sees are left out of whole rows only */
+    /* Keys that no query sees are left out of whole rows only. */
+    if ((i.attr.causal || i.attr.window) && most) return TT_OK;
     i.out[0] = t->code[k].out[0];
     tt__value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
@@ -9396,6 +9441,8 @@ typedef struct tt__attention_args {
     int heads, first_head, group; /* group: heads of q that a key serves                                  */
     int64_t head_size;
     bool causal; float scale; float dropout; uint64_t dropout_key;
+    int64_t window;               /* 0: none                                                             */
+    float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
     tt__mat q, k, v, out;
     float *lse;
     tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
@@ -9485,6 +9532,23 @@ static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args
     tt__attention_sequence x = {a->seq_start[s], a->seq_start[s + 1] - a->seq_start[s], a->query_start[s],
                                 a->query_start[s + 1] - a->query_start[s], a->causal && !a->query_row};
     return x;
+}
+
+/* The keys of sequence x that any of its n queries from number `query` on sees: [*from, result). Without a
+   window those of listed queries are all. */
+static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
+                                  int64_t n, int64_t *from)
+{
+    int64_t low = query, high = query + n - 1; /* rows of the sequence */
+    *from = 0;
+    if (!a->window) return x->diagonal ? query + n : x->length;
+    for (int64_t i = 0; a->query_row && i < n; i++) {
+        const int64_t row = a->query_row[x->first + query + i] - x->begin;
+        low = i ? tt__min(low, row) : row;
+        high = i ? tt__max(high, row) : row;
+    }
+    *from = tt__max(0, low - a->window + 1);
+    return tt__min(x->length, (a->causal ? high : high + a->window - 1) + 1);
 }
 
 static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or queries of a sequence */
@@ -11448,10 +11512,11 @@ TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu
 }
 
 /* Some keys of a sequence and some queries, of a head of d columns: query i sees the keys that are <= i +
-   diagonal. Products of bf16 are computed `by` one of the ways. */
+   diagonal, and none sees the first `skip`, a multiple of 32. Products of bf16 are computed `by` one of the
+   ways. */
 typedef struct TT__K(attention_block) {
     tt__bf16 by;
-    int64_t keys, queries, d, diagonal;
+    int64_t skip, keys, queries, d, diagonal;
     const tt__attention_buffers *b;
 } TT__K(attention_block);
 
@@ -11546,11 +11611,12 @@ TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x
         for (int64_t i = 0; i < x->keys && part; i++) TT__K(attention_rest)(tile + i * TT__ATTENTION_TILE, n);
         TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, x->keys, x->queries);
         for (int64_t j = 0; j < n; j += 32) {
-            int64_t seen = tt__max(0, tt__min(whole, tt__ceil_div(j + 32 + x->diagonal, 32) * 32));
+            const int64_t skip = x->skip / 2,
+                          seen = tt__min(whole, tt__ceil_div(j + 32 + x->diagonal, 32) * 32) / 2;
             for (int64_t i = 0; i < m; i += 32) {
                 float *to = c + i * n + j;
-                tt__product p = {seen / 2, x->b->summed + i * y_row, y_row, 16, b + j, n, to, n,
-                                 part ? to : NULL, n, 1.0f};
+                tt__product p = {tt__max(0, seen - skip), x->b->summed + i * y_row + skip, y_row, 16,
+                                 b + skip * n + j, n, to, n, part ? to : NULL, n, 1.0f};
                 TT__K(tiles_micro)(m - i, n - j, &p);
             }
         }
@@ -11632,10 +11698,11 @@ TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale
     const tt__product p = {0, x, row, by_tiles ? 16 : 1, yt, step, tile, step, NULL, 0, scale};
     for (int64_t j = 0; j < cols; j += kernel.cols) {
         int64_t seen = tt__min(rows, tt__min(j + kernel.cols, cols) + s->diagonal);
-        for (int64_t i = 0; i < seen; i += kernel.rows)
+        for (int64_t i = s->skip; i < seen; i += kernel.rows)
             TT__K(attention_multiply)(&kernel, &p, i, seen, j, cols, 0, s->d);
     }
-    for (int64_t i = 0; i < s->keys && by_tiles; i++, tile += step)
+    tile += s->skip * step;
+    for (int64_t i = s->skip; i < s->keys && by_tiles; i++, tile += step)
         for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
 }
 
@@ -11659,7 +11726,7 @@ TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const floa
         rows = tt__attention_padded(rows);
     }
     for (int64_t j = 0; j < cols; j += kernel.cols)
-        for (int64_t i = 0; i < rows; i += kernel.rows)
+        for (int64_t i = s->skip; i < rows; i += kernel.rows)
             TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
 }
 
@@ -11690,7 +11757,8 @@ TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool tw
     for (int64_t j = 0; j < cols; j += kernel.cols)
         for (int64_t i = 0; i < s->queries; i += kernel.rows) {
             int64_t seen = tt__min(s->keys, tt__min(i + kernel.rows, s->queries) + s->diagonal);
-            if (seen > 0) TT__K(attention_multiply)(&kernel, &p, i, s->queries, j, cols, 0, seen);
+            if (seen > s->skip)
+                TT__K(attention_multiply)(&kernel, &p, i, s->queries, j, cols, s->skip, seen);
         }
 }
 
@@ -11793,8 +11861,10 @@ typedef struct TT__K(attention_task) {
 
 /* What the lanes of one vector of queries have in common. */
 typedef struct TT__K(attention_lanes) {
-    tt__vi last;          /* the last key of the block that each lane sees              */
-    int64_t full, seen;   /* keys of the block that all lanes see, that any lane sees  */
+    tt__vi first, last;   /* the first and the last key of the block that each lane sees */
+    int64_t skip;         /* no lane sees these                                        */
+    int64_t from, seen;   /* any lane sees keys of [from, seen), from a multiple of 8  */
+    int64_t whole, full;  /* all lanes see [whole, full) */
     tt__vu row;           /* the row of the batch                                      */
     int64_t first_key;    /* of the block                                              */
     int32_t head, drop;
@@ -11803,21 +11873,34 @@ typedef struct TT__K(attention_lanes) {
 
 /* query: of the first lane, in the sequence */
 TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
-                                                            int64_t keys, int64_t query)
+                                                            const TT__K(attention_block) *s, int64_t query)
 {
     const tt__attention_args *a = t->a;
+    const int64_t keys = s->keys;
     TT__K(attention_lanes) l;
     l.full = keys;
-    l.seen = 0;
+    l.seen = l.whole = 0;
+    l.from = a->window ? keys : 0;
+    l.skip = s->skip;
+    l.first = (tt__vi)TT__K(splat_u)(0);
     for (int i = 0; i < TT__LANES; i++) {
         int64_t row = t->x.begin + query + i;
         if (a->query_row) row = a->query_row[t->x.first + tt__min(query + i, t->x.queries - 1)];
         int64_t last = a->causal ? tt__max(-1, tt__min(keys, row - t->x.begin - first_key)) : keys;
-        l.last[i] = (int32_t)last;
         l.row[i] = (uint32_t)row;
+        if (a->window) {
+            const int64_t at = row - t->x.begin - first_key;
+            const int64_t first = tt__max(0, tt__min(keys, at - a->window + 1));
+            if (!a->causal) last = tt__max(-1, tt__min(keys, at + a->window - 1));
+            l.first[i] = (int32_t)first;
+            l.from = tt__min(l.from, first);
+            l.whole = tt__max(l.whole, first);
+        }
+        l.last[i] = (int32_t)last;
         l.full = tt__min(l.full, last + 1);
         l.seen = tt__max(l.seen, tt__min(keys, last + 1));
     }
+    l.from = tt__max(l.skip, l.from & ~(int64_t)7);
     l.first_key = first_key;
     l.head = a->first_head + t->head;
     l.drop = TT__DROP_THRESHOLD(a->dropout);
@@ -11841,6 +11924,31 @@ TT__INLINE tt__vi TT__K(attention_keep)(const tt__vu bits[4], int i, int32_t dro
     return (tt__vi)number >= drop;
 }
 
+/* All bits set in the lanes that see key r. */
+TT__INLINE tt__vi TT__K(attention_sees)(const TT__K(attention_lanes) *l, int64_t r)
+{
+    return (l->last >= (int32_t)r) & (l->first <= (int32_t)r);
+}
+
+/* x, or `other` in the lanes that do not see key r. */
+TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t r, tt__vf x, tt__vf other)
+{
+    const tt__vi visible = TT__K(attention_sees)(l, r);
+    return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
+}
+
+/* Takes from the scores of one vector of queries (tile: its column) slope * the distance of query and key.
+   begin: the first row of the sequence. */
+TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin, float slope,
+                                       float *tile)
+{
+    const tt__vf at = __builtin_convertvector((tt__vi)(l->row - (uint32_t)(begin + l->first_key)), tt__vf);
+    for (int64_t r = l->from; r < l->seen; r++) {
+        const tt__vf ahead = at - (float)r, x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        TT__K(store)(tile + r * TT__ATTENTION_TILE, x - TT__K(max)(ahead, -ahead) * slope);
+    }
+}
+
 /* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum.
    Returns what earlier sums of weights must be multiplied with. */
 TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
@@ -11848,22 +11956,26 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
 {
     const tt__vf lowest = TT__K(splat)(-FLT_MAX);
     tt__vf old = TT__K(load)(most), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
-    int64_t r = 0;
+    int64_t r = l->from;
+    for (; r < tt__min(l->whole, l->seen); r++) {
+        tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        m0 = TT__K(max)(m0, TT__K(attention_visible)(l, r, x, lowest));
+    }
     for (; r + 2 <= l->full; r += 2) {
         m0 = TT__K(max)(m0, TT__K(load)(tile + r * TT__ATTENTION_TILE));
         m1 = TT__K(max)(m1, TT__K(load)(tile + (r + 1) * TT__ATTENTION_TILE));
     }
     for (; r < l->seen; r++) {
-        tt__vi visible = l->last >= (int32_t)r;
         tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
-        m0 = TT__K(max)(m0, (tt__vf)(((tt__vi)x & visible) | ((tt__vi)lowest & ~visible)));
+        m0 = TT__K(max)(m0, TT__K(attention_visible)(l, r, x, lowest));
     }
     m0 = TT__K(max)(m0, m1);
-    for (r = 0; r < l->seen; r += 8) {
+    for (r = l->skip; r < l->from; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
+    for (r = l->from; r < l->seen; r += 8) {
         tt__vu bits[4];
         float *t = tile + r * TT__ATTENTION_TILE;
         if (dropout) TT__K(attention_random)(l, r, bits);
-        if (r + 8 <= l->full) {
+        if (r >= l->whole && r + 8 <= l->full) {
             TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
                 if (i & 1) total1 += p;
@@ -11874,7 +11986,7 @@ TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(atten
         } else {
             for (int i = 0; i < 8 && r + i < l->seen; i++) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
-                p = TT__K(attention_and)(p, l->last >= (int32_t)(r + i));
+                p = TT__K(attention_and)(p, TT__K(attention_sees)(l, r + i));
                 total0 += p;
                 if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
                 TT__K(store)(t + i * TT__ATTENTION_TILE, p);
@@ -11894,11 +12006,15 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
                                                   const float *lse, const float *delta)
 {
     tt__vf log_sum = TT__K(load)(lse), dl = TT__K(load)(delta);
-    for (int64_t r = 0; r < l->seen; r += 8) {
+    for (int64_t r = l->skip; r < l->from; r++) {
+        TT__K(store)(weights + r * TT__ATTENTION_TILE, TT__K(zero)());
+        TT__K(store)(dscores + r * TT__ATTENTION_TILE, TT__K(zero)());
+    }
+    for (int64_t r = l->from; r < l->seen; r += 8) {
         tt__vu bits[4];
         float *w = weights + r * TT__ATTENTION_TILE, *ds = dscores + r * TT__ATTENTION_TILE;
         if (dropout) TT__K(attention_random)(l, r, bits);
-        if (r + 8 <= l->full) {
+        if (r >= l->whole && r + 8 <= l->full) {
             TT__EACH(i, 8) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
@@ -11914,7 +12030,7 @@ TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__
             for (int i = 0; i < 8 && r + i < l->seen; i++) {
                 tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
                 tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
-                tt__vi visible = l->last >= (int32_t)(r + i), keep = visible;
+                tt__vi visible = TT__K(attention_sees)(l, r + i), keep = visible;
                 if (dropout) keep &= TT__K(attention_keep)(bits, i, l->drop);
                 dp = TT__K(attention_and)(dp, keep);
                 TT__K(store)(ds + i * TT__ATTENTION_TILE, TT__K(attention_and)(p * (dp - dl), visible));
@@ -11974,26 +12090,49 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
-/* One block of queries against one block of keys. key, query: the first of them, in the sequence. */
-TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys,
-                                          int64_t query, int64_t n, const float *qt, float *out, float *most,
-                                          float *sum)
+/* The part of a block of keys that some of n queries see; `keys` <= `skip`: there is none. key, query: the
+   first of them, in the sequence. */
+TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
+                                                            int64_t keys, int64_t query, int64_t n)
+{
+    const int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
+    int64_t from, end = tt__attention_keys(t->a, &t->x, query, n, &from);
+    TT__K(attention_block) s = {t->a->bf16, tt__max(0, from - key) & ~(int64_t)31, tt__min(keys, end - key),
+                                n, t->a->head_size, diagonal, &t->b};
+    return s;
+}
+
+/* In units of log 2; 0 without ALiBi. */
+TT__INLINE float TT__K(attention_slope)(const TT__K(attention_task) *t)
+{
+    const tt__attention_args *a = t->a;
+    const int head = a->first_head + t->head;
+    if (!a->alibi_heads) return 0;
+    return a->alibi * 1.44269504088896341f * exp2f((float)tt__alibi_exponent(head, a->alibi_heads));
+}
+
+/* One block of queries against one block of keys. key, query: the first of them, in the sequence. first: out
+   is not yet there. */
+TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
+                                          int64_t keys, int64_t query, int64_t n, const float *qt, float *out,
+                                          float *most, float *sum)
 {
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
     const int64_t d = a->head_size, stride = tt__attention_stride(d);
-    const int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
-    TT__K(attention_block) s = {a->bf16, tt__min(keys, n + diagonal), n, d, diagonal, b};
+    const float slope = TT__K(attention_slope)(t);
+    TT__K(attention_block) s = TT__K(attention_block_of)(t, key, keys, query, n);
     float correction[TT__ATTENTION_QUERIES];
-    if (s.keys <= 0) return;
+    if (s.keys <= s.skip) return;
     TT__K(attention_scores)(&s, t->call->query_scale, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, s.keys, query + i);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
+        if (slope != 0) TT__K(attention_alibi)(&l, t->x.begin, slope, b->weights + i);
         tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, most + i, sum + i)
                           : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, most + i, sum + i);
         TT__K(store)(correction + i, c);
     }
-    for (int64_t i = 0; key > 0 && i < n; i++) {
+    for (int64_t i = 0; !first && i < n; i++) {
         float *row = out + i * stride;
         for (int64_t j = 0; j < d && correction[i] != 1.0f; j += TT__LANES)
             TT__K(store)(row + j, TT__K(load)(row + j) * correction[i]);
@@ -12001,7 +12140,7 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, int64_
     /* The weights are not rounded here: dout * out of rounded ones would not be what the backward's weights
        and their gradients sum to, and gradients of keys, which cancel out, would be half as wrong again. */
     if (s.by == TT__BF16_DOT) s.by = TT__BF16_CONVERT;
-    TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, key > 0);
+    TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
 
 TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
@@ -12012,13 +12151,14 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     const TT__K(attention_task) t = TT__K(attention_task_of)(call, task, s, false, thread);
     const tt__attention_buffers *b = &t.b;
     int64_t first = (group - tt__attention_first_group(a, s)) * TT__ATTENTION_GROUP;
-    int64_t queries = tt__min(TT__ATTENTION_GROUP, t.x.queries - first),
-            key_end = t.x.diagonal ? first + queries : t.x.length;
+    int64_t queries = tt__min(TT__ATTENTION_GROUP, t.x.queries - first), key_begin, key_end;
     int64_t d = a->head_size, column = t.head * d, stride = tt__attention_stride(d);
     int64_t qt_size = tt__attention_qt_rows(d) * TT__ATTENTION_TILE;
     if (queries <= 0) return;
+    key_end = tt__attention_keys(a, &t.x, first, queries, &key_begin);
+    key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
-    int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
+    int64_t key_block = tt__attention_block(key_end - key_begin, TT__ATTENTION_KEYS);
     const float q_scale = a->bf16 ? 1.0f : call->query_scale; /* of bf16, products are scaled */
     for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
         int64_t n = tt__min(query_block, queries - i);
@@ -12029,14 +12169,17 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         b->most[i] = -FLT_MAX;
         b->sum[i] = 0;
     }
+    /* With a window each block of queries begins with another key. */
+    if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
-    for (int64_t key = 0; key < key_end; key += key_block) {
+    for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         TT__K(attention_take_keys)(&t, t.x.begin + key, keys, false);
         for (int64_t i = 0, block = 0; i < queries; i += query_block, block++) {
             int64_t n = tt__min(query_block, queries - i);
-            TT__K(attention_forward_tile)(&t, key, keys, first + i, n, b->qt + block * qt_size,
-                                          b->out + i * stride, b->most + i, b->sum + i);
+            TT__K(attention_forward_tile)(&t, !a->window && key == 0, key, keys, first + i, n,
+                                          b->qt + block * qt_size, b->out + i * stride, b->most + i,
+                                          b->sum + i);
         }
     }
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
@@ -12080,9 +12223,9 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
     for (int64_t i = n; i < tt__attention_padded(n); i++) b->delta[i] = b->lse[i] = 0;
 }
 
-/* span: the first query of which b holds lse, delta and dq */
-TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64_t key, int64_t keys,
-                                           int64_t span, int64_t query, int64_t n)
+/* span: the first query of which b holds lse, delta and dq. first: dq is not yet there. */
+TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool first, int64_t key,
+                                           int64_t keys, int64_t span, int64_t query, int64_t n)
 {
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
@@ -12090,9 +12233,9 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64
     const float query_scale = t->call->query_scale, keep_scale = t->call->keep_scale;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), dq_stride = tt__attention_padded(d);
     const int64_t column = t->head * d, row = t->x.first + query;
-    const int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
-    const TT__K(attention_block) s = {a->bf16, tt__min(keys, n + diagonal), n, d, diagonal, b};
-    if (s.keys <= 0) return;
+    const float slope = TT__K(attention_slope)(t);
+    const TT__K(attention_block) s = TT__K(attention_block_of)(t, key, keys, query, n);
+    if (s.keys <= s.skip) return;
     TT__K(attention_pack)(&a->q, a->query_at, row, n, column, d, 1.0f, b->q, stride);
     TT__K(attention_pack)(&a->dout, a->query_at, row, n, column, d, half ? 1.0f : keep_scale, b->dout,
                           stride);
@@ -12101,7 +12244,8 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
     for (int64_t i = 0; i < n; i += TT__LANES) {
-        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, s.keys, query + i);
+        TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
+        if (slope != 0) TT__K(attention_alibi)(&l, t->x.begin, slope, b->weights + i);
         float *w = b->weights + i, *ds = b->dscores + i;
         const float *lse = b->lse + query - span + i, *delta = b->delta + query - span + i;
         if (l.drop) TT__K(attention_softmax_backward)(true, &l, s.keys, w, ds, lse, delta);
@@ -12116,7 +12260,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, int64
 #endif
     TT__K(attention_to_keys)(&s, b->weights, half ? b->dout_pairs : b->dout, b->dv);
     TT__K(attention_to_keys)(&s, b->dscores, half ? b->q_pairs : b->q, b->dk);
-    TT__K(attention_to_queries)(&s, false, b->dscores, half ? b->summed : b->k, dq, dq_stride, key > 0);
+    TT__K(attention_to_queries)(&s, false, b->dscores, half ? b->summed : b->k, dq, dq_stride, !first);
 }
 
 /* Where the gradients of a sequence's keys and values go: its first row, and the head's first column. */
@@ -12134,18 +12278,24 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, const
     const tt__attention_buffers *b = &t->b;
     const tt__attention_sequence *x = &t->x;
     int64_t d = a->head_size, column = t->head * d, stride = tt__attention_stride(d);
-    int64_t key_end = x->diagonal ? span + n : x->length;
+    int64_t key_end = x->diagonal ? span + n : x->length, seen_from, seen_end;
     int64_t query_block = tt__attention_block(tt__max(1, n), TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
     const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products take dout as it is */
+    const int64_t dq_stride = tt__attention_padded(d);
     TT__K(attention_backward_rows)(t, x->first + span, n);
+    seen_end = tt__attention_keys(a, x, span, n, &seen_from);
+    if (a->window) memset(b->dq, 0, (size_t)(n * dq_stride) * sizeof(float));
     for (int64_t key = 0; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
-        TT__K(attention_take_keys)(t, x->begin + key, keys, true);
+        const bool seen_now = key < seen_end && key + keys > seen_from;
+        if (a->window && span && !seen_now) continue; /* earlier spans wrote its gradients */
+        if (seen_now) TT__K(attention_take_keys)(t, x->begin + key, keys, true);
         memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
         memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
-        for (int64_t query = span; query < span + n; query += query_block)
-            TT__K(attention_backward_tile)(t, key, keys, span, query, tt__min(query_block, span + n - query));
+        for (int64_t query = span; seen_now && query < span + n; query += query_block)
+            TT__K(attention_backward_tile)(t, !a->window && key == 0, key, keys, span, query,
+                                           tt__min(query_block, span + n - query));
         /* The keys that earlier spans have seen come first: their gradients are added to. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
@@ -12158,7 +12308,6 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, const
                                     from < old || to->add_dv);
         }
     }
-    const int64_t dq_stride = tt__attention_padded(d);
     TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, dq_stride,
                             a->add_dq);
 }
@@ -12503,6 +12652,9 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.head_size = l->in[q].cols / a.heads;
     a.first_head = (int)(l->first_col / a.head_size);
     a.causal = l->instr->attr.causal;
+    a.window = l->instr->attr.window;
+    a.alibi = l->instr->attr.alibi;
+    a.alibi_heads = l->instr->attr.alibi_heads;
     a.scale = l->instr->attr.scale;
     a.dropout = l->instr->attr.dropout;
     a.dropout_key = tt__dropout_key(l);

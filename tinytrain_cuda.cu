@@ -3425,6 +3425,9 @@ struct attention_args {
     int group;      // heads of q that a head of k and v serves
     int first_head; // among the heads of all ranks
     bool causal, add_dq, add_dk, add_dv;
+    int window;                             // 0: none
+    int alibi_heads;                        // of all ranks; 0: none
+    float alibi;
     float scale, keep_scale;                // of the scores; of kept weights
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
@@ -3484,10 +3487,56 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     return t;
 }
 
-// How many of the sequence's keys are seen by any of a tile's `count` queries.
+// How many of the sequence's keys there are up to the last that any of a tile's `count` queries sees.
 __device__ __forceinline__ int attention_end(const attention_args &p, const attention_tile &t, int count)
 {
     return p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+}
+
+// The same with a window, and the first of these keys. Of listed queries nothing is known.
+__device__ __forceinline__ int attention_window_end(const attention_args &p, const attention_tile &t,
+                                                    int count)
+{
+    const bool ends = p.window && !p.causal && !p.query_row;
+    return ends ? min(t.length, t.at + count + p.window - 1) : attention_end(p, t, count);
+}
+__device__ __forceinline__ int attention_window_begin(const attention_args &p, const attention_tile &t)
+{
+    return p.window && !p.query_row ? max(0, t.at - p.window + 1) : 0;
+}
+
+// The same of the queries that see any of a tile's `count` keys.
+__device__ __forceinline__ int attention_queries_begin(const attention_args &p, const attention_tile &t)
+{
+    return p.query_row ? 0 : p.causal ? t.at : attention_window_begin(p, t);
+}
+__device__ __forceinline__ int attention_queries_end(const attention_args &p, const attention_tile &t,
+                                                     int count)
+{
+    return p.window && !p.query_row ? min(t.queries, t.at + count + p.window - 1) : t.queries;
+}
+
+// Whether row `row` of a sequence sees key `key`.
+__device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
+{
+    const int ahead = row - key;
+    return key < length && (ahead >= 0 || !p.causal) && (!p.window || abs(ahead) < p.window);
+}
+
+// The same as bounds of row - key: [low, result].
+__device__ __forceinline__ int attention_bounds(const attention_args &p, int row, int length, int *low)
+{
+    const int high = p.window ? p.window - 1 : 1 << 30;
+    *low = max(p.causal ? 0 : -high, row - length + 1);
+    return high;
+}
+
+// The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none.
+__device__ __forceinline__ float attention_slope(const attention_args &p, int head)
+{
+    const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
+    return p.alibi_heads == 0 ? 0 : p.alibi
+        * exp2f((head < n ? -8.0f * (float)(head + 1) : -4.0f * (float)(2 * (head - n) + 1)) / (float)n);
 }
 
 // Where lse and delta have a query and head.
@@ -3713,17 +3762,18 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
-    const int end = attention_end(p, t, q.count);
+    const int end = attention_window_end(p, t, q.count);
+    const float slope = attention_slope(p, p.first_head + b.head);
     float most[4], sum[4], out[4][4];
-    int last[4]; // key that row y + 16 a sees
+    int row[4]; // row y + 16 a of the tile, in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
         const int query = q.first + min(y + 16 * a, q.count - 1);
-        last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+        row[a] = (p.query_row ? p.query_row[query] : query) - t.begin;
         most[a] = -3.4028235e38f;
         sum[a] = 0;
         TT__UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
     }
-    for (int key = 0; key < end; key += 64) {
+    for (int key = attention_window_begin(p, t) & -64; key < end; key += 64) {
         const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)};
         const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4];
@@ -3732,7 +3782,9 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
         TT__UNROLL for (int a = 0; a < 4; a++) {
             float now = most[a], factor, total = 0;
             TT__UNROLL for (int c = 0; c < 4; c++) {
-                s[a][c] = key + x + 16 * c <= last[a] ? s[a][c] * p.scale * TT__LOG2E : -INFINITY;
+                const int i = key + x + 16 * c;
+                s[a][c] = (s[a][c] * p.scale - slope * fabsf((float)(row[a] - i))) * TT__LOG2E;
+                if (!attention_sees(p, row[a], i, t.length)) s[a][c] = -INFINITY;
                 now = fmaxf(now, s[a][c]);
             }
             TT__UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
@@ -3762,11 +3814,12 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
 }
 
 // Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its
-// score and that of dout v^T.
+// score and that of dout v^T. bias: of ALiBi.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
-                                                   bool seen, bool kept, float lse, float delta)
+                                                   bool seen, bool kept, float bias, float lse,
+                                                   float delta)
 {
-    const float w = seen ? exp2f((weight * p.scale - lse) * TT__LOG2E) : 0;
+    const float w = seen ? exp2f((weight * p.scale - bias - lse) * TT__LOG2E) : 0;
     dscore = seen ? w * ((kept ? dscore * p.keep_scale : 0) - delta) : 0;
     weight = kept ? w : 0;
 }
@@ -3784,18 +3837,19 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     const uint64_t random = attention_key(p);
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
     const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
-    const int end = attention_end(p, t, q.count);
+    const int end = attention_window_end(p, t, q.count);
+    const float slope = attention_slope(p, p.first_head + b.head);
     float lse[4], delta[4], dq[4][4];
-    int last[4];
+    int row[4];
     TT__UNROLL for (int a = 0; a < 4; a++) {
         const int query = q.first + min(y + 16 * a, q.count - 1);
         const int64_t at = attention_sums_at(p, query, b.head);
-        last[a] = p.causal ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+        row[a] = (p.query_row ? p.query_row[query] : query) - t.begin;
         lse[a] = p.lse[at];
         delta[a] = p.delta[at];
         TT__UNROLL for (int c = 0; c < 4; c++) dq[a][c] = 0;
     }
-    for (int key = 0; key < end; key += 64) {
+    for (int key = attention_window_begin(p, t) & -64; key < end; key += 64) {
         const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)};
         const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4], ds[4][4];
@@ -3806,7 +3860,8 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
                 const bool kept = !p.drop || (keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1);
-                attention_gradient(p, s[a][c], ds[a][c], key + i <= last[a], kept, lse[a], delta[a]);
+                attention_gradient(p, s[a][c], ds[a][c], attention_sees(p, row[a], key + i, t.length), kept,
+                                   slope * fabsf((float)(row[a] - key - i)), lse[a], delta[a]);
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = ds[a][c];
             }
         attention_add(dq, tile, stage, k, key_head * p.head_size + b.skip, b.columns);
@@ -3836,7 +3891,9 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     TT__UNROLL for (int a = 0; a < 4; a++) TT__UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
     for (int head = b.head * p.group; head < (b.head + 1) * p.group; head++) {
         const int64_t column = (int64_t)head * p.head_size + b.skip;
-        for (int from = p.causal && !p.query_row ? t.at : 0; from < t.queries; from += 64) {
+        const float slope = attention_slope(p, p.first_head + head);
+        for (int from = attention_queries_begin(p, t); from < attention_queries_end(p, t, k.count);
+             from += 64) {
             const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)};
             const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
             float s[4][4], ds[4][4];
@@ -3846,13 +3903,14 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
                 const int64_t at = attention_sums_at(p, query, head);
-                const int last = i >= q.count ? -1 : p.causal
-                    ? (p.query_row ? p.query_row[query] : query) - t.begin : t.length - 1;
+                const int row = (p.query_row ? p.query_row[query] : query) - t.begin;
                 const float lse = p.lse[at], delta = p.delta[at];
                 TT__UNROLL for (int a = 0; a < 4; a++) {
                     const int r = y + 16 * a;
                     const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
-                    attention_gradient(p, s[a][c], ds[a][c], t.at + r <= last, kept, lse, delta);
+                    attention_gradient(p, s[a][c], ds[a][c],
+                                       i < q.count && attention_sees(p, row, t.at + r, t.length), kept,
+                                       slope * fabsf((float)(row - t.at - r)), lse, delta);
                     tile[r * ATTENTION_PITCH + i] = s[a][c];
                 }
             }
@@ -4029,12 +4087,12 @@ template <int MT> struct attention_queries {
     attention_tile t;
     int head, mine, pair; // pair: the first of the thread's two columns of 8 scores
     int first, count;     // number of the tile's first query, and how many there are
-    int end, all;         // keys that any of them sees; that each of the warp's does
+    int begin, end, all;  // keys that any of them sees; up to `all` each of the warp's does
     int row[MT][2];       // attention_rows_of
 };
 
-// False where the block has no queries. Long sequences come first.
-template <int MT>
+// False where the block has no queries. Long sequences come first. NEAR: a window, ALiBi.
+template <bool NEAR, int MT>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
     const int number = (int)(blockIdx.x / p.heads), tiles = (int)(gridDim.x / p.heads);
@@ -4045,7 +4103,8 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
     if (b.t.at < 0) return false;
     b.first = b.t.first + b.t.at;
     b.count = min(64 * MT, b.t.queries - b.t.at);
-    b.end = attention_end(p, b.t, b.count);
+    b.begin = NEAR ? attention_window_begin(p, b.t) : 0;
+    b.end = NEAR ? attention_window_end(p, b.t, b.count) : attention_end(p, b.t, b.count);
     b.all = !p.causal ? b.t.length : p.query_row ? 1 : b.t.at + b.mine + 1;
     attention_rows_of(b.row, p, b.first, b.count, b.mine);
     return true;
@@ -4063,7 +4122,7 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-template <class T, int D, int MT, int KEYS>
+template <class T, int D, int MT, int KEYS, bool NEAR>
 __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
@@ -4071,24 +4130,25 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     TT__DYN_SHARED(T, qs);
     T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
-    if (!attention_find_queries(b, p)) return;
+    if (!attention_find_queries<NEAR>(b, p)) return;
     const attention_tile &t = b.t;
-    const int head = b.head, mine = b.mine, first = b.first, count = b.count;
+    const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
     const float factor = fabsf(p.scale) * TT__LOG2E;
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
-    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, 0, 0, head);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
     }
-    for (int key = 0, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
+    for (int key = begin, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
         // Then the largest score is the smallest product: turn the queries round.
-        if (key == 0 && p.scale < 0) {
+        if (key == begin && p.scale < 0) {
             for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
@@ -4099,7 +4159,18 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         float s[MT][KEYS / 8][4];
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        if (key + KEYS > b.all)
+        if (NEAR)
+            TT__UNROLL for (int m = 0; m < MT; m++)
+                TT__UNROLL for (int i = 0; i < 4; i++) {
+                    const int row = b.row[m][i / 2] - t.begin, ahead = row - key - b.pair - i % 2;
+                    int low, high = attention_bounds(p, row, t.length, &low);
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
+                        float &x = s[m][n][i];
+                        x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
+                        if (ahead - 8 * n < low || ahead - 8 * n > high) x = -INFINITY;
+                    }
+                }
+        else if (key + KEYS > b.all)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
                     const int last = (p.causal ? b.row[m][i / 2] - t.begin
@@ -4113,7 +4184,9 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
                     now = fmaxf(now, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
                 now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
                 now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-                const float correction = tt__exp2((most[m][h] - now) * factor), offset = -now * factor;
+                const float correction = tt__exp2((most[m][h] - now) * factor);
+                // Before a window there are tiles of which a query sees nothing.
+                const float offset = NEAR && now == -3.4028235e38f ? 0 : -now * factor;
                 most[m][h] = now;
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                     TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
@@ -4142,7 +4215,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
 }
 
-template <class T, int D, int MT, int KEYS>
+template <class T, int D, int MT, int KEYS, bool NEAR>
 __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
@@ -4150,14 +4223,14 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
     TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
-    if (!attention_find_queries(b, p)) return;
+    if (!attention_find_queries<NEAR>(b, p)) return;
     const attention_tile &t = b.t;
-    const int head = b.head, mine = b.mine, first = b.first, count = b.count;
-    const float factor = p.scale * TT__LOG2E;
+    const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
+    const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
-    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, 0, 0, head);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -4168,7 +4241,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
     }
-    for (int key = 0, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
+    for (int key = begin, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         tt__cp_async_wait<0>();
         __syncthreads();
@@ -4183,10 +4256,15 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int last = key + KEYS <= b.all ? KEYS + 0
                     : (p.causal ? b.row[m][h] - t.begin : t.length - 1) - key - b.pair;
+                const int row = b.row[m][h] - t.begin, ahead = row - key - b.pair;
+                int low, high = attention_bounds(p, row, t.length, &low);
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                     TT__UNROLL for (int i = 0; i < 2; i++) {
                         float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
-                        x = 8 * n + i > last ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
+                        const int d = ahead - 8 * n - i;
+                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
+                        x = (NEAR ? d < low || d > high : 8 * n + i > last)
+                            ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
                         y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
                                   : 0) - delta[m][h]);
                     }
@@ -4203,7 +4281,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 }
 
 // A row of scores is here a key, a column a query.
-template <class T, int D, int MT, int QUERIES>
+template <class T, int D, int MT, int QUERIES, bool NEAR>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     enum { KEYS = 64 * MT, PITCH = D + 8 };
@@ -4243,12 +4321,13 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         }
         tt__cp_async_commit();
     };
-    const int begin = diagonal ? t.at : 0;
-    const int heads_end = begin < t.queries ? (key_head + 1) * p.group : 0; // of q, that the keys serve
+    const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
+    const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
+    const int heads_end = begin < end ? (key_head + 1) * p.group : 0; // of q, that the keys serve
     int from = begin, head = key_head * p.group;
     const auto advance = [&](int &to, int &of) { // to the next tile of queries, or the next head's first
         to += QUERIES;
-        if (to >= t.queries) { to = begin; of++; }
+        if (to >= end) { to = begin; of++; }
     };
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end; advance(from, head), stage ^= 1) {
@@ -4262,6 +4341,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
+        const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
         const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
         static_assert(MT * QUERIES <= 64,
                       "the thread's weights are bits of keep: 8 (2 e + h) + m QUERIES / 8 + n");
@@ -4287,12 +4367,17 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                 // Of the warp's keys that the query sees.
                 const int c = 8 * n + e;
                 const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
+                const int place = NEAR ? row[c + pair] - t.begin : 0, ahead = place - t.at - mine - group;
+                int low, high = attention_bounds(p, place, t.length, &low);
                 const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
                 TT__UNROLL for (int m = 0; m < MT; m++)
                     TT__UNROLL for (int h = 0; h < 2; h++) {
                         const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
                         float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
-                        x = 16 * m + 8 * h > last ? 0 : tt__exp2(fmaf(x, factor, -log_sum));
+                        const int d = ahead - 16 * m - 8 * h;
+                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
+                        x = (NEAR ? d < low || d > high : 16 * m + 8 * h > last)
+                            ? 0 : tt__exp2(fmaf(x, factor, -log_sum));
                         y = x * ((kept ? y * p.keep_scale : 0) - sum);
                         if (!kept) x = 0;
                     }
@@ -4334,6 +4419,9 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->head_size = (int)(p->q.cols / p->heads);
     p->first_head = (int)(l->first_col / p->head_size);
     p->causal = attr->causal;
+    p->window = attr->window > p->k.rows ? 0 : attr->window; // no sequence is longer
+    p->alibi = attr->alibi;
+    p->alibi_heads = attr->alibi_heads;
     p->scale = attr->scale;
     p->drop = TT__DROP_THRESHOLD(attr->dropout);
     p->keep_scale = 65536.0f / (float)(65536 - p->drop);
@@ -4383,34 +4471,40 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
 
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
 // without spills).
-template <class T, int D> cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
+template <class T, int D, bool NEAR> cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
-    return attention_launch(d, attention_forward<T, D, MT, KEYS>, p, p->q.rows, 64 * MT, p->heads, 1, 128,
-                            (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
+    return attention_launch(d, attention_forward<T, D, MT, KEYS, NEAR>, p, p->q.rows, 64 * MT, p->heads, 1,
+                            128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
-template <class T, int D> cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
+template <class T, int D, bool NEAR> cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
 {
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
-        e = attention_launch(d, attention_dq<T, D, QMT, KEYS>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
+        e = attention_launch(d, attention_dq<T, D, QMT, KEYS, NEAR>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
                              (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES>, p, p->k.rows, 64 * KMT,
+        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES, NEAR>, p, p->k.rows, 64 * KMT,
                              p->heads / p->group, 1, 128,
                              (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T)
                              + 6 * QUERIES * sizeof(float));
     return e;
 }
 
+template <class T, int D> cudaError_t attention_of_size(tt__device *d, const attention_args *p)
+{
+    const bool near = p->window || p->alibi_heads;
+    if (!p->dout.data)
+        return near ? attention_forward_on<T, D, true>(d, p) : attention_forward_on<T, D, false>(d, p);
+    return near ? attention_backward_on<T, D, true>(d, p) : attention_backward_on<T, D, false>(d, p);
+}
+
 template <class T> cudaError_t attention_on(tt__device *d, const attention_args *p)
 {
-#define TT__ATTENTION_SIZE(D)   \
-    if (p->head_size <= D)      \
-        return p->dout.data ? attention_backward_on<T, D>(d, p) : attention_forward_on<T, D>(d, p)
+#define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
     TT__ATTENTION_SIZE(32);
     TT__ATTENTION_SIZE(64);
     TT__ATTENTION_SIZE(80);

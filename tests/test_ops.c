@@ -77,6 +77,7 @@ static const size_set sizes[] = {
     {"many_picked", 1, 3, 2, 2, 600, {20, 300, 300, 99}, "rows_of_attention_*s*", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_causal", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention", false},
+    {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_window*", false},
     {"heads_of_6", 2, 6, 2, 2, 5, {5, 3}, "attention*", false},
     {"heads_of_64", 2, 64, 2, 2, 40, {150, 1, 67}, "attention*", true},
     {"heads_of_80", 1, 80, 2, 2, 60, {131, 3}, "attention_causal_dropout", true},
@@ -103,8 +104,8 @@ typedef struct node {
     double *v, magnitude;   /* (rows, cols); the largest sum of absolute terms                              */
     int32_t *index;         /* (rows) of index inputs                                                       */
     uint8_t *bytes;         /* (rows, cols) of u8 inputs                                                    */
-    double a, b;            /* attributes                                                                   */
-    int k;
+    double a, b, alibi;     /* attributes                                                                   */
+    int k, window;
     bool flag, loss, input, leaf, stale;
     uint32_t stream;        /* of random numbers                                                            */
     tt_value t;
@@ -551,6 +552,14 @@ static int dropout(int x, float p)
     return at;
 }
 
+/* As transformers' build_alibi_tensor. */
+static double alibi_slope(int head, int heads)
+{
+    const int power = (int)exp2(floor(log2(heads)));
+    if (head < power) return pow(exp2(-exp2(-(log2(power) - 3))), head + 1);
+    return pow(exp2(-exp2(-(log2(2 * power) - 3))), 2 * (head - power) + 1);
+}
+
 TEST_PLAIN static void eval_attention(node *n)
 {
     int heads = n->k, size = n->cols / heads, width = n->cols;
@@ -561,19 +570,22 @@ TEST_PLAIN static void eval_attention(node *n)
     for (int s = 0; s < g->count[SEQS]; s++)
         for (int h = 0; h < heads; h++)
             for (int i = start[s]; i < start[s + 1]; i++) {
-                int last = n->flag ? i + 1 : start[s + 1];
+                int first = start[s], last = n->flag ? i + 1 : start[s + 1];
                 double most = -INFINITY, sum = 0, *out = n->v + i * width + h * size;
-                for (int j = start[s]; j < last; j++) {
+                const double slope = n->alibi != 0 ? n->alibi * alibi_slope(h, heads) : 0;
+                if (n->window && first < i - n->window + 1) first = i - n->window + 1;
+                if (n->window && last > i + n->window) last = i + n->window;
+                for (int j = first; j < last; j++) {
                     double dot = 0;
                     const double *q = IN(0)->v + i * width + h * size;
                     const double *k = IN(1)->v + j * key_width + h / group * size;
                     for (int c = 0; c < size; c++) dot += q[c] * k[c];
-                    w[j] = dot * n->a;
+                    w[j] = dot * n->a - slope * abs(i - j);
                     if (w[j] > most) most = w[j];
                 }
-                for (int j = start[s]; j < last; j++) sum += w[j] = exp(w[j] - most);
+                for (int j = first; j < last; j++) sum += w[j] = exp(w[j] - most);
                 for (int c = 0; c < size; c++) out[c] = 0;
-                for (int j = start[s]; j < last; j++) {
+                for (int j = first; j < last; j++) {
                     double weight = w[j] / sum;
                     if (g->train && n->b > 0)
                         weight *= kept(key, (uint32_t)i, (uint32_t)(j - start[s]), (uint32_t)h, n->b);
@@ -587,7 +599,7 @@ TEST_PLAIN static void eval_attention(node *n)
 }
 
 /* q has a head for each `D / heads` columns; k and v may have fewer. */
-static int attention(int q, int k, int v, bool causal, float scaling, float p)
+static int attention_with(int q, int k, int v, bool causal, float scaling, float p, int window, float alibi)
 {
     int from = starts(), heads = g->nodes[q].cols / g->size->head_size;
     int at = new_node(eval_attention, g->nodes[q].kind, g->nodes[q].rows, g->nodes[q].cols, q, k, v);
@@ -596,12 +608,19 @@ static int attention(int q, int k, int v, bool causal, float scaling, float p)
     o.causal = n->flag = causal;
     o.scale = scaling;
     o.dropout = p;
+    o.window = n->window = window;
+    n->alibi = o.alibi = alibi;
     n->k = heads;
     n->a = scaling != 0 ? scaling : 1 / sqrt((double)(n->cols / heads));
     n->b = p;
     g->has_random |= p > 0;
     record(at, tt_attention(g->tape, g->nodes[q].t, g->nodes[k].t, g->nodes[v].t, g->nodes[from].t, &o));
     return at;
+}
+
+static int attention(int q, int k, int v, bool causal, float scaling, float p)
+{
+    return attention_with(q, k, v, causal, scaling, p, 0, 0);
 }
 
 TEST_PLAIN static void eval_mean_pool(node *n)
@@ -881,6 +900,19 @@ static int squared_error(int x, int target, bool weighted)
     X(attention_grouped, ATTENTION, return attention(V(ROWS, 3 * D), V(ROWS, D), V(ROWS, D), false, S, 0);) \
     X(attention_grouped_causal, ATTENTION, int x = linear(V(ROWS, D), W(4 * D, D), B(4 * D)); \
         return attention(slice(x, 0, 2 * D), slice(x, 2 * D, D), slice(x, 3 * D, D), true, S, 0.2f);) \
+    X(attention_window, ATTENTION, \
+        return attention_with(V(ROWS, D), V(ROWS, D), V(ROWS, D), true, S, 0.1f, 5, 0);) \
+    X(attention_window_both_sides, ATTENTION, \
+        return attention_with(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0, 40, 0);) \
+    X(attention_window_of_one, ATTENTION, int x = V(ROWS, D); \
+        return attention_with(x, x, x, false, 0, 0, 1, 0);) \
+    X(attention_alibi, ATTENTION, \
+        return attention_with(V(ROWS, 3 * D), V(ROWS, D), V(ROWS, D), true, -S, 0, 0, 1);) \
+    X(attention_alibi_both_sides, ATTENTION, \
+        return attention_with(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0.1f, 0, 0.25f);) \
+    X(attention_window_alibi, ATTENTION, int x = linear(V(ROWS, D), W(4 * D, D), B(4 * D)); \
+        return attention_with(slice(x, 0, 2 * D), slice(x, 2 * D, D), slice(x, 3 * D, D), true, 0, 0.2f, \
+                              70, 0.7f);) \
     X(attention_multi_query, ATTENTION, int h = g->size->head_size; int x = gelu(V(ROWS, 2 * h)); \
         return attention(V(ROWS, D), slice(x, h, h), slice(x, 0, h), true, 0, 0);) \
     X(attention_one_key_value, ATTENTION, int x = gelu(V(ROWS, g->size->head_size)); \
@@ -912,6 +944,11 @@ static int squared_error(int x, int target, bool weighted)
         return gather_rows(add(linear(slice(x, 0, D), W(O, D), B(O)), gelu(slice(x, D, O))), i);) \
     X(rows_of_attention, ATTENTION, int i = I(PICKED, R); \
         return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0.2f), i);) \
+    X(rows_of_attention_window, ATTENTION, int i = I(PICKED, R); \
+        return gather_rows(attention_with(V(ROWS, 2 * D), V(ROWS, D), V(ROWS, D), true, S, 0.1f, 6, 0.5f), \
+                           i);) \
+    X(rows_of_attention_window_both_sides, ATTENTION, int i = I(PICKED, R); \
+        return gather_rows(attention_with(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0, 4, 0), i);) \
     X(rows_of_attention_first, ATTENTION, int i = I(PICKED, g->size->length[0]); \
         return gather_rows(attention(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, S, 0), i);) \
     X(rows_of_attention_same, ATTENTION, int i = I(PICKED, R); int x = gelu(V(ROWS, D)); \
@@ -2307,6 +2344,44 @@ TEST(products_exact)
     }
 }
 
+/* The work of a window is counted by the rows that each row sees, of whole sequences and of listed rows. */
+TEST(attention_window_flops)
+{
+    for (int c = 0; c < 8; c++) {
+        static int32_t starts[] = {0, 30, 37, 100};
+        const bool causal = c % 2, listed = c / 2 % 2, windowed = c / 4;
+        const int window = 9;
+        double expected = 0;
+        int32_t rows[100];
+        tt__mat in[TT__MAX_IN];
+        tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+        memset(in, 0, sizeof in);
+        i.attr.heads = i.attr.key_heads = 2;
+        i.attr.causal = causal;
+        i.attr.window = windowed ? window : 0;
+        for (int k = 0; k < 5; k++) {
+            const tt__mat m = {NULL, TT_F32, 100, 6, 6}, start = {starts, TT_I32, 4, 1, 1},
+                          list = {listed ? rows : NULL, TT_I32, 100, 1, 1};
+            in[k] = k < 3 ? m : k == 3 ? start : list;
+        }
+        if (listed) i.in[4] = 1;
+        for (int s = 0; s < 3; s++)
+            for (int row = starts[s]; row < starts[s + 1]; row++) {
+                const bool cut = windowed && starts[s + 1] - starts[s] > window;
+                rows[row] = row;
+                for (int key = starts[s]; key < starts[s + 1]; key++) {
+                    const bool seen = !cut || abs(row - key) < window;
+                    if (causal && !cut && !listed) expected += 0.5; /* as everybody counts it */
+                    else expected += seen && (key <= row || !causal);
+                }
+            }
+        snprintf(where, sizeof where, "%scausal, %s, %s", causal ? "" : "not ", listed ? "listed" : "whole",
+                 windowed ? "window" : "no window");
+        const double got = tt__flops_of_attention(&i, in);
+        report(got == 4 * expected * 6, "%g FLOPs, not %g", got, 4 * expected * 6);
+    }
+}
+
 /* Attention by dot products and by tiles against attention in fp32 of the same bf16 numbers: several blocks
    of keys and queries, head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
@@ -2324,9 +2399,9 @@ static void attention_of_bf16(const char *by)
             tt__convert(&x[k][e], TT_BF16, &y, TT_F32, 1);
         }
     for (int k = 0; k < LISTED; k++) index[k] = (int32_t)(test_random(&random) % ROWS);
-    for (int c = 0; c < 8 * TT__COUNT(sizes); c++) {
-        const bool causal = c % 2, drop = c / 2 % 2, listed = c / 4 % 2;
-        const int d = sizes[c / 8], heads = tt__max(1, tt__min(3, WIDTH / d)), width = heads * d,
+    for (int c = 0; c < 16 * TT__COUNT(sizes); c++) {
+        const bool causal = c % 2, drop = c / 2 % 2, listed = c / 4 % 2, windowed = c / 8 % 2;
+        const int d = sizes[c / 16], heads = tt__max(1, tt__min(3, WIDTH / d)), width = heads * d,
                   queries = listed ? LISTED : ROWS;
         static const char *const names[] = {"out", "dq", "dk", "dv"};
         for (int narrow = 0; narrow < 2; narrow++) {
@@ -2344,6 +2419,9 @@ static void attention_of_bf16(const char *by)
                 memset(&l, 0, sizeof l);
                 i.attr.heads = i.attr.key_heads = heads;
                 i.attr.causal = causal;
+                i.attr.window = windowed ? 70 : 0;
+                i.attr.alibi = windowed ? 0.1f : 0;
+                i.attr.alibi_heads = windowed ? heads : 0;
                 i.attr.dropout = drop ? 0.25f : 0;
                 i.attr.scale = c % 3 ? 1.5f / sqrtf((float)d) : -0.5f;
                 l.device = (tt__device *)(void *)&ctx->cpu;
@@ -2391,9 +2469,9 @@ static void attention_of_bf16(const char *by)
                 if (fabs(expected) > most) most = fabs(expected);
                 if (!(difference <= off)) off = difference;
             }
-            snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s, %s: off by %g of %g", by, heads, d,
-                     causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "", names[k],
-                     off, most);
+            snprintf(where, sizeof where, "%s, %d heads of %d%s%s%s%s, %s: off by %g of %g", by, heads, d,
+                     causal ? ", causal" : "", drop ? ", dropout" : "", listed ? ", listed" : "",
+                     windowed ? ", window and alibi" : "", names[k], off, most);
             /* The backward rounds weights and their gradients to bf16. */
             report(off <= (k ? 0.02 : 2e-5) * most && most > 0.01, "bf16 and fp32 differ");
         }
@@ -2776,6 +2854,10 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(attention_no_heads, TT_ERR_SHAPE, "attention", "0 heads", tt_attention(t, x, x, x, s, &none)) \
     X(attention_dropout, TT_ERR_ARGUMENT, "attention", "below 65535/65536", \
         tt_attention(t, x, x, x, s, &dropped)) \
+    X(attention_window, TT_ERR_ARGUMENT, "attention", "window -1 must be at least 1", \
+        tt_attention(t, x, x, x, s, &windowed)) \
+    X(attention_alibi, TT_ERR_ARGUMENT, "attention", "must be finite", \
+        tt_attention(t, x, x, x, s, &steep)) \
     X(gather_index, TT_ERR_SHAPE, "gather_rows", "'y'", tt_gather_rows(t, x, y)) \
     X(gather_part, TT_ERR_SHAPE, "gather_rows", "'pairs'", tt_gather_rows(t, x, tt_slice(t, pairs, 0, 1))) \
     X(gather_dtype, TT_ERR_SHAPE, "gather_rows", "'i'", tt_gather_rows(t, i, i)) \
@@ -2821,8 +2903,10 @@ TEST(ops_refuse_wrong_operands)
     tt_param *v = tt_param_new(ctx, "v", 1, &dims[1], zeros), *v5 = tt_param_new(ctx, "v5", 1, dims, zeros);
     tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4),
                          three = tt_attention_options_default(3), none = tt_attention_options_default(0),
-                         dropped = two;
+                         dropped = two, windowed = two, steep = two;
     dropped.dropout = 1;
+    windowed.window = -1;
+    steep.alibi = INFINITY;
     for (int k = 0; k < REFUSED_COUNT; k++) {
         tt_tape *t = tt_tape_new(ctx);
         int64_t axis = tt_axis(t, "rows", 8), seqs = tt_axis(t, "seqs", 3);
@@ -3425,31 +3509,37 @@ TEST(cuda_kernels_of_each_dtype)
         for (int k = 0; k < 3; k++) l.out[k] = some(norm[t][1], ROWS_, 1000, k == 2 ? 0.1f : -1, 1, &s);
         same_on_both(ctx, &l, 2, "adam");
     }
-    for (int h = 0; h < TT__COUNT(head); h++)
+    for (int h = 0; h < 2 * TT__COUNT(head); h++)
         for (int t = 1; t < TT__COUNT(dtype); t++) {
+            const int size = head[h / 2];
             tt__mat kept[5] = {some_indices(starts, 3)};
             i = tt__new_instr(TT__OP_ATTENTION);
             i.attr.heads = i.attr.key_heads = 1;
             i.attr.scale = 0.1f;
+            if (h % 2) { /* kernels of their own */
+                i.attr.window = 3;
+                i.attr.alibi = 0.5f;
+                i.attr.alibi_heads = 1;
+            }
             l.in[3] = kept[0];
-            for (int k = 0; k < 3; k++) l.in[k] = some(dtype[t], ROWS_, head[h], -1, 1, &s);
-            l.out[0] = some(dtype[t], ROWS_, head[h], 0, 0, &s);
+            for (int k = 0; k < 3; k++) l.in[k] = some(dtype[t], ROWS_, size, -1, 1, &s);
+            l.out[0] = some(dtype[t], ROWS_, size, 0, 0, &s);
             l.out[1] = some(TT_F32, ROWS_, 1, 0, 0, &s);
             report(run_on_cpu(ctx, &l), "attention on the CPU");
             const tt__launch forward = l; /* whose operands are those of both */
             memset(l.out, 0, sizeof l.out);
             for (int k = 0; k < 4; k++)
-                l.in[k] = k == 3 ? some_indices(starts, 3) : some(dtype[t], ROWS_, head[h], -1, 1, &s);
+                l.in[k] = k == 3 ? some_indices(starts, 3) : some(dtype[t], ROWS_, size, -1, 1, &s);
             for (int k = 0; k < 3; k++)
-                memcpy(l.in[k].data, forward.in[k].data, (size_t)(ROWS_ * head[h]) * 2);
-            l.out[0] = some(dtype[t], ROWS_, head[h], 0, 0, &s);
+                memcpy(l.in[k].data, forward.in[k].data, (size_t)(ROWS_ * size) * 2);
+            l.out[0] = some(dtype[t], ROWS_, size, 0, 0, &s);
             l.out[1] = some(TT_F32, ROWS_, 1, 0, 0, &s);
             same_on_both(ctx, &l, dtype[t] == TT_F16 ? 8 : 4, "attention");
             i.op = TT__OP_ATTENTION_BACKWARD;
-            l.in[0] = some(dtype[t], ROWS_, head[h], -1, 1, &s);
+            l.in[0] = some(dtype[t], ROWS_, size, -1, 1, &s);
             for (int k = 0; k < 4; k++) l.in[1 + k] = forward.in[k];
             for (int k = 0; k < 2; k++) l.in[5 + k] = forward.out[k];
-            for (int k = 0; k < 3; k++) l.out[k] = some(dtype[t], ROWS_, head[h], 0, 0, &s);
+            for (int k = 0; k < 3; k++) l.out[k] = some(dtype[t], ROWS_, size, 0, 0, &s);
             same_on_both(ctx, &l, dtype[t] == TT_F16 ? 16 : 8, "attention_backward");
         }
     TEST_CLOSE(ctx, &a);
@@ -3797,7 +3887,8 @@ static const test_case tests[] = {
     TEST_CASE(precisions_train_alike), TEST_CASE(stochastic_rounding_is_unbiased),
     TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(pieces_are_updated_as_the_whole),
     TEST_CASE(weights_narrowed_while_read),
-    TEST_CASE(products_exact), TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
+    TEST_CASE(products_exact), TEST_CASE(attention_window_flops),
+    TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
     TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
     TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),

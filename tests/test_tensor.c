@@ -57,6 +57,8 @@ static tt_value record_gated(net *n)
     tt_value h[4];
     attention.causal = true;
     attention.dropout = 0.2f;
+    attention.alibi = 1; /* slopes are those of the heads of all ranks */
+    attention.window = 6;
     n->x = tt_input(t, "x", TT_F32, tokens, WIDTH);
     n->target = tt_input(t, "target", TT_F32, tokens, WIDTH);
     n->in.seq_start = tt_seq_start(t, "seq_start", seqs);
