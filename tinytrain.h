@@ -402,8 +402,9 @@ typedef struct tt_attention_options {
     bool causal;   /* a row sees itself and earlier rows of its sequence. Default false */
     float scale;   /* of q k^T; default 0: 1 / sqrt(head size) */
     float dropout; /* of the attention weights, in training. Default 0 */
-    int window;    /* a row sees itself and the window - 1 rows before it and, unless causal, after it; time
-                      goes with rows * window (Beltagy et al., "Longformer", 2020). Default 0: no window */
+    int window;    /* row i sees row j where i - window < j <= i, as with sliding_window in transformers'
+                      Mistral and Qwen2; unless causal, also where i < j < i + window. Time goes with rows *
+                      window (Beltagy et al., "Longformer", 2020). Default 0: no window */
     float alibi;   /* scores fall by alibi * slope of the head * distance of the rows (Press et al., "Train
                       short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
                       1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */

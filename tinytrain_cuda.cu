@@ -3426,9 +3426,10 @@ struct attention_args {
     int first_head; // among the heads of all ranks
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // 0: none
+    int least, most;                        // a row sees the keys for which row - key is in [least, most]
     int alibi_heads;                        // of all ranks; 0: none
     float alibi;
-    float scale, keep_scale;                // of the scores; of kept weights
+    float scale, factor, keep_scale;        // of the scores; the same for powers of 2; of kept weights
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
 };
@@ -3519,16 +3520,7 @@ __device__ __forceinline__ int attention_queries_end(const attention_args &p, co
 // Whether row `row` of a sequence sees key `key`.
 __device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
 {
-    const int ahead = row - key;
-    return key < length && (ahead >= 0 || !p.causal) && (!p.window || abs(ahead) < p.window);
-}
-
-// The same as bounds of row - key: [low, result].
-__device__ __forceinline__ int attention_bounds(const attention_args &p, int row, int length, int *low)
-{
-    const int high = p.window ? p.window - 1 : 1 << 30;
-    *low = max(p.causal ? 0 : -high, row - length + 1);
-    return high;
+    return key < length && row - key >= p.least && row - key <= p.most;
 }
 
 // The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none.
@@ -3537,6 +3529,12 @@ __device__ __forceinline__ float attention_slope(const attention_args &p, int he
     const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
     return p.alibi_heads == 0 ? 0 : p.alibi
         * exp2f((head < n ? -8.0f * (float)(head + 1) : -4.0f * (float)(2 * (head - n) + 1)) / (float)n);
+}
+
+// The row of the batch that is query number `query`.
+__device__ __forceinline__ int attention_row(const attention_args &p, int query)
+{
+    return p.query_row ? p.query_row[query] : query;
 }
 
 // Where lse and delta have a query and head.
@@ -3750,7 +3748,9 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
     return b;
 }
 
-__global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p)
+// NEAR: a window, ALiBi.
+template <bool NEAR>
+__global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
@@ -3762,18 +3762,17 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
     if (t.at < 0) return;
     const uint64_t random = attention_key(p);
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
-    const int end = attention_window_end(p, t, q.count);
-    const float slope = attention_slope(p, p.first_head + b.head);
+    const int end = NEAR ? attention_window_end(p, t, q.count) : attention_end(p, t, q.count);
+    const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     float most[4], sum[4], out[4][4];
     int row[4]; // row y + 16 a of the tile, in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
-        const int query = q.first + min(y + 16 * a, q.count - 1);
-        row[a] = (p.query_row ? p.query_row[query] : query) - t.begin;
+        row[a] = attention_row(p, q.first + min(y + 16 * a, q.count - 1)) - t.begin;
         most[a] = -3.4028235e38f;
         sum[a] = 0;
         TT__UNROLL for (int c = 0; c < 4; c++) out[a][c] = 0;
     }
-    for (int key = attention_window_begin(p, t) & -64; key < end; key += 64) {
+    for (int key = NEAR ? attention_window_begin(p, t) & -64 : 0; key < end; key += 64) {
         const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)};
         const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4];
@@ -3783,8 +3782,10 @@ __global__ __launch_bounds__(256, 2) void attention_forward_any(attention_args p
             float now = most[a], factor, total = 0;
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = key + x + 16 * c;
-                s[a][c] = (s[a][c] * p.scale - slope * fabsf((float)(row[a] - i))) * TT__LOG2E;
-                if (!attention_sees(p, row[a], i, t.length)) s[a][c] = -INFINITY;
+                const bool seen = NEAR ? attention_sees(p, row[a], i, t.length)
+                                       : i <= (p.causal ? row[a] : t.length - 1);
+                const float bias = NEAR ? slope * fabsf((float)(row[a] - i)) : 0;
+                s[a][c] = seen ? (s[a][c] * p.scale - bias) * TT__LOG2E : -INFINITY;
                 now = fmaxf(now, s[a][c]);
             }
             TT__UNROLL for (int m = 8; m; m >>= 1) now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, m));
@@ -3844,7 +3845,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     TT__UNROLL for (int a = 0; a < 4; a++) {
         const int query = q.first + min(y + 16 * a, q.count - 1);
         const int64_t at = attention_sums_at(p, query, b.head);
-        row[a] = (p.query_row ? p.query_row[query] : query) - t.begin;
+        row[a] = attention_row(p, query) - t.begin;
         lse[a] = p.lse[at];
         delta[a] = p.delta[at];
         TT__UNROLL for (int c = 0; c < 4; c++) dq[a][c] = 0;
@@ -3903,7 +3904,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c, query = q.first + min(i, q.count - 1);
                 const int64_t at = attention_sums_at(p, query, head);
-                const int row = (p.query_row ? p.query_row[query] : query) - t.begin;
+                const int row = attention_row(p, query) - t.begin;
                 const float lse = p.lse[at], delta = p.delta[at];
                 TT__UNROLL for (int a = 0; a < 4; a++) {
                     const int r = y + 16 * a;
@@ -4049,7 +4050,7 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
             const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
-            row[m][h] = p.query_row ? p.query_row[query] : query;
+            row[m][h] = attention_row(p, query);
         }
 }
 
@@ -4163,11 +4164,11 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
                     const int row = b.row[m][i / 2] - t.begin, ahead = row - key - b.pair - i % 2;
-                    int low, high = attention_bounds(p, row, t.length, &low);
+                    const int least = max(p.least, row - t.length + 1);
                     TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
                         float &x = s[m][n][i];
                         x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
-                        if (ahead - 8 * n < low || ahead - 8 * n > high) x = -INFINITY;
+                        if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
                     }
                 }
         else if (key + KEYS > b.all)
@@ -4257,13 +4258,13 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                 const int last = key + KEYS <= b.all ? KEYS + 0
                     : (p.causal ? b.row[m][h] - t.begin : t.length - 1) - key - b.pair;
                 const int row = b.row[m][h] - t.begin, ahead = row - key - b.pair;
-                int low, high = attention_bounds(p, row, t.length, &low);
+                const int least = max(p.least, row - t.length + 1);
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                     TT__UNROLL for (int i = 0; i < 2; i++) {
                         float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
                         const int d = ahead - 8 * n - i;
                         if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                        x = (NEAR ? d < low || d > high : 8 * n + i > last)
+                        x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
                             ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
                         y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
                                   : 0) - delta[m][h]);
@@ -4297,7 +4298,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     if (t.at < 0) return;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
-    const float factor = p.scale * TT__LOG2E;
+    const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++)
@@ -4317,7 +4318,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
             const int64_t at = attention_sums_at(p, query, head);
             tt__cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
             tt__cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
-            rows[stage * QUERIES + i] = p.query_row ? p.query_row[query] : query;
+            rows[stage * QUERIES + i] = attention_row(p, query);
         }
         tt__cp_async_commit();
     };
@@ -4367,8 +4368,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                 // Of the warp's keys that the query sees.
                 const int c = 8 * n + e;
                 const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
-                const int place = NEAR ? row[c + pair] - t.begin : 0, ahead = place - t.at - mine - group;
-                int low, high = attention_bounds(p, place, t.length, &low);
+                const int ahead = row[c + pair] - t.begin - t.at - mine - group;
                 const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
                 TT__UNROLL for (int m = 0; m < MT; m++)
                     TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -4376,8 +4376,8 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                         float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
                         const int d = ahead - 16 * m - 8 * h;
                         if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
-                        x = (NEAR ? d < low || d > high : 16 * m + 8 * h > last)
-                            ? 0 : tt__exp2(fmaf(x, factor, -log_sum));
+                        x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
+                            ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
                         y = x * ((kept ? y * p.keep_scale : 0) - sum);
                         if (!kept) x = 0;
                     }
@@ -4420,9 +4420,12 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->first_head = (int)(l->first_col / p->head_size);
     p->causal = attr->causal;
     p->window = attr->window > p->k.rows ? 0 : attr->window; // no sequence is longer
+    p->most = p->window ? p->window - 1 : INT32_MAX;
+    p->least = p->causal ? 0 : -p->most;
     p->alibi = attr->alibi;
     p->alibi_heads = attr->alibi_heads;
     p->scale = attr->scale;
+    p->factor = attr->scale * TT__LOG2E;
     p->drop = TT__DROP_THRESHOLD(attr->dropout);
     p->keep_scale = 65536.0f / (float)(65536 - p->drop);
     p->random = l->instr->random;
@@ -4539,8 +4542,9 @@ cudaError_t run_attention(const tt__launch *l)
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
     if (attention_fast(&p)) return attention_on_cores(d, &p);
-    return attention_launch(d, attention_forward_any, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256,
-                            0);
+    const bool near = p.window || p.alibi_heads;
+    const auto kernel = near ? attention_forward_any<true> : attention_forward_any<false>;
+    return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
 }
 
 cudaError_t attention_deltas(tt__device *d, const attention_args *p)

@@ -2382,6 +2382,44 @@ TEST(attention_window_flops)
     }
 }
 
+/* ... and in a plan, for sequences of one length: FLOPs and, by the costs, seconds of a step. */
+TEST(attention_window_plan)
+{
+    const double length = 256, window = 32;
+    const double seen = length * (length + 1) / 2 - (length - window) * (length - window + 1) / 2;
+    double flops[2], seconds[2];
+    for (int k = 0; k < 2; k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_costs costs = tt_costs_default();
+        tt_attention_options o = tt_attention_options_default(4);
+        tt_compile_options c = tt_compile_options_default();
+        o.causal = true;
+        o.window = k ? 32 : 0;
+        costs.memory = 1e30; /* so that only work takes time */
+        c.costs = &costs;
+        const tt_value x = tt_input(t, "x", TT_F32, 512, 16), y = tt_input(t, "y", TT_F32, 512, 16);
+        const tt_value starts = tt_seq_start(t, "starts", 2);
+        const int64_t dims[] = {16, 16};
+        const tt_init ones = {TT_INIT_ONES, 1};
+        const tt_value h = tt_linear(t, x, tt_param_new(ctx, "w", 2, dims, ones), NULL);
+        const tt_value out = tt_attention(t, h, h, h, starts, &o);
+        tt_program *p = tt_compile(t, tt_mean_squared_error(t, out, y, tt__handle(0)), &c);
+        REQUIRE(p != NULL);
+        flops[k] = tt_program_plan(p).flops;
+        seconds[k] = tt_program_plan(p).compute_seconds;
+        if (k == 1) { /* two products forward and four backward, of two FLOPs for each number */
+            const double saved = 12 * 2 * 16 * (length * length / 2 - seen);
+            CHECK_NEAR(flops[0] - flops[1], saved, 1e-9 * saved);
+            CHECK_NEAR(seconds[0] - seconds[1], saved / costs.attention_f32, 1e-6 * seconds[0]);
+        }
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* Attention by dot products and by tiles against attention in fp32 of the same bf16 numbers: several blocks
    of keys and queries, head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
@@ -3888,6 +3926,7 @@ static const test_case tests[] = {
     TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(pieces_are_updated_as_the_whole),
     TEST_CASE(weights_narrowed_while_read),
     TEST_CASE(products_exact), TEST_CASE(attention_window_flops),
+    TEST_CASE(attention_window_plan),
     TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
     TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
     TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
