@@ -208,6 +208,9 @@ $(B)/mpi_vit_l16: examples/vit_l16.c $(wildcard examples/*.h) tinytrain.h $(KERN
 	    $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 ifneq ($(HAVE_MPI),)
 $(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16
+ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)
+$(B)/check_mpi.log: $(B)/cuda_emu/mpi_ranks
+endif
 endif
 
 # Checks that need Python: the README's against the built examples, and whatever else tests/check_*.py holds.
@@ -300,6 +303,11 @@ $(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h \
 	$(CC) $(CPPFLAGS) $(STRICT) -Werror $(EMU_C) $(SHARED) -O1 -c $< -o $@.o
 	$(CXX) $@.o $@.gpu.o $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(EMU_SHARED) -o $@ \
 	    $(EMU_SHARED_LINK) $(LIBS)
+$(B)/cuda_emu/mpi_ranks: tests/mpi.c tests/test_parallel.c $(wildcard tests/test*.h) tinytrain.h \
+        $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(EMU_SHARED) $(B)/flags
+	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(SHARED) -O1 -g1 -c $< -o $@.o
+	OMPI_CC='$(CXX)' MPICH_CC='$(CXX)' $(MPICC) $@.o $(B)/cuda_emu/tinytrain_cuda.plain.o \
+	    $(EMU_OBJECTS_plain) $(EMU_SHARED) -o $@ $(EMU_SHARED_LINK) $(LIBS)
 .PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace
 
 ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)

@@ -126,8 +126,12 @@
      rows must be right. Process 0 alone writes files, and each reads what its ranks need: name files by paths
      that all see. tt_param_get and what saves a model collect pieces, so all processes call them. The first
      context starts MPI, which ends with the process; a caller who starts it calls MPI_Init_thread before, and
-     asks for MPI_THREAD_SERIALIZED or more. Device "cpu" only, so far, and no pipeline. As tensor ranks talk
-     within every layer, let the ranks of a process be a multiple of them.
+     asks for MPI_THREAD_SERIALIZED or more. As tensor ranks talk within every layer, let the ranks of a
+     process be a multiple of them. tt_plan.sent_bytes says what a process sends in a step.
+     The processes of a host take its GPUs in turn: with "cuda*2" the first has cuda:0 and cuda:1, the second
+     cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. Stages
+     of a pipeline on GPUs lie in one process, so far. On CPUs the ranks of a stage divide those of a process,
+     or are a multiple of them.
      An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
      alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
      of all for good: each call then returns the sentence that names process, host and instruction.
@@ -675,13 +679,16 @@ typedef struct tt_plan {
        takes to gather them. A server alone sums, so it loads the gradients of all others, and each of these
        all parameters. Bookkeeping (norms, losses) is not among the least. */
     size_t moved_bytes, moved_least_bytes;
+    /* Of several processes: bytes that all ranks of this one together send to others in such a step, and the
+       least that any way to do the same needs. 0 of one process. */
+    size_t sent_bytes, sent_least_bytes;
     size_t persistent_bytes;           /* parameters, optimizer state, kept gradients, resident workspace */
     /* Of the host's memory: settings and results of runs, and what tt_compile_options.offload keeps there, of
        which programs that share an arena have the parameters in common. Where the device has memory of its
        own, also each input twice, on its way there, and a buffer of 64 KiB, which such programs have in
-       common; of several ranks each also 4 MiB that all programs have in common. Of a pipeline also the
-       inputs of parallel.micros micro-batches of a data rank (of one, where that is 0; more are allocated
-       when they come). */
+       common; of several ranks each also 4 MiB that all programs have in common. Of several processes each
+       rank has 8 MiB for messages, on any device. Of a pipeline also the inputs of parallel.micros micro-
+       batches of a data rank (of one, where that is 0; more are allocated when they come). */
     size_t host_bytes;
     /* Bytes that a rank copies between the two memories because of `offload`, in a step of one full micro-
        batch on each data rank, and for each further one. */
@@ -2869,6 +2876,7 @@ struct tt_param {
     /* The arena that holds its values, from the compilation of the first program with it; NULL: none. Where
        two stages of a pipeline have it, `again` is the other's. */
     struct tt__arena *holder, *again;
+    bool source_stays;      /* one of the two has memory, and the other is still to be filled */
 };
 
 /* STEP: the step's settings and results. */
@@ -5274,7 +5282,8 @@ static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_upda
 /* ----------------------------------------------------------------------------------- memories and streams */
 
 static const tt__rules tt__rules_COPY = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
-static const tt__rules tt__rules_WAIT = {tt__shape_alike, NULL, {NULL}, tt__no_bytes}; /* it has no results */
+/* It has no results. */
+static const tt__rules tt__rules_WAIT = {tt__shape_alike, tt__layout_alike, {NULL}, tt__no_bytes};
 
 /* -------------------------------------------------------------------------------------------- collectives
    What ranks do together, see tt__move: each reads what lies at the same place in the memory of the others.
@@ -14352,6 +14361,7 @@ typedef struct tt__crew {
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
     int first, local;
+    int moved;                     /* index[] is so much above the numbers that the name stands for */
     char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut where there are many */
     tt__device *device[TT__RANKS]; /* NULL until opened, and of other processes */
     tt__pool *threads;             /* of several ranks, once they are open */
@@ -14717,8 +14727,9 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
         c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
         if (!c->device[r] && c->kind->host) return ctx->status; /* no memory, or no thread */
         if (!c->device[r])
-            return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s",
-                            tt__device_name(c->kind, c->index[r], name), why);
+            return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
+                            tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
+                            "a host take devices in turn, unless these are named, as cuda:0" : "");
     }
     if (c->ranks == 1) return TT_OK;
     const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* of messages that go, and that come */
@@ -14887,22 +14898,32 @@ static void tt__crew_name(tt__crew *c)
 {
     tt__text text = {c->name, sizeof c->name, 0};
     bool rising = c->local > 1;
-    for (int r = 0; r < c->local; r++) rising = rising && c->index[r] == r;
+    for (int r = 0; r < c->local; r++) rising = rising && c->index[r] - c->moved == r;
     tt__print(&text, "%s", c->kind->name);
     if (rising) tt__print(&text, "*%d", c->local);
-    for (int r = 0; r < c->local && !rising && (c->local > 1 || c->index[0]); r++)
-        tt__print(&text, "%c%d", r ? ',' : ':', c->index[r]);
+    for (int r = 0; r < c->local && !rising && (c->local > 1 || c->index[0] > c->moved); r++)
+        tt__print(&text, "%c%d", r ? ',' : ':', c->index[r] - c->moved);
     if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
 }
 
-/* The crew of these devices in each process: the one that there is, or a new one, not open. NULL after
-   tt__fail. */
-static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local)
+/* How many processes before this one run on its host. */
+static int tt__processes_before(const tt__net *n)
+{
+    int before = 0;
+    for (int p = 0; n && p < n->me; p++) before += strcmp(n->host[p], n->host[n->me]) == 0;
+    return before;
+}
+
+/* The crew of these devices in each process: the one that there is, or a new one, not open. `moved`: see
+   there. NULL after tt__fail. */
+static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
+                             int moved)
 {
     const size_t bytes = sizeof *index * (size_t)local;
     const int processes = ctx->net ? ctx->net->processes : 1;
     for (tt__crew *c = ctx->crews; c; c = c->next)
-        if (c->kind == kind && c->local == local && memcmp(c->index, index, bytes) == 0) return c;
+        if (c->kind == kind && c->local == local && c->moved == moved && memcmp(c->index, index, bytes) == 0)
+            return c;
     if (processes * local > TT__RANKS) {
         tt__fail(ctx, TT_ERR_ARGUMENT, "%d processes of %d ranks each are more than %d ranks", processes,
                  local, (int)TT__RANKS);
@@ -14914,6 +14935,7 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     c->ranks = processes * local;
     c->local = local;
     c->first = ctx->net ? ctx->net->me * local : 0;
+    c->moved = moved;
     for (int r = 0; r < c->ranks; r++) c->index[r] = index[r % local];
     tt__crew_name(c);
     c->next = ctx->crews;
@@ -14943,7 +14965,12 @@ static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
         else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
             tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
                      "ranks that share its threads", name, kind->name, kind->name);
-        else return tt__crew_of(ctx, kind, index, ranks);
+        else {
+            const bool in_turn = !kind->host && name[length] != ':'; /* each process of a host has others */
+            const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
+            for (int r = 0; r < ranks; r++) index[r] += moved;
+            return tt__crew_of(ctx, kind, index, ranks, moved);
+        }
         return NULL;
     }
     tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
@@ -15007,10 +15034,13 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
         tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
                   "for which it plans memory");
     p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
-    if (c->local < c->ranks && !c->kind->host)
-        tt__print(&all, "; device '%s': processes train together on 'cpu' alone, so far", c->name);
-    if (c->local < c->ranks && p->pipeline > 1)
-        tt__print(&all, "; the stages of a pipeline stay in one process, so far");
+    if (c->local < c->ranks && p->pipeline > 1 && !c->kind->host)
+        tt__print(&all, "; device '%s': stages of a pipeline are on 'cpu' where they are in several "
+                  "processes, so far", c->name);
+    const int of_stage = ranks ? p->data * p->tensor : 1;
+    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
+        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
+                  "them", of_stage, c->local);
     if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
         tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
                   p->tensor, c->local);
@@ -15109,7 +15139,7 @@ tt_context *tt_open(const tt_context_options *options)
     const int first = 0;
     tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
     if (status == TT_OK) status = tt__net_open(ctx, tt_isa(ctx), tt__bf16_name[ctx->cpu.bf16]);
-    if (status == TT_OK && tt__crew_of(ctx, &tt__device_kinds[0], &first, 1)) return ctx;
+    if (status == TT_OK && tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) return ctx;
     tt__net_close(ctx);
     tt__pool_free(ctx, ctx->cpu.pool);
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
@@ -15405,10 +15435,11 @@ static int64_t tt__stored_at(const tt__stored *s, int64_t e, int *rank, int64_t 
 }
 
 /* Has each process all of it? */
-static bool tt__is_everywhere(const tt__stored *s, const tt__crew *c)
+static bool tt__is_everywhere(const tt__stored *s, const tt__arena *a)
 {
-    const bool one = c->local == c->ranks;
-    return one || (!s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0));
+    const tt__crew *c = a->crew;
+    if (c->local == c->ranks) return true;
+    return a->stages == 1 && !s->part.unit && (s->part.split == TT__WHOLE || c->local % s->tensor == 0);
 }
 
 /* Fails where an update has stopped half-way: parameters and states must be loaded again. */
@@ -15446,7 +15477,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
     const tt__space space = tt__param_home(p)->space;
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
-    const bool everywhere = tt__is_everywhere(&stored, c); /* on the ranks of each as on the first */
+    const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
     for (int64_t done = 0, m; done < n && status == TT_OK; done += m) {
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
@@ -15477,7 +15508,7 @@ static tt_status tt__param_fits(const tt_param *p, const float *values, int64_t 
 static tt_status tt__param_read_for(const tt_param *p, const tt__arena *a, int64_t first, int64_t n,
                                     float *to)
 {
-    const bool other = a == p->again && tt__has_memory(p);
+    const bool other = a == p->again && tt__has_memory(p) && !p->source_stays;
     return other ? tt__param_read(p, first, n, to) : tt__param_read_source(p, first, n, to);
 }
 
@@ -15489,7 +15520,7 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
     const tt__arena *a = tt__has_rank(p->again, rank) ? p->again : p->holder;
     const tt__home *home = tt__home_in(a, p->index);
     const tt__stored stored = tt__stored_of(p, &home->part, a);
-    const bool of_source = a == p->holder || !tt__has_memory(p);
+    const bool of_source = a == p->holder || !tt__has_memory(p) || p->source_stays;
     /* f16 can hold what is at most this: normal numbers are up to sqrt(-2 log(2^-25)) = 5.9 deviations. */
     const double most = fabs((double)p->init.scale) * (p->init.kind == TT_INIT_NORMAL ? 6 : 1);
     const bool fits = home->dtype != TT_F16 || p->init.kind < TT_INIT_NORMAL || most < 65504;
@@ -15542,6 +15573,7 @@ tt_status tt_param_set(tt_param *p, const float *values)
             }
         }
     }
+    p->source_stays = false; /* it has other values */
     if (tt__has_memory(p)) return status;
     float *copy = (float *)tt__alloc(p->ctx, sizeof(float) * (size_t)p->size);
     if (!copy) return TT_ERR_MEMORY;
@@ -15664,7 +15696,13 @@ typedef struct tt__started {
     void *done;             /* an event, after it */
 } tt__started;
 
-typedef struct tt__passed { void *sent[2], *taken[2]; } tt__passed; /* events */
+/* What a stage passes on of a micro-batch: events; to a stage in another process, messages on their way. */
+enum { TT__PARTS = 8 };
+typedef struct tt__passed {
+    void *sent[2], *taken[2];
+    tt__request part[2][TT__PARTS];
+    int parts[2];
+} tt__passed;
 
 /* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
@@ -17580,6 +17618,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     if (!p->built.t) return; /* compiling has failed */
     tt__print(&text, "device '%s'\n", p->settings.crew->name);
     tt__print(&text, "data %d, tensor %d, groups %d\n", r->data, r->tensor, r->groups);
+    if (r->pipeline > 1)
+        tt__print(&text, "pipeline %d, schedule '%s', micros %d\n", r->pipeline, r->schedule, r->micros);
     tt__print(&text, "zero %d%s%s%s\n", r->zero, r->sequence ? ", sequence" : "", r->server ? ", server" : "",
               r->reduce_micros ? ", reduce_micros" : "");
     tt__print(&text, "precision '%s', matmul %d\n", tt__precision_names[p->settings.precision.kind],
@@ -17789,8 +17829,12 @@ static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->
 static bool tt__has_data_rank(const tt_program *p, int data_rank)
 {
     const tt__crew *c = p->settings.crew;
-    const int first = tt__first_of(p, data_rank);
-    return first < c->first + c->local && first + p->arena->tensor > c->first;
+    bool has = false;
+    for (int s = 0; s < tt__stages(p); s++) {
+        const int first = s * tt__stage_ranks(p->arena) + data_rank * p->arena->tensor;
+        has = has || (first < c->first + c->local && first + p->arena->tensor > c->first);
+    }
+    return has;
 }
 
 /* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
@@ -18167,8 +18211,13 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
         status = tt__allocate_memory(ctx, a, r, piece);
     tt__free(ctx, piece);
     a->allocated = status == TT_OK;
-    for (int k = 0; k < ctx->n_params && status == TT_OK; k++)
-        if (ctx->params[k]->holder == a) tt__param_drop_source(ctx->params[k]);
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++) {
+        tt_param *p = ctx->params[k];
+        const tt__arena *other = p->holder == a ? p->again : p->again == a ? p->holder : NULL;
+        if (p->holder != a && p->again != a) continue;
+        p->source_stays = other && !other->allocated; /* which may be in a process that cannot see this one */
+        if (!p->source_stays) tt__param_drop_source(p);
+    }
     if (status != TT_OK) tt__arena_empty(ctx, a);
     return status;
 }
@@ -18392,7 +18441,7 @@ static tt_status tt__feed_input(tt_program *p, int data_rank, int32_t v, const v
     tt_status status = !f ? TT_ERR_MEMORY : x->shape.axis ? tt__set_rows(p, r, v, rows) : TT_OK;
     if (status != TT_OK) return status;
     tt__mark_input(r, v, TT__SET);
-    if (!tt__reads_input(p, v)) return TT_OK;
+    if (!tt__reads_input(p, v) || !tt__has_data_rank(p, data_rank)) return TT_OK;
     memcpy(f->inputs + p->fed_at[v], data, (size_t)(rows * x->shape.cols) * tt_dtype_bytes(x->shape.dtype));
     return TT_OK;
 }
@@ -18732,7 +18781,8 @@ static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat o
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
     if (!v) return own;
-    own.data = tt__storage_memory(q, other, base) + (size_t)x->offset * tt_dtype_bytes(own.dtype);
+    own.data = tt__storage_memory(q, other, base);
+    if (own.data) own.data = (char *)own.data + (size_t)x->offset * tt_dtype_bytes(own.dtype);
     if (x->parted) tt__resolve_part(q, other, v, &own);
     return own;
 }
@@ -18853,6 +18903,7 @@ typedef struct tt__net_group {
 
 static tt__net_group tt__net_group_of(const tt_program *p, int rank, const tt__move *move)
 {
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
     const tt__crew *c = p->settings.crew;
     tt__net_group g;
     int local = 0;
@@ -18867,9 +18918,12 @@ static tt__net_group tt__net_group_of(const tt_program *p, int rank, const tt__m
     g.near.count = local;
     g.grain = local & -local;
     g.nodes = local / g.grain;
-    g.tag = TT__DATA_TAG + (move->over == TT__OVER_TENSOR ? (int)TT__RANKS : 0) + g.all.first;
+    g.tag = TT__DATA_TAG + tags[move->over] * (int)TT__RANKS + g.all.first;
     return g;
 }
+
+/* What goes from one rank to another one has a tag of its own. */
+static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
 
 /* The process that is number k of those of a group. */
 static int tt__net_process(const tt_program *p, const tt__net_group *g, int k)
@@ -18924,18 +18978,50 @@ static size_t tt__net_size(const tt__launch *l, int64_t n)
     return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
 }
 
-/* Sums n elements of some leaves to y, or adds the sum to it, on this process's CPU. */
-static tt_status tt__net_sum(tt_program *p, const tt__launch *l, const tt__mat *leaves, int count, char *y,
-                             int64_t n, bool add)
+/* Runs another op in place of a collective, on its stream. */
+static tt_status tt__net_launch(tt_program *p, int rank, tt__launch *l, int op)
+{
+    tt__instr other = *l->instr;
+    other.op = op;
+    l->instr = &other;
+    return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, 1));
+}
+
+/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
+   of all ranks, and write to it. */
+static tt_status tt__net_sum(tt_program *p, int rank, const tt__launch *l, const tt__mat *leaves, int count,
+                             char *y, int64_t n, bool add)
 {
     const tt__mat to = {y, l->in[0].dtype, 1, n, n};
     tt__launch s = *l;
-    if (!p->settings.kind->host) s.device = (tt__device *)(void *)&p->ctx->cpu;
-    s.out[0] = to;
+    s.in[0] = s.out[0] = to;
     s.peer_in = leaves;
     s.members = s.present = count;
+    s.me = 0;
     s.add[0] = add;
-    return p->ctx->cpu.isa->run[TT__OP_SUM_SLOTS](&s);
+    return tt__net_launch(p, rank, &s, TT__OP_SUM_SLOTS);
+}
+
+/* Copies between memories of a device and the host, on the stream of a collective. */
+static tt_status tt__net_copy(tt_program *p, int rank, const tt__launch *l, void *to, const void *from,
+                              int64_t bytes)
+{
+    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
+    tt__launch s = *l;
+    s.in[0] = x;
+    s.out[0] = y;
+    return bytes && to != from ? tt__net_launch(p, rank, &s, TT__OP_COPY) : TT_OK;
+}
+
+/* Waits until a stream of the rank's device has done all that it was given: messages are of what it left. */
+static tt_status tt__net_settle(tt_program *p, int rank, int stream)
+{
+    const tt__crew *c = p->settings.crew;
+    void **event = &p->rank[rank].event;
+    if (c->kind->host) return TT_OK;
+    tt_status status = c->kind->backend->mark(c->device[rank], stream, event);
+    if (status == TT_OK) status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, *event);
+    return tt__device_status(p->ctx, c, rank, status);
 }
 
 /* Fails because messages of a collective have not come, or others have failed. */
@@ -18985,21 +19071,99 @@ static tt_status tt__net_receive(tt_program *p, const tt__instr *i, int process,
     return why ? tt__net_late(p, i, -1, why) : TT_OK;
 }
 
-/* Counts what a process must send at least in a phase of collectives. */
+/* Counts bytes that a process must send at least. */
+static void tt__net_must_send(tt_program *p, double bytes)
+{
+    pthread_mutex_lock(&p->ctx->net->mutex);
+    p->ctx->net->least += bytes;
+    pthread_mutex_unlock(&p->ctx->net->mutex);
+}
+
+/* The same of a phase of a collective. */
+static double tt__net_least(const tt__launch *l, const tt__net_group *g)
+{
+    const tt__mat *x = tt__net_whole(l);
+    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
+    const bool sends = (l->phase == TT__REDUCE_PHASE) == (g->own > 0);
+    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
+    if (!of_first) return bytes * (g->processes - 1) / g->processes;
+    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : g->processes - 1) : 0;
+}
+
 static void tt__net_count(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
 {
-    double least = 0;
-    for (int k = 0; k < n; k++) {
-        const tt__mat *x = tt__net_whole(&l[k]);
-        const bool of_first = l[k].instr->move.root || tt__net_is(&l[k], TT__OF_FIRST);
-        const bool sends = (l[k].phase == TT__REDUCE_PHASE) == (g->own > 0);
-        const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
-        if (!of_first) least += bytes * (g->processes - 1) / g->processes;
-        else if (sends) least += bytes * (l[k].phase == TT__REDUCE_PHASE ? 1 : g->processes - 1);
+    for (int k = 0; k < n; k++) tt__net_must_send(p, tt__net_least(&l[k], g));
+}
+
+/* Is a collective between two of its members? */
+static bool tt__is_pair(const tt__instr *i)
+{
+    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
+}
+
+/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
+   in a phase, and *least. Of one that does not lead the group: 0. */
+static double tt__net_sends(const tt__launch *l, const tt__net_group *g, double *least)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    const tt__move *move = &l->instr->move;
+    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
+    double bytes = 0;
+    int64_t first;
+    *least = 0;
+    if (tt__is_pair(l->instr)) {
+        if (l->phase == TT__SPREAD_PHASE && g->me == move->from)
+            *least = bytes = item * (double)tt__elements(&l->in[0]);
+        return bytes;
     }
-    pthread_mutex_lock(&p->ctx->net->mutex);
-    p->ctx->net->least += least;
-    pthread_mutex_unlock(&p->ctx->net->mutex);
+    if (g->me != g->low) return 0;
+    *least = tt__net_least(l, g);
+    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
+        return g->own + 1 < g->processes ? item * (double)tt__elements(&l->in[0]) : 0;
+    for (int m = 0; m < g->all.count; m++) {
+        const int q = m / g->near.count, own = g->low + m % g->near.count;
+        if (q == g->own) continue;
+        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
+        else
+            bytes += (double)tt__net_nodes(g, g->own, l->present) *
+                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
+    }
+    return bytes;
+}
+
+/* The same of a step of one full micro-batch on each data rank, of all ranks of the process. */
+static double tt__net_plan(const tt_program *head, double *least)
+{
+    const tt__crew *c = head->settings.crew;
+    double bytes = *least = 0, some;
+    for (int rank = c->first; rank < c->first + c->local && c->local < c->ranks; rank++) {
+        tt_program room;
+        const tt_program *p = tt__rank_view(head, rank, &room);
+        for (int k = 0; k < p->built.t->n_code; k++) {
+            const tt__instr *i = &p->built.t->code[k];
+            if (!tt__is_collective(i) || i->move.over == TT__OVER_SLOTS || i->slot > 1) continue;
+            const tt__net_group g = tt__net_group_of(p, rank, &i->move);
+            const int pair = tt__is_pair(i) ? g.all.first + g.all.stride * i->move.to : rank;
+            const bool alone = tt__is_pair(i) ? tt__is_local(c, pair) : g.processes == 1;
+            tt__launch l;
+            memset(&l, 0, sizeof l);
+            l.instr = i;
+            l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
+            l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
+            if (i->in[0]) l.in[0].data = &l; /* it is there */
+            l.members = l.present = g.all.count;
+            l.me = g.me;
+            const int phases = tt__rules_of(i)->phases;
+            const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
+            for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && !alone; phase++) {
+                if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
+                l.phase = phase;
+                bytes += tt__net_sends(&l, &g, &some);
+                *least += some;
+            }
+        }
+    }
+    return bytes;
 }
 
 /* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
@@ -19052,36 +19216,62 @@ static void tt__net_place(const tt__launch *l, const tt__net_group *g, tt__net_b
     }
 }
 
-/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. */
-static tt_status tt__net_pack(tt_program *p, const tt__launch *l, const tt__net_group *g,
-                              const tt__net_batch *b, char *to)
+/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
+   behind the other, to the second half of its memory of the host. */
+static tt_status tt__net_lay_out(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
+                                 const tt__net_batch *b)
+{
+    char *to = (char *)p->settings.crew->stage[rank] + TT__STAGE;
+    tt_status status = TT_OK;
+    for (int at = 0; at < g->processes * b->jobs; at++) {
+        const int q = at / b->jobs, j = at % b->jobs;
+        const tt__launch *x = &l[b->job[j].k];
+        for (int k = q * g->near.count; k < (q + 1) * g->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            const int64_t bytes = g->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
+            status = tt__net_copy(p, rank, x, to, tt__element(&x->in[0], first), bytes);
+            to += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
+   they have laid out their operands. */
+static tt_status tt__net_pack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
+                              const tt__net_batch *b, bool apart, char *to)
 {
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
+    size_t laid = TT__STAGE;
     int turn = 0;
     for (int j, at = 0; at < g->processes * b->jobs; at++) {
         const int q = at / b->jobs;
         j = at % b->jobs;
         const tt__launch *x = &l[b->job[j].k];
         const int present = tt__net_present(g, g->own, x->present);
-        for (int k = q * g->near.count; k < (q + 1) * g->near.count; k++)
+        for (int k = q * g->near.count; k < (q + 1) * g->near.count; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
             for (int node = 0; node * g->grain < present && status == TT_OK; node++) {
-                int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
                 const int begin = node * g->grain, end = (int)tt__min(present, begin + g->grain);
                 for (int m = begin; m < end; m++) {
+                    const int other = g->near.first + m * g->near.stride;
                     leaf[m - begin] = x->peer_in[g->low + m];
                     leaf[m - begin].data = tt__element(&leaf[m - begin], first);
+                    if (apart) leaf[m - begin].data = (char *)p->settings.crew->stage[other] + laid;
                 }
                 const bool mine = turn++ % g->near.count == g->me - g->low;
-                if (mine && n) status = tt__net_sum(p, x, leaf, end - begin, to, n, false);
+                if (mine && n) status = tt__net_sum(p, rank, x, leaf, end - begin, to, n, false);
                 to += tt__net_size(x, n);
             }
+            laid += tt__net_size(x, n);
+        }
     }
     return status;
 }
 
 /* Sums the nodes of all processes to this rank's piece. */
-static tt_status tt__net_unpack(tt_program *p, const tt__launch *l, const tt__net_group *g,
+static tt_status tt__net_unpack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
                                 const tt__net_batch *b, const char *sent, const char *received)
 {
     const char *at[TT__RANKS]; /* the next node of each process */
@@ -19101,7 +19291,7 @@ static tt_status tt__net_unpack(tt_program *p, const tt__launch *l, const tt__ne
                 }
             if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
             if (g->low + k == g->me && n)
-                status = tt__net_sum(p, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
+                status = tt__net_sum(p, rank, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
         }
     }
     return status;
@@ -19111,6 +19301,7 @@ static tt_status tt__net_unpack(tt_program *p, const tt__launch *l, const tt__ne
 static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
 {
     const tt__instr *i = l->instr;
+    const bool apart = tt__is_apart(p->settings.crew, g->near);
     char *stage = (char *)p->settings.crew->stage[g->leader];
     tt__net_job job[TT__NET_JOBS];
     tt__request r[2 * TT__RANKS];
@@ -19121,8 +19312,11 @@ static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, c
         if (!b.jobs && k < n)
             return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
         tt__net_place(l, g, &b);
-        status = tt__net_pack(p, l, g, &b, stage);
+        if (apart) status = tt__net_lay_out(p, rank, l, g, &b);
+        if (apart && status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        if (status == TT_OK) status = tt__net_pack(p, rank, l, g, &b, apart, stage);
         if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        if (status == TT_OK && rank == g->leader) status = tt__net_settle(p, rank, i->stream);
         int count = 0;
         for (int q = 0; q < g->processes && status == TT_OK && rank == g->leader; q++) {
             const int process = tt__net_process(p, g, q);
@@ -19135,7 +19329,7 @@ static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, c
         }
         if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
         if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_unpack(p, l, g, &b, stage, stage + TT__STAGE);
+        if (status == TT_OK) status = tt__net_unpack(p, rank, l, g, &b, stage, stage + TT__STAGE);
         if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
     }
     return status;
@@ -19223,13 +19417,117 @@ static tt_status tt__net_spread(tt_program *p, int rank, tt__launch *l, int n, c
     return tt__launch_phase(p, rank, l, n, g->near);
 }
 
+/* Exchanges pieces where memory is a device's: a rank copies its own to the leader's memory of the host, and
+   the others' from there. */
+static tt_status tt__net_gather_by_host(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
+{
+    const tt__instr *i = l->instr;
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    const size_t room = 2 * TT__STAGE / (size_t)g->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    char *stage = (char *)p->settings.crew->stage[g->leader];
+    tt__request r[2 * TT__RANKS];
+    tt_status status = TT_OK;
+    for (int k = 0; k < n; k++) {
+        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
+        tt__net_job job = {k, 0, (int64_t)room / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+            int64_t first, bytes = item * tt__net_piece(&l[k], &job, g->me, &first);
+            const tt__mat *mine = gathers ? &l[k].in[0] : &l[k].out[0];
+            status = tt__net_copy(p, rank, &l[k], stage + (size_t)g->me * room,
+                                  tt__element(mine, gathers ? job.from : first), bytes);
+            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+            if (status == TT_OK && rank == g->leader) status = tt__net_settle(p, rank, i->stream);
+            int count = 0;
+            for (int m = 0; m < g->all.count && status == TT_OK && rank == g->leader; m++) {
+                const int q = m / g->near.count, own = g->low + m % g->near.count;
+                const int process = tt__net_process(p, g, q);
+                const int64_t come = tt__net_piece(&l[k], &job, m, &first);
+                const int64_t go = tt__net_piece(&l[k], &job, own, &first);
+                if (q == g->own) continue;
+                status = tt__net_receive(p, i, process, g->tag, stage + (size_t)m * room,
+                                         (size_t)(come * item), r, &count);
+                if (status == TT_OK)
+                    status = tt__net_send(p, i, process, g->tag, stage + (size_t)own * room,
+                                          (size_t)(go * item), r, &count);
+            }
+            if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
+            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
+                bytes = item * tt__net_piece(&l[k], &job, m, &first);
+                if (m != g->me || gathers)
+                    status = tt__net_copy(p, rank, &l[k], tt__element(&l[k].out[0], first),
+                                          stage + (size_t)m * room, bytes);
+            }
+            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        }
+    }
+    return status;
+}
+
+/* What member 0 has goes through the host's memory of the leader of each process. */
+static tt_status tt__net_broadcast_by_host(tt_program *p, int rank, tt__launch *l, int n,
+                                           const tt__net_group *g)
+{
+    const tt__instr *i = l->instr;
+    const bool leads = rank == g->leader, last = g->own + 1 == g->processes;
+    char *stage = (char *)p->settings.crew->stage[g->leader];
+    tt__request r[1];
+    tt_status status = TT_OK;
+    for (int k = 0; k < n; k++) {
+        const int64_t bytes = tt__elements(&l[k].in[0]) * (int64_t)tt_dtype_bytes(l[k].in[0].dtype);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            int count = 0;
+            m = tt__min(bytes - at, (int64_t)TT__STAGE);
+            if (g->me == 0) status = tt__net_copy(p, rank, &l[k], stage, (char *)l[k].in[0].data + at, m);
+            if (status == TT_OK && leads) status = tt__net_settle(p, rank, i->stream);
+            if (status == TT_OK && leads && g->own) {
+                const int before = tt__net_process(p, g, g->own - 1);
+                status = tt__net_receive(p, i, before, g->tag, stage, (size_t)m, r, &count);
+                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
+            }
+            if (status == TT_OK && leads && !last) {
+                const int next = tt__net_process(p, g, g->own + 1);
+                status = tt__net_send(p, i, next, g->tag, stage, (size_t)m, r, &count);
+                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
+            }
+            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+            if (status == TT_OK && (g->me || l[k].out[0].data != l[k].in[0].data))
+                status = tt__net_copy(p, rank, &l[k], (char *)l[k].out[0].data + at, stage, m);
+            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        }
+    }
+    return status;
+}
+
+/* From one member to another one, of another process, where memory is a device's. */
+static tt_status tt__net_pair_by_host(tt_program *p, int rank, const tt__launch *l, int process, int tag,
+                                      bool receives, char *data, int64_t bytes)
+{
+    const tt__instr *i = l->instr;
+    char *stage = (char *)p->settings.crew->stage[rank];
+    tt__request r[1];
+    tt_status status = TT_OK;
+    for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+        int count = 0;
+        m = tt__min(bytes - at, (int64_t)TT__STAGE);
+        if (!receives) status = tt__net_copy(p, rank, l, stage, data + at, m);
+        if (status == TT_OK) status = tt__net_settle(p, rank, i->stream);
+        if (status == TT_OK && receives)
+            status = tt__net_receive(p, i, process, tag, stage, (size_t)m, r, &count);
+        else if (status == TT_OK) status = tt__net_send(p, i, process, tag, stage, (size_t)m, r, &count);
+        if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
+        if (status == TT_OK && receives) status = tt__net_copy(p, rank, l, data + at, stage, m);
+    }
+    return status;
+}
+
 /* From one member to another one, of another process. */
-static tt_status tt__net_pair(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
+static tt_status tt__net_pair(tt_program *p, int rank, const tt__launch *l, int n, const tt__net_group *g)
 {
     const tt__instr *i = l->instr;
     const tt__move *m = &i->move;
     const int from = g->all.first + m->from * g->all.stride, to = g->all.first + m->to * g->all.stride;
-    const int tag = TT__DATA_TAG + 2 * TT__RANKS + from * TT__RANKS + to;
+    const int tag = tt__pair_tag(from, to);
     const bool receives = g->me == m->to;
     const int process = tt__process_of(p->settings.crew, receives ? from : to);
     tt__request r[TT__RANKS];
@@ -19238,7 +19536,11 @@ static tt_status tt__net_pair(tt_program *p, const tt__launch *l, int n, const t
     for (int k = 0; k < n; k++) {
         const tt__mat *x = receives ? &l[k].out[0] : &l[k].in[0];
         const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
-        for (size_t at = 0, some; at < bytes && status == TT_OK; at += some) {
+        if (!receives) tt__net_must_send(p, (double)bytes);
+        if (!p->settings.kind->host && status == TT_OK)
+            status = tt__net_pair_by_host(p, rank, &l[k], process, tag, receives, (char *)x->data,
+                                          (int64_t)bytes);
+        for (size_t at = 0, some; at < bytes && p->settings.kind->host && status == TT_OK; at += some) {
             some = bytes - at < TT__STAGE ? bytes - at : TT__STAGE;
             char *data = (char *)x->data + at;
             if (receives) status = tt__net_receive(p, i, process, tag, data, some, r, &count);
@@ -19257,14 +19559,21 @@ static tt_status tt__launch_over_net(tt_program *p, int rank, tt__launch *l, int
     const bool leads = rank == g->leader;
     const int phases = tt__rules_of(i)->phases;
     const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
-    if (i->move.from != i->move.to) return tt__net_pair(p, l, n, g);
-    tt_status status = met ? TT_OK : tt__sync(p, rank, g->near, i->stream);
+    const bool host = p->settings.kind->host;
+    tt_status status = host ? TT_OK : tt__after_staged(p, rank, i);
+    if (tt__is_pair(i)) return status == TT_OK ? tt__net_pair(p, rank, l, n, g) : status;
+    if (status == TT_OK && !met) status = tt__sync(p, rank, g->near, i->stream);
     for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
         if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
         for (int k = 0; k < n; k++) l[k].phase = phase;
         if (leads) tt__net_count(p, l, n, g);
         if (phase == TT__REDUCE_PHASE) {
             status = tt__net_reduce(p, rank, l, n, g);
+            continue;
+        }
+        if (!host) {
+            status = from_first ? tt__net_broadcast_by_host(p, rank, l, n, g)
+                                : tt__net_gather_by_host(p, rank, l, n, g);
             continue;
         }
         if (leads && from_first) status = tt__net_broadcast(p, l, n, g);
@@ -19282,7 +19591,7 @@ static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, i
     const tt__instr *i = l->instr;
     int me;
     tt__members members = tt__members_of(p, rank, &i->move, &me);
-    const bool pair = i->move.from != i->move.to && i->move.over != TT__OVER_TIED; /* between two of them */
+    const bool pair = tt__is_pair(i);
     if (pair && me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
     const int low = members.first + members.stride * (pair ? (int)tt__min(i->move.from, i->move.to) : 0);
     const int high = members.first + members.stride * (pair ? (int)tt__max(i->move.from, i->move.to)
@@ -19343,6 +19652,51 @@ static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int 
     return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
 }
 
+/* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. */
+static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
+{
+    const bool receives = l->instr->out[0] != 0;
+    const tt__mat *x = receives ? &l->out[0] : &l->in[0];
+    const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), most = (size_t)1 << 30;
+    const int from = receives ? other : rank, to = receives ? rank : other;
+    const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
+    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
+    tt__request part[TT__PARTS], *r = receives ? part : own->part[way];
+    tt_status status = TT_OK;
+    int parts = 0;
+    if (bytes > most * TT__PARTS)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
+                        "at once", tt__instr_name(l->instr), bytes);
+    for (size_t at = 0, n; at < bytes && status == TT_OK; at += n) {
+        n = bytes - at < most ? bytes - at : most;
+        if (receives) status = tt__net_receive(p, l->instr, process, tag, (char *)x->data + at, n, r, &parts);
+        else status = tt__net_send(p, l->instr, process, tag, (char *)x->data + at, n, r, &parts);
+    }
+    if (!receives) tt__net_must_send(p, (double)bytes);
+    if (!receives) own->parts[way] = parts;
+    return receives && status == TT_OK ? tt__net_all_there(p, l->instr, r, &parts) : status;
+}
+
+/* Messages of a rank that are on their way go on: with some MPI libraries only while it is called. */
+static void tt__go_on_passing(const tt_program *p, int rank)
+{
+    tt__net *n = p->ctx->net;
+    for (int k = 0; k < 2 * p->settings.in_flight && n; k++) {
+        tt__passed *x = &p->rank[rank].passed[k / 2];
+        if (!x->parts[k % 2]) continue;
+        pthread_mutex_lock(&n->mutex);
+        for (int j = 0; j < x->parts[k % 2]; j++) n->wire->test(n, &x->part[k % 2][j]);
+        pthread_mutex_unlock(&n->mutex);
+    }
+}
+
+/* Waits until the messages of micro-batch number `round` have gone this way. */
+static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
+{
+    tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
+    return tt__net_all_there(p, &p->built.t->code[p->built.send[way] - 1], x->part[way], &x->parts[way]);
+}
+
 /* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
    and copies. */
 static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
@@ -19353,6 +19707,7 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     tt_program room;
     int way;
     const int other = tt__neighbour(p, rank, l->instr, &way);
+    if (!tt__is_here(p, other)) return tt__pass_over_net(p, rank, l, other, way);
     const tt_program *q = tt__rank_view(p, other, &room);
     tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
     const tt__passed *theirs = &q->rank[other].passed[p->round % q->settings.in_flight];
@@ -19386,6 +19741,10 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
         int way;
         const int other = tt__neighbour(p, rank, i, &way);
         const tt_program *q = tt__rank_view(p, other, &room);
+        if (!tt__is_here(p, other)) {
+            if (p->round >= copies) status = tt__await_passed(p, rank, way, p->round - copies);
+            continue;
+        }
         if (p->round >= copies &&
             !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
                           (uint64_t)(p->round + 1 - copies)))
@@ -19529,6 +19888,7 @@ static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *l
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
+        if (p->stage) tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next; n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
         else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
@@ -19712,20 +20072,21 @@ static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
+    tt_program room, *last = tt__last_view(p, &room);
     tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
     for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
         const int d = tt__data_rank(p, r);
         if (d >= p->present) continue;
-        if (r == tt__first_of(p, d)) status = tt__read_rank(p, r);
-        if (r == tt__first_of(p, d)) found[d].totals = p->rank[r].results.totals;
+        if (r == tt__first_of(last, d)) status = tt__read_rank(last, r);
+        if (r == tt__first_of(last, d)) found[d].totals = p->rank[r].results.totals;
         found[d].flops += p->rank[r].flops;
     }
     status = tt__agree(p->ctx, "what a run has found", status, found, sizeof *found * (size_t)data);
     for (int d = 0; d < p->present && status == TT_OK; d++) {
-        const int first = tt__first_of(p, d);
-        for (int r = first; r < first + p->arena->tensor; r++) p->rank[r].flops = 0;
+        const int first = tt__first_of(last, d);
+        for (int r = 0; r < c->ranks; r++) if (tt__data_rank(p, r) == d) p->rank[r].flops = 0;
         for (int k = 0; k < c->ranks / c->local; k++) {
             const tt__found *x = (const tt__found *)tt__noted(p->ctx, k, found) + d;
             if (k == tt__process_of(c, first)) p->rank[first].results.totals = x->totals;
@@ -19735,15 +20096,17 @@ static tt_status tt__exchange_results(tt_program *p)
     return status;
 }
 
-/* What the update has found on rank 0. */
-static tt_status tt__read_first(tt_program *p)
+/* What the update has found on a rank, which another process may have. */
+static tt_status tt__read_first(tt_program *p, int rank)
 {
     const tt__crew *c = p->settings.crew;
-    tt__results *results = &p->rank[0].results;
-    tt_status status = tt__read_rank(p, c->first); /* waits for it, too */
-    if (c->local == c->ranks) return status;
+    const int own = tt__is_here(p, rank) ? rank : c->first;
+    tt__results *results = &p->rank[rank].results;
+    tt_program room;
+    tt_status status = tt__read_rank(tt__rank_view(p, own, &room), own); /* waits for it, too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
-    return tt__net_fetch(p->ctx, 0, "what a step has found", results, sizeof *results);
+    const int process = tt__process_of(c, rank);
+    return tt__net_fetch(p->ctx, process, "what a step has found", results, sizeof *results);
 }
 
 /* The same, of all ranks together: after the update on any of them, else (train = false) on those that
@@ -19751,19 +20114,19 @@ static tt_status tt__read_first(tt_program *p)
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
+    tt_program room, *q = tt__last_view(p, &room);
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
         memset(&p->results.totals, 0, sizeof p->results.totals);
         for (int d = 0; d < p->present && found == TT_OK; d++) {
-            const tt__totals *own = &p->rank[tt__first_of(p, d)].results.totals;
+            const tt__totals *own = &p->rank[tt__first_of(q, d)].results.totals;
             p->results.totals.loss += own->loss;
             p->results.totals.targets += own->targets;
             p->results.totals.correct += own->correct;
         }
         return found;
     }
-    tt_program room, *q = tt__last_view(p, &room);
-    tt_status status = net ? tt__read_first(p) : tt__read_rank(q, tt__first_of(q, 0));
+    tt_status status = net ? tt__read_first(p, tt__first_of(q, 0)) : tt__read_rank(q, tt__first_of(q, 0));
     p->results = q->rank[tt__first_of(q, 0)].results;
     for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
         const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
@@ -19930,13 +20293,9 @@ static tt_status tt__feed(tt_program *p)
     status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
     tt__forget_inputs(p);
-    if (status != TT_OK) return status;
-    tt__begin_micro(p);
-    for (int s = 0; s < tt__stages(p); s++) {
-        const tt_program *q = tt__stage_of(p, s);
-        for (int r = tt__first_of(q, 0); r < tt__end_rank(q->arena); r++) p->flops += q->rank[r].flops;
-    }
-    return TT_OK;
+    status = tt__agree_flops(p, status);
+    if (status == TT_OK) tt__begin_micro(p);
+    return status;
 }
 
 /* Writes the inputs of a micro-batch to a rank. */
@@ -19982,6 +20341,8 @@ static tt_status tt__run_stage(void *arg, int rank)
         p->scale_set = true;
         if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
     }
+    for (int k = 0; k < 2 * p->settings.in_flight && status == TT_OK; k++)
+        if (p->rank[rank].passed[k / 2].parts[k % 2]) status = tt__await_passed(p, rank, k % 2, k / 2);
     tt__float_restore(mode);
     return status;
 }
@@ -19995,8 +20356,9 @@ static tt_status tt__run_pipeline(tt_program *p)
     p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_stage, p);
-    for (int r = 0; r < c->ranks && status != TT_OK; r++) c->kind->backend->wait(c->device[r]);
-    if (status != TT_OK) return status;
+    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++)
+        c->kind->backend->wait(c->device[r]);
+    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
     p->scale_set = true;
     p->arena->results_of = p;
     p->last_round = p->round - 1;
@@ -20081,12 +20443,13 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 }
 
 /* Fails, and names the gradient that is the cause of a norm that is not finite. */
-static tt_status tt__norm_failed(tt_program *p)
+static tt_status tt__norm_failed(tt_program *head)
 {
+    const int first = head->settings.crew->first;
+    tt_program own, *p = tt__rank_view(head, first, &own);
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
-    const long long step = (long long)p->run.step;
-    const int first = p->settings.crew->first;
+    const long long step = (long long)head->run.step;
     const char *at = (const char *)tt__resolve(p, first, t->squares).data;
     int n, parted;
     int32_t *list = tt__trained(t, &n, &parted), bad = 0;
@@ -20830,7 +21193,12 @@ static tt_plan tt__plan_of(const tt_program *p)
     }
     plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p) + tt__fed_bytes(p);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
-    if (!p->settings.kind->host && p->settings.crew->ranks > 1) plan.host_bytes += TT__STAGE;
+    const tt__crew *c = p->settings.crew;
+    if (!p->settings.kind->host && c->ranks > 1) plan.host_bytes += TT__STAGE;
+    if (c->local < c->ranks) plan.host_bytes += p->settings.kind->host ? 2 * TT__STAGE : TT__STAGE;
+    double least, sent = tt__net_plan(p, &least);
+    plan.sent_bytes = (size_t)sent;
+    plan.sent_least_bytes = (size_t)least;
     tt__count_transfers(p, &plan);
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
@@ -21069,6 +21437,9 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, "  moved a step and rank: %.1f MB between ranks (at least %.1f), with one "
                   "micro-batch on each\n", mb * (double)plan.moved_bytes,
                   mb * (double)plan.moved_least_bytes);
+    if (plan.sent_bytes)
+        tt__print(&text, "  sent by this process in such a step: %.1f MB (at least %.1f)\n",
+                  mb * (double)plan.sent_bytes, mb * (double)plan.sent_least_bytes);
     if (plan.tensor > 1)
         tt__print(&text, "  split over the tensor ranks: %.1f of %.1f million parameters\n",
                   mb * (double)plan.split_params, mb * (double)plan.params);

@@ -3,7 +3,8 @@
 and faults of one of them, after which all end with one sentence and the last state goes on.
 
 Standard library only; run from the repository's root, with B (build) in the environment, where `make` has put
-B/mpi_ranks (tests/mpi.c) and B/mpi_vit_l16. TINYTRAIN_ALL_FAULTS=1: each fault at 20 moments.
+B/mpi_ranks (tests/mpi.c) and B/mpi_vit_l16, and maybe B/cuda_emu/mpi_ranks, the same for emulated GPUs.
+TINYTRAIN_ALL_FAULTS=1: each fault at 20 moments.
 """
 import os
 import re
@@ -16,6 +17,7 @@ import time
 
 B = os.environ.get("B", "build")
 RANKS, VIT = f"{B}/mpi_ranks", f"{B}/mpi_vit_l16"
+EMULATED = f"{B}/cuda_emu/mpi_ranks"
 ALL = "TINYTRAIN_ALL_FAULTS" in os.environ
 TIMEOUT = 4  # seconds that a process waits for another
 MARGIN = 12  # ... and those that starting and ending takes on a busy machine
@@ -51,20 +53,37 @@ def contents(path):
         return f.read()
 
 
+def ranks_tests(folder, processes, ranks, *tests, program=RANKS, where="", env=None):
+    status, out, _ = mpirun(processes, program, folder, ranks, *tests, env=env, limit=300)
+    names = re.findall(r"^ok (\w+)$", out, re.M)
+    wrong = re.findall(r"^FAILED .*$", out, re.M)
+    for k in range(1, processes):
+        path = f"{folder}/process.{k}"
+        if os.path.exists(path):
+            with open(path) as f:
+                wrong += re.findall(r"^FAILED .*$", f.read(), re.M)
+    for name in names:
+        check(f"{name}{where}_{processes}x{ranks}", None)
+    if status != 0 or wrong or not names:
+        check(f"ranks{where}_{processes}x{ranks}", f"status {status}; " + ("; ".join(wrong) or out[-600:]))
+
+
 def bits(folder):
-    for processes, ranks in (2, 1), (3, 1), (4, 1), (2, 2), (3, 2), (4, 2):
-        status, out, _ = mpirun(processes, RANKS, folder, ranks)
-        names = re.findall(r"^ok (\w+)$", out, re.M)
-        wrong = re.findall(r"^FAILED .*$", out, re.M)
-        for k in range(1, processes):
-            path = f"{folder}/process.{k}"
-            if os.path.exists(path):
-                with open(path) as f:
-                    wrong += re.findall(r"^FAILED .*$", f.read(), re.M)
-        for name in names:
-            check(f"{name}_{processes}x{ranks}", None)
-        if status != 0 or wrong or not names:
-            check(f"ranks_{processes}x{ranks}", f"status {status}; " + ("; ".join(wrong) or out[-600:]))
+    for processes, ranks in (2, 1), (3, 1), (2, 2):
+        ranks_tests(folder, processes, ranks)
+    for processes, ranks in (4, 1), (3, 2), (4, 2):
+        ranks_tests(folder, processes, ranks, "processes*", "tensor*", "stages*", "bytes*")
+
+
+def emulated_gpus(folder):
+    """GPUs of several processes; without peers, those of a process do not see each other's memory either."""
+    if not os.path.exists(EMULATED):
+        return
+    for processes, ranks, peers, *tests in ((2, 1, 1, "gradients*"), (2, 2, 1, "tensor*", "bytes*"),
+                                            (2, 2, 0, "processes*")):
+        env = {"TINYTRAIN_DEVICE": "cuda", "EMU_DEVICES": "4", "EMU_PEERS": str(peers)}
+        ranks_tests(folder, processes, ranks, *tests, program=EMULATED, env=env,
+                    where="_cuda" if peers else "_cuda_apart")
 
 
 def differences(folder):
@@ -86,7 +105,7 @@ FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
              r"\w+ '.*': rank \d, process \d \(.*\), has not come for|: process \d \(.*\) has not come for"),
-    "full": (lambda k: (0, 50000 + 61000 * k),
+    "full": (lambda k: (0, 20000 + 45000 * k), # bytes of a file; the state has more
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
     "input": (lambda k: (k % 3, 1 + k % 4),
@@ -162,20 +181,21 @@ def examples(folder):
     refused = status and "started several processes" in out and "TINYTRAIN_MPI" in out
     check("refused_without_mpi", None if refused else f"status {status}: {out[-600:]}")
 
-    small = "--train 60 --test 40 --epochs 1 --threads 1 --groups 4 --zero 2".split()
-    env = dict(os.environ)
-    one = subprocess.run([f"{B}/vit_l16", *small, "--device", "cpu*4", "--out", f"{folder}/one"], env=env,
-                         stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    status, out, _ = mpirun(2, VIT, *small, "--device", "cpu*2", "--out", f"{folder}/two")
-    wrong = f"status {one.returncode}, {status}: {one.stderr[-300:]} {out[-600:]}"
-    if one.returncode == 0 and status == 0:
-        wrong = None
-        for name in "state.safetensors", "model.safetensors":
-            a, b = (contents(f"{folder}/{x}/{name}") for x in ("one", "two"))
-            wrong = wrong or (None if a == b else f"{name} differs")
-    if not wrong and out.count("saved: ") != 1:
-        wrong = f"each process reports: {out[-600:]}"
-    check("example_in_two_processes", wrong)
+    for name, how in ("", "--groups 4 --zero 2"), ("_of_stages", "--pipeline 2 --groups 2 --accumulate 4"):
+        small = f"--train 60 --test 40 --epochs 1 --threads 1 {how}".split()
+        alone, together = f"{folder}/alone{name}", f"{folder}/together{name}"
+        one = subprocess.run([f"{B}/vit_l16", *small, "--device", "cpu*4", "--out", alone],
+                             stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        status, out, _ = mpirun(2, VIT, *small, "--device", "cpu*2", "--out", together)
+        wrong = f"status {one.returncode}, {status}: {one.stderr[-300:]} {out[-600:]}"
+        if one.returncode == 0 and status == 0:
+            wrong = None
+            for file in "state.safetensors", "model.safetensors":
+                same = contents(f"{alone}/{file}") == contents(f"{together}/{file}")
+                wrong = wrong or (None if same else f"{file} differs")
+        if not wrong and out.count("saved: ") != 1:
+            wrong = f"each process reports: {out[-600:]}"
+        check(f"example_in_two_processes{name}", wrong)
 
 
 def main():
@@ -188,7 +208,7 @@ def main():
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     OPEN_MPI = "Open MPI" in version or "OpenRTE" in version
     parts = sys.argv[1:]
-    for part in bits, differences, faults, signals_resume, examples:
+    for part in bits, emulated_gpus, differences, faults, signals_resume, examples:
         if not parts or part.__name__ in parts:
             with tempfile.TemporaryDirectory() as folder:
                 part(folder)

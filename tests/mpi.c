@@ -21,15 +21,19 @@ static setup net_setup(layout on, const char *precision, int groups, int per_lea
     return s;
 }
 
-/* "cpu*2" */
+/* "cpu*2"; where TINYTRAIN_DEVICE says so, "cuda*2" */
 static const char *ranks_text(int ranks)
 {
     static char text[4][16];
     static int next;
     char *to = text[next++ % 4];
-    snprintf(to, 16, ranks > 1 ? "cpu*%d" : "cpu", ranks);
+    const char *kind = getenv("TINYTRAIN_DEVICE") ? getenv("TINYTRAIN_DEVICE") : "cpu";
+    snprintf(to, 16, ranks > 1 ? "%s*%d" : "%s", kind, ranks);
     return to;
 }
+
+/* Emulated GPUs are slow: they run some cases of each test. */
+static bool on_cpu(void) { return strncmp(ranks_text(1), "cpu", 3) == 0; }
 
 /* Trains on the ranks of all processes and on as many of this one. */
 static void same_as_threads(setup s, const layout *how)
@@ -53,7 +57,7 @@ TEST(processes_have_the_bits_of_one)
 {
     static const layout how[] = {{NULL, 0, 0}, {NULL, 1, 0}, {NULL, 2, 0}, {NULL, 3, 0}, {NULL, 1, SERVER},
                                  {NULL, 1, MICROS}, {NULL, 0, SERVER | MICROS}};
-    for (int k = 0; k < TEST_COUNT(how); k++) {
+    for (int k = 0; k < (on_cpu() ? TEST_COUNT(how) : 4); k++) {
         const int data = processes * local;
         setup s = setup_of(how[k], precisions[k % 5], leaves(data, k % 2), 1 + k % 3);
         s.sgd = k % 3 == 2;
@@ -69,7 +73,8 @@ TEST(tensor_ranks_of_processes)
     const int ranks = processes * local;
     for (int k = 0; k < TEST_COUNT(how); k++)
         for (int tensor = 2; tensor <= 4; tensor += 2) {
-            if (ranks % tensor || (local % tensor && tensor % local)) continue;
+            const bool left_out = !on_cpu() && (k + tensor / 2) % 2;
+            if (left_out || ranks % tensor || (local % tensor && tensor % local)) continue;
             setup s = setup_of(how[k], precisions[k], leaves(ranks / tensor, k), 2);
             s.tensor = tensor;
             s.sequence = k % 2 == 1;
@@ -79,11 +84,41 @@ TEST(tensor_ranks_of_processes)
     if (ranks % 2 || (local % 2 && 2 % local)) SKIP("two tensor ranks do not fit these processes");
 }
 
+/* Stages of a pipeline in several processes, with the table and a norm in two of them, and data ranks: the
+   bits of the same stages in one process, which are those of one stage (test_pipeline.c). */
+TEST(stages_of_processes)
+{
+    static const layout on = {NULL, 1, 0};
+    const int ranks = processes * local;
+    if (!on_cpu()) SKIP("stages in several processes are on CPUs so far");
+    for (int stages = 2; stages <= 3; stages++)
+        for (int k = 0; k < 3; k++) {
+            const int data = ranks / stages;
+            if (ranks % stages || (local % data && data % local)) continue;
+            setup s = setup_of(on, precisions[k], data, k == 1 ? 4 : 3);
+            s.pipeline = stages;
+            s.schedule = k == 1 ? "gpipe" : "1f1b";
+            s.most = k == 1 ? 4 : 0;
+            s.on.zero = k != 2;
+            s.sgd = k == 2;
+            s.poison = true;
+            same_as_threads(s, &s.on);
+            if (k) continue;
+            setup one = s;
+            one.on.device = ranks_text(stages);
+            s.on.device = ranks_text(local);
+            s.net = true;
+            evaluates(&one, &s);
+        }
+    if (ranks % 3 && ranks % 2) SKIP("two or three stages do not fit these processes");
+}
+
 TEST(gradients_and_evaluations_of_processes)
 {
     static const layout how[] = {{NULL, 1, 0}, {NULL, 3, 0}, {NULL, 0, SERVER}};
-    for (int k = 0; k < TEST_COUNT(how); k++) {
+    for (int k = on_cpu() ? 0 : 1; k < TEST_COUNT(how); k++) {
         setup one = setup_of(ones[sums_micros(how[k])], precisions[k], processes * local, 2), many = one;
+        one.on.device = ranks_text(1);
         many.on = how[k];
         many.on.device = ranks_text(local);
         many.net = true;
@@ -99,6 +134,7 @@ TEST(states_of_processes_resume_anywhere)
     const int ranks = processes * local;
     for (int p = 0; p < 2; p++) {
         setup s = setup_of(ones[p], precisions[p], ranks, 2);
+        s.on.device = ranks_text(1);
         outcome whole, o;
         const char *path = test_path(shared_folder, "resumed");
         memset(&o, 0, sizeof o);
@@ -135,9 +171,14 @@ TEST(bytes_of_processes)
         net n;
         setup s = net_setup((layout){ranks_text(local), zero, 0}, "32-true", processes * local, 1);
         if (!open_net(&n, &s, false)) return;
+        const tt_plan plan = tt_program_plan(n.p);
+        char text[4096];
+        tt_plan_text(n.p, text, sizeof text);
         FINE(&n, run_step(&n, 0, s.groups));
         const tt__net *x = n.ctx->net;
         REQUIRE(x && x->processes == processes && x->me == me);
+        CHECK((double)plan.sent_bytes == x->sent && fabs((double)plan.sent_least_bytes - x->least) <= 1);
+        CHECK(strstr(text, "sent by this process in such a step: ") != NULL);
         const double own[2] = {x->sent, x->least};
         double all[2];
         MPI_Allreduce(own, all, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
@@ -151,6 +192,7 @@ TEST(bytes_of_processes)
 static const test_case net_tests[] = {
     TEST_CASE(processes_have_the_bits_of_one),
     TEST_CASE(tensor_ranks_of_processes),
+    TEST_CASE(stages_of_processes),
     TEST_CASE(gradients_and_evaluations_of_processes),
     TEST_CASE(states_of_processes_resume_anywhere),
     TEST_CASE(bytes_of_processes),

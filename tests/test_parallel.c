@@ -40,6 +40,8 @@ typedef struct setup {
     int tensor;              /* ranks; 0: one */
     bool sequence;
     bool net;                /* on the ranks of all processes that were started, see mpi.c */
+    int pipeline, most;      /* tt_parallel's pipeline, schedule, micros */
+    const char *schedule;
 } setup;
 
 static const char *shared_folder; /* of these, for states */
@@ -48,7 +50,8 @@ static double wait_seconds = 3000; /* a rank that waits in vain is for the time 
 static setup setup_of(layout on, const char *precision, int groups, int per_leaf)
 {
     const setup s = {on,   precision, "cheap", NULL,  groups, per_leaf, 1,
-                     ROWS, VOCAB,     false,   false, false,  false,    false, false, 0, false, false};
+                     ROWS, VOCAB,     false,   false, false,  false,    false, false, 0, false, false,
+                     0,    0,         NULL};
     return s;
 }
 
@@ -142,6 +145,9 @@ static tt_compile_options options_of(const setup *s)
     o.parallel.groups = s->groups;
     o.parallel.tensor = s->tensor;
     o.parallel.sequence = s->sequence;
+    o.parallel.pipeline = s->pipeline;
+    o.parallel.schedule = s->schedule;
+    o.parallel.micros = s->most;
     o.precision = s->precision;
     o.recompute = s->recompute;
     o.offload = s->offload;
@@ -747,7 +753,8 @@ static void evaluates(const setup *one, const setup *many)
         ok = FINE(&b, run_step(&b, step, micros_of(many, step))) && ok;
         x.stats[step] = a.stats;
         y.stats[step] = b.stats;
-        for (int most = 1; most <= b.data; most += step ? b.data - 1 : 1) same_evaluation(&a, &b, most);
+        const int stride = step && b.data > 1 ? b.data - 1 : 1;
+        for (int most = 1; most <= b.data; most += stride) same_evaluation(&a, &b, most);
     }
     if (ok) {
         keep_end(&a, &x);
