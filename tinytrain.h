@@ -59,7 +59,8 @@
    THREE LEVELS
      models    tt_bert_load or tt_vit_load, tt_loader_new or tt_image_loader_new, tt_trainer_new, tt_fit (or
                tt_train_batch and tt_evaluate), tt_predict, tt_bert_save or tt_vit_save. See
-               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save: decoders.
+               examples/distilbert_imdb.c and examples/vit_l16.c. tt_lm_load, tt_lm_save, tt_generate:
+               decoders.
      tape      your own model: tt_param_new, a function that records ops; tt_compile, tt_set, tt_step, tt_get;
                tt_program_save, tt_program_load. As a tt_model with a tt_source of data, tt_fit trains it.
      ops       a row in TT__OPS (>>backend), its block in >>ops (recorder, shape rule, backward), a CPU kernel
@@ -421,6 +422,18 @@ tt_attention_options tt_attention_options_default(int heads);
    other (1: Shazeer, "Fast transformer decoding", 2019; else Ainslie et al., "GQA", 2023). */
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o);
+
+/* The same of some rows as queries: row i32 (n, 1) says which rows of the batch those of q are. q (n, heads *
+   head_size), k, v (rows, key_heads * head_size) -> (n, heads * head_size) */
+tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
+                           const tt_attention_options *o);
+/* Rows that a program keeps from run to run, 0 at first: f32 (rows, width), or of 16 bits where activations
+   are. With tt_attention_rows: keys and values of tokens that earlier runs have seen. For programs that do
+   not train. */
+tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width);
+/* Row index[r] of a cache becomes row r of x; no row twice in one run. x (n, width), index i32 (n, 1) -> the
+   cache, for what is recorded behind it */
+tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index);
 
 tt_value tt_gather_rows(tt_tape *t, tt_value x, tt_value index); /* x (rows, D), index i32 (n, 1) -> (n, D) */
 /* x (rows, D) -> (seqs, D), the mean of each sequence. */
@@ -1263,11 +1276,13 @@ typedef struct tt_lm_config {
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
     int window;               /* "mistral", "qwen2": keys that a token sees, its own the last; 0: all */
+    int window_from;          /* the first layer with a window: those before see all. Default 0 */
     bool tied;                /* the last product's weight is the embedding of tokens */
     bool attention_bias;      /* products of the attention have biases: "llama", "gpt_neox", "falcon" */
     bool mlp_bias;            /* so have those of the MLP: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
     bool two_norms;           /* "falcon" with parallel: each through a norm of its own */
+    bool alibi;               /* "falcon": instead of rotary positions */
     const char *activation;   /* as BERT's */
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
@@ -1300,7 +1315,7 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* From a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that it names, which must lie in the folder. A key of config.json that asks for what is not there
-   (as alibi) is refused by name. Tensors stream into place when a program is allocated. */
+   (as another rope_type) is refused by name. Tensors stream into place when a program is allocated. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
 /* Writes config.json and model.safetensors into a folder (made if need be), as transformers reads them; above
    shard_bytes, files of at most so much and their index. Each file is replaced as a whole; a save of several
@@ -1315,6 +1330,55 @@ tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in); /* (rows
 /* As a trainer sees it: the mean cross-entropy of the tokens that follow, which the batch's array "targets"
    tells, i32 (rows, 1); -100: none. m must stay. */
 tt_model tt_lm_model(const tt_lm *m);
+
+/* --------------------------------------------------------------------------------------------- generation */
+
+/* A model that continues texts: a program that runs tokens of up to max_seqs sequences at once and keeps the
+   keys and values of those before in the planned arena. */
+typedef struct tt_generator tt_generator;
+typedef struct tt_generator_options {
+    int max_seqs;        /* sequences at a time. Default 1 */
+    int context;         /* tokens of a prompt and its answer, at most. Default 0: the model's max_positions,
+                            or 2048 where it has more */
+    int max_tokens;      /* tokens of prompts that run at once, at least max_seqs. Default 256 */
+    /* tt_compile_options', with the same defaults. `share`: a program that trains the model, whose parameters
+       it then uses (tt_trainer_program); make the generator before the first step. */
+    const char *precision, *device;
+    size_t memory_budget;
+    const tt_program *share;
+} tt_generator_options;
+tt_generator_options tt_generator_options_default(void);
+/* NULL after an error. m must stay. */
+tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o);
+void tt_generator_free(tt_generator *g);
+const tt_program *tt_generator_program(const tt_generator *g); /* for its plan */
+
+typedef struct tt_sampling {
+    int max_new;              /* tokens that are added to a sequence, at most. Default 128 */
+    float temperature;        /* divides logits. 0: the likeliest token, always. Default 1 */
+    int top_k;                /* only the likeliest k tokens. Default 0: all */
+    float top_p;              /* ... and of these the fewest whose probabilities sum up to it, in (0, 1]
+                                 (Holtzman et al., "The curious case of neural text degeneration", 2020).
+                                 Default 1 */
+    float repetition_penalty; /* divides a positive, multiplies a negative logit of a token that was there
+                                 before (Keskar et al., "CTRL", 2019). Above 0. Default 1 */
+    uint64_t seed;            /* the same seed, the same tokens. Default 0 */
+    const int32_t *stop;      /* tokens that end a sequence, itself the last; n_stop of them. Default none */
+    int n_stop;
+    /* Called with each token, as soon as it is known; false ends its sequence. NULL (default): none. */
+    bool (*token)(void *user, int seq, int32_t id);
+    void *user;
+} tt_sampling;
+tt_sampling tt_sampling_default(void);
+
+/* Continues `seqs` prompts, any number: ids i32 (start[seqs]) of all one after another, each with at least
+   one token and fewer than the context. out i32 (seqs, max_new): the new tokens; count (seqs): how many. A
+   sequence ends with a token of `stop`, with max_new or when the context is full. Filters work in the order
+   of transformers: penalty, temperature, top_k, top_p. NULL sampling: defaults. The random numbers of a
+   sequence are the same whatever others are there; but products of few rows may round otherwise than those of
+   many. */
+tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
+                      const tt_sampling *sampling, int32_t *out, int *count);
 
 /* ------------------------------------------------------------------------------------------------ trainer */
 
@@ -1656,6 +1720,7 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
     X(MEAN_POOL, "mean_pool", 2, 1, TT__BEGINS) /* x, seq_start -> y */ \
     X(SET_ROWS, "set_rows", 3, 1, TT__INPLACE0) /* x, index, row -> y */ \
+    X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
@@ -1711,7 +1776,10 @@ enum {
 };
 
 /* What random numbers are for: a part of their streams' keys. */
-enum { TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE };
+enum {
+    TT__RANDOM_INIT = 1, TT__RANDOM_DROPOUT, TT__RANDOM_ROUNDING, TT__RANDOM_SHUFFLE, TT__RANDOM_IMAGE,
+    TT__RANDOM_TOKEN
+};
 
 /* The step's settings, which the host writes before it runs a segment. */
 typedef struct tt__run {
@@ -2879,9 +2947,9 @@ struct tt_param {
     bool source_stays;      /* one of the two has memory, and the other is still to be filled */
 };
 
-/* STEP: the step's settings and results. */
+/* STEP: the step's settings and results. CACHE: tt_cache's. */
 typedef enum tt__storage {
-    TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP
+    TT__TRANSIENT, TT__INPUT, TT__PARAMETER, TT__GRADIENT, TT__STATE, TT__STEP, TT__CACHE
 } tt__storage;
 /* What tt_keep and tt_recompute have asked for. */
 typedef enum tt__mark { TT__UNMARKED, TT__MARKED_KEEP, TT__MARKED_AGAIN } tt__mark;
@@ -4673,8 +4741,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__rate_in(t, i);
 }
 
-tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
-                      const tt_attention_options *o)
+static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
+                           const tt_attention_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
     i.attr.heads = o->heads;
@@ -4690,7 +4758,20 @@ tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value s
     i.attr.key_heads = divides ? (int)key_heads : o->heads;
     bool given = o->scale != 0 || o->heads < 1;
     i.attr.scale = given ? o->scale : 1.0f / sqrtf((float)(tt_value_width(t, q) / o->heads));
-    return tt__record(t, i, "vvvv", q, k, v, seq_start);
+    return tt__record(t, i, "vvvvV", q, k, v, seq_start, row);
+}
+
+tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
+                      const tt_attention_options *o)
+{
+    return tt__attend(t, q, k, v, seq_start, tt__handle(0), o);
+}
+
+
+tt_value tt_attention_rows(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
+                           const tt_attention_options *o)
+{
+    return tt__attend(t, q, k, v, seq_start, row, o);
 }
 
 static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g)
@@ -4856,6 +4937,60 @@ tt_value tt_set_rows(tt_tape *t, tt_value x, tt_value index, tt_param *row)
 
 static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
     {NULL, "g1", "02", TT__OP_SET_ROWS_BACKWARD}, NULL, NULL, tt__check_rows};
+
+/* --------------------------------------------------------------------------------------------- store_rows
+   A cache is read and written in the order of recording. Training with one fails: nothing flows back through
+   what a run before has stored. */
+
+tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
+{
+    if (t->status != TT_OK) return tt__handle(0);
+    if (rows < 1 || width < 1) {
+        tt__tape_fail(t, TT_ERR_SHAPE, "cache '%s': %lld rows of width %lld; both must be at least 1", name,
+                      (long long)rows, (long long)width);
+        return tt__handle(0);
+    }
+    const tt__shape shape = {TT_F32, rows, width, 0, 0};
+    const int32_t id = tt__new_value(t, &shape, TT__CACHE, "%s", name);
+    if (id) t->values[id].persistent = true;
+    return tt__handle(id);
+}
+
+static bool tt__shape_STORE_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    out[0] = t->values[i->out[0]].shape;
+    return tt__index_in(t, i, 1) && tt__shape_in(t, i, 0, tt__in(t, i, 1), out[0].cols);
+}
+
+tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index)
+{
+    tt__shape shape[TT__MAX_OUT];
+    tt__instr i = tt__new_instr(TT__OP_STORE_ROWS);
+    if (!tt__on_tape(t, "store_rows", 0, cache) || !tt__on_tape(t, "store_rows", 1, x) ||
+        !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(0);
+    const tt__value *c = &t->values[cache.id];
+    if (c->storage != TT__CACHE || c->base != cache.id) {
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "store_rows: '%s' is not a cache (tt_cache)", c->name);
+        return tt__handle(0);
+    }
+    i.in[0] = x.id;
+    i.in[1] = index.id;
+    i.out[0] = cache.id;
+    if (!tt__shape_of(t, &i, shape)) return tt__handle(0);
+    tt__instr *to = tt__append(t, i.op);
+    if (!to) return tt__handle(0);
+    i.random = to->random;
+    *to = i;
+    return cache;
+}
+
+static tt_status tt__check_STORE_ROWS(const tt__launch *l)
+{
+    return tt__check_indices(l, 1, l->out[0].rows, NULL, "rows to store");
+}
+
+static const tt__rules tt__rules_STORE_ROWS = {tt__shape_STORE_ROWS, NULL, {NULL}, NULL, NULL,
+    tt__check_STORE_ROWS};
 
 static bool tt__shape_SET_ROWS_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5708,7 +5843,8 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     if (!known || (!layout && t->tensor > 1)) status = TT_ERR_MEMORY;
     for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
         const tt__value *x = &t->values[v];
-        bool kept = x->persistent && (x->storage == TT__STATE || x->storage == TT__STEP);
+        bool kept = x->persistent && (x->storage == TT__STATE || x->storage == TT__STEP ||
+                                      x->storage == TT__CACHE);
         bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || v == t->run;
         known[v].defined = x->base == v && (given || kept);
     }
@@ -6741,7 +6877,8 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         tt__value *x = &t->values[v], *base = &t->values[x->base];
         const bool weight = tt__is_weight(t, v);
         const bool f32 = base->pinned_f32 || x->pinned_f32 || base->residual;
-        const bool changes = weight ? !precision->mixed : x->storage == TT__TRANSIENT && !f32;
+        const bool computed = x->storage == TT__TRANSIENT || x->storage == TT__CACHE;
+        const bool changes = weight ? !precision->mixed : computed && !f32;
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
@@ -12899,6 +13036,20 @@ TT__FN tt_status TT__K(run_SET_ROWS)(const tt__launch *l)
         TT__K(row_end)(&l->out[0], false, index[k], row, scratch, 1);
     }
     return TT_OK;
+}
+
+TT__ROWS_FN(store_rows)
+{
+    const int32_t *index = (const int32_t *)l->in[1].data;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 0);
+        TT__K(row_end)(&l->out[0], false, index[r], x, scratch, 1);
+    }
+}
+
+TT__FN tt_status TT__K(run_STORE_ROWS)(const tt__launch *l)
+{
+    return tt__for_rows(l, &l->in[0], 0, TT__K(store_rows));
 }
 
 TT__ROWS_FN(set_rows_backward_rows)
@@ -28733,7 +28884,7 @@ static bool tt__lm_owns(const tt__architecture *a, const char *key)
     static const char *const own[] = {
         "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "rope_theta",
         "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base", "partial_rotary_factor",
-        "sliding_window", "use_sliding_window", "layer_types", "alibi", "multi_query",
+        "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "alibi", "multi_query",
         "new_decoder_architecture", "num_kv_heads", "num_ln_in_parallel_attn"};
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return true;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return true;
@@ -28844,18 +28995,47 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
     if (status == TT_OK)
         status = tt__json_read_int(j, 0, "num_kv_heads", false, 1, INT32_MAX / 4, &key_heads);
     if (status == TT_OK) status = tt__json_read_int(j, 0, "num_ln_in_parallel_attn", false, 1, 2, &norms);
-    if (status == TT_OK) status = tt__lm_refuse(j, "alibi", false);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "alibi", &c->alibi);
     if (status == TT_OK && wide) status = tt__lm_refuse(j, "parallel_attn", true);
     c->key_heads = wide ? (int)key_heads : one ? 1 : c->heads;
     c->two_norms = wide && norms != 1;
     return status;
 }
 
+/* Mistral's and Qwen2's sliding window: of all layers, or from one on. */
+static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
+{
+    const bool qwen = tt__lm_is(c, "qwen2");
+    bool used = !qwen;
+    int64_t window = 0, from = qwen ? 28 : 0;
+    tt_status status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
+    if (status == TT_OK && qwen) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
+    if (status == TT_OK && qwen)
+        status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
+    if (status != TT_OK) return status;
+    const int types = tt__json_get(j, 0, "layer_types");
+    if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
+        from = 0;
+        for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
+            const char *type = tt__json_text(j, at);
+            const bool slides = type && strcmp(type, "sliding_attention") == 0;
+            if (!slides && (!type || strcmp(type, "full_attention") != 0))
+                return tt__json_wrong(j, "layer_types", at, type, "full_attention or sliding_attention");
+            if (!slides && from < k)
+                return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': layer_types: layer %d sees all tokens "
+                                "after one with a window; only the first layers may", j->path, k);
+            from += !slides;
+        }
+        used = true;
+    }
+    c->window = used && from < c->layers ? (int)window : 0;
+    c->window_from = c->window ? (int)from : 0;
+    return TT_OK;
+}
+
 static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt__architecture **a)
 {
     const char *kind = NULL;
-    bool windows = true;
-    int64_t window = 0;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &kind);
     if (status != TT_OK) return status;
     *a = tt__lm_kind(kind);
@@ -28880,13 +29060,9 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
     if (!tt__lm_complete(j->ctx, c)) return j->ctx->status;
     if (tt__lm_is(c, "falcon")) status = tt__lm_read_falcon(j, c);
-    if (tt__lm_is(c, "qwen2")) { /* always biases of q, k and v, none of the output */
-        windows = c->attention_bias = false;
-        status = tt__json_read_bool(j, 0, "use_sliding_window", &windows);
-    }
-    if (status == TT_OK)
-        status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
-    c->window = windows && tt__lm_gated(c) && !tt__lm_is(c, "llama") ? (int)window : 0;
+    if (tt__lm_is(c, "qwen2")) c->attention_bias = false; /* always of q, k and v, never of the output */
+    if (status == TT_OK && (tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2")))
+        status = tt__lm_read_window(j, c);
     static const struct { const char *key; bool only; } refused[] = {
         {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false},
         {"add_cross_attention", false}, {"is_encoder_decoder", false}};
@@ -28913,6 +29089,8 @@ static void tt__lm_check(tt__text *all, const void *config)
     if (!tt__lm_is(c, "gpt2") && (c->rotary.size < 0 || c->rotary.size > c->head_size || c->rotary.size % 2))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
     if (c->window < 0) tt__print(all, "; window is %d", c->window);
+    if (c->window_from < 0 || (c->window_from && !tt__lm_is(c, "qwen2")))
+        tt__print(all, "; window_from is %d", c->window_from);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms without parallel");
     if (tt__lm_is(c, "falcon") && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
         tt__print(all, "; falcon with %d key heads is parallel", c->key_heads);
@@ -28930,13 +29108,15 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
     if (kept) tt__print(json, "%s", kept);
     if (tt__lm_is(c, "falcon")) {
         const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
-        tt__print(json, "  \"alibi\": false,\n  \"new_decoder_architecture\": %s,\n  \"multi_query\": %s,\n"
-                  "  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n", wide ? "true" : "false",
+        tt__print(json, "  \"alibi\": %s,\n  \"new_decoder_architecture\": %s,\n"
+                  "  \"multi_query\": %s,\n  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n",
+                  c->alibi ? "true" : "false", wide ? "true" : "false",
                   c->key_heads == 1 ? "true" : "false", c->key_heads,
                   !wide ? "null" : c->two_norms ? "2" : "1");
     }
     if (tt__lm_is(c, "qwen2"))
-        tt__print(json, "  \"use_sliding_window\": %s,\n", c->window ? "true" : "false");
+        tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
+                  c->window ? "true" : "false", c->window ? c->window_from : c->layers);
     if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
     else if (tt__lm_gated(c)) tt__print(json, "  \"sliding_window\": null,\n");
     if (tt__lm_is(c, "gpt2")) return;
@@ -29094,8 +29274,15 @@ tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
     return in;
 }
 
+/* Inputs of a program that generates. Keys and values of `rows` tokens are kept, in slots of equal length for
+   a sequence each: `at` i32 (tokens, 1) says which of these rows the tokens of a run have, `start` i32
+   (slots + 1, 1) where slots begin. A token sees its slot up to itself, so rows that are not written yet, or
+   are of another sequence before, do not count. */
+typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
+
 /* Attention of layer k. h: its normed input (rows, hidden) -> (rows, heads * head_size) */
-static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, int k, tt_value h)
+static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
+                              int k, tt_value h)
 {
     const tt_lm_config *c = &m->config;
     const tt_lm_layer *l = &m->layer[k];
@@ -29111,7 +29298,7 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, i
         key = tt_linear(t, h, l->k_w, l->k_b);
         v = tt_linear(t, h, l->v_w, l->v_b);
     }
-    if (!m->position) {
+    if (!m->position && !c->alibi) {
         tt_rotary_options r = c->rotary;
         r.heads = c->heads;
         q = tt_rotary(t, q, in->positions, &r);
@@ -29121,7 +29308,15 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, i
     tt_attention_options o = tt_attention_options_default(c->heads);
     o.causal = true;
     o.dropout = c->attention_dropout;
-    return tt_attention(t, q, key, v, in->seq_start, &o);
+    o.window = k >= c->window_from ? c->window : 0;
+    if (c->alibi) o.alibi = 1 / sqrtf((float)c->head_size);
+    if (!cache) return tt_attention(t, q, key, v, in->seq_start, &o);
+    char name[40];
+    snprintf(name, sizeof name, "keys.%d", k);
+    key = tt_store_rows(t, tt_cache(t, name, cache->rows, keys), key, cache->at);
+    snprintf(name, sizeof name, "values.%d", k);
+    v = tt_store_rows(t, tt_cache(t, name, cache->rows, keys), v, cache->at);
+    return tt_attention_rows(t, q, key, v, cache->start, cache->at, &o);
 }
 
 /* LayerNorm, or RMSNorm where there is no bias. */
@@ -29130,7 +29325,7 @@ static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w,
     return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
 }
 
-tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
+static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
     tt_value x = tt_embedding(t, in->ids, m->word);
@@ -29140,7 +29335,7 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     for (int k = 0; k < c->layers; k++) {
         const tt_lm_layer *l = &m->layer[k];
         tt_value h = tt__lm_norm(m, t, x, l->attention_norm_w, l->attention_norm_b);
-        tt_value o = tt__lm_attend(m, t, in, k, h);
+        tt_value o = tt__lm_attend(m, t, in, cache, k, h);
         tt_name(t, o, "layer.%d.attention", k);
         o = tt_dropout(t, tt_linear(t, o, l->attention_w, l->attention_b), c->dropout);
         tt_value sum = tt_add(t, o, x);
@@ -29160,11 +29355,22 @@ tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
     return tt__lm_norm(m, t, x, m->norm_w, m->norm_b);
 }
 
-tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in)
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
 {
-    tt_value logits = tt_linear(t, tt_lm_hidden(m, t, in), m->head ? m->head : m->word, NULL);
+    return tt__lm_hidden(m, t, in, NULL);
+}
+
+/* hidden (rows, hidden) -> (rows, vocab) */
+static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
+{
+    tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);
     tt_name(t, logits, "logits");
     return logits;
+}
+
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in)
+{
+    return tt__lm_head(m, t, tt_lm_hidden(m, t, in));
 }
 
 static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
@@ -29181,9 +29387,363 @@ static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_optio
 tt_model tt_lm_model(const tt_lm *m)
 {
     const tt_lm_config *c = &m->config;
-    const int length = c->window && c->window < c->max_positions ? c->window : c->max_positions;
-    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", length, false};
+    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false};
     return model;
+}
+
+/* --------------------------------------------------------------------------------------------- generation
+   A slot holds one sequence: its tokens here, their keys and values in the program's caches. A run takes one
+   token of each slot, or more where prompts are still to be read, and gives the logits that follow the last
+   ones. A slot whose sequence has ended takes the next prompt. */
+
+typedef struct tt__continued {
+    int seq;        /* -1: it is free */
+    int length;     /* of prompt and answer, so far */
+    int fed;        /* of these, the program has seen so many */
+    int take;       /* and sees so many in this run */
+    int32_t *token; /* (context) */
+    uint8_t *seen;  /* a bit for each token of the vocabulary */
+} tt__continued;
+
+struct tt_generator {
+    tt_context *ctx;
+    const tt_lm *m;
+    int max_seqs, context, max_tokens, vocab;
+    tt_program *program;
+    tt_value ids, positions, at, start, last, logits;
+    tt__continued *slot;                                        /* (max_seqs) */
+    int32_t *row_id, *row_position, *row_at;               /* (max_tokens) */
+    int32_t *starts, *picked, *picked_slot;                /* (max_seqs + 1) */
+    float *scores;                                         /* (max_seqs, vocab) */
+    int32_t *order;                                        /* (vocab): a heap of tokens */
+};
+
+tt_generator_options tt_generator_options_default(void)
+{
+    tt_generator_options o;
+    memset(&o, 0, sizeof o);
+    o.max_seqs = 1;
+    o.max_tokens = 256;
+    return o;
+}
+
+tt_sampling tt_sampling_default(void)
+{
+    tt_sampling s;
+    memset(&s, 0, sizeof s);
+    s.max_new = 128;
+    s.temperature = s.top_p = s.repetition_penalty = 1;
+    return s;
+}
+
+void tt_generator_free(tt_generator *g)
+{
+    if (!g) return;
+    tt_program_free(g->program);
+    for (int k = 0; k < g->max_seqs && g->slot; k++) {
+        tt__free(g->ctx, g->slot[k].token);
+        tt__free(g->ctx, g->slot[k].seen);
+    }
+    void *const owned[] = {g->slot, g->row_id, g->row_position, g->row_at, g->starts, g->picked,
+                           g->picked_slot, g->scores, g->order, g};
+    tt__free_all(g->ctx, owned, TT__COUNT(owned));
+}
+
+static tt_status tt__generator_allocate(tt_generator *g)
+{
+    const size_t seqs = (size_t)g->max_seqs + 1, rows = (size_t)g->max_tokens, vocab = (size_t)g->vocab;
+    int32_t **const arrays[] = {&g->row_id, &g->row_position, &g->row_at, &g->starts, &g->picked,
+                                &g->picked_slot, &g->order};
+    const size_t counts[] = {rows, rows, rows, seqs, seqs, seqs, vocab};
+    g->slot = (tt__continued *)tt__calloc(g->ctx, sizeof *g->slot * seqs);
+    g->scores = (float *)tt__alloc(g->ctx, sizeof(float) * vocab * (size_t)g->max_seqs);
+    if (!g->slot || !g->scores) return TT_ERR_MEMORY;
+    for (int k = 0; k < TT__COUNT(arrays); k++)
+        if (!(*arrays[k] = (int32_t *)tt__alloc(g->ctx, sizeof(int32_t) * counts[k]))) return TT_ERR_MEMORY;
+    for (int k = 0; k < g->max_seqs; k++) {
+        g->slot[k].token = (int32_t *)tt__alloc(g->ctx, sizeof(int32_t) * (size_t)g->context);
+        g->slot[k].seen = (uint8_t *)tt__alloc(g->ctx, vocab / 8 + 1);
+        if (!g->slot[k].token || !g->slot[k].seen) return TT_ERR_MEMORY;
+    }
+    for (int k = 0; k <= g->max_seqs; k++) g->starts[k] = k * g->context;
+    return TT_OK;
+}
+
+/* Records and compiles what a run computes. */
+static tt_status tt__generator_compile(tt_generator *g, const tt_generator_options *o)
+{
+    tt_tape *t = tt_tape_new(g->ctx);
+    if (!t) return TT_ERR_MEMORY;
+    tt_inputs in;
+    tt__lm_cache cache;
+    memset(&in, 0, sizeof in);
+    const int64_t rows = tt_axis(t, "tokens", g->max_tokens), seqs = tt_axis(t, "sequences", g->max_seqs);
+    g->ids = in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    g->positions = in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    g->at = cache.at = tt_input(t, "at", TT_I32, rows, 1);
+    g->start = cache.start = tt_seq_start(t, "start", g->max_seqs);
+    g->last = tt_input(t, "last", TT_I32, seqs, 1);
+    cache.rows = (int64_t)g->max_seqs * g->context;
+    tt_value x = tt__lm_hidden(g->m, t, &in, &cache);
+    g->logits = tt__lm_head(g->m, t, tt_gather_rows(t, x, g->last));
+    if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
+    tt_compile_options c = tt_compile_options_default();
+    c.train = false;
+    c.precision = o->precision;
+    c.device = o->device;
+    c.memory_budget = o->memory_budget;
+    c.share = (tt_program *)(uintptr_t)o->share;
+    g->program = tt_compile(t, g->logits, &c);
+    tt_tape_free(t);
+    if (!g->program) return g->ctx->status;
+    const tt_plan plan = tt_program_plan(g->program);
+    if (plan.ranks == 1) return TT_OK;
+    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator runs on one rank, and its device has %d: name "
+                    "one, as \"cpu\" or \"cuda:0\"", plan.ranks);
+}
+
+tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
+{
+    const tt_generator_options defaults = tt_generator_options_default();
+    const tt_lm_config *c = &m->config;
+    if (!o) o = &defaults;
+    const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
+    char text[400] = "";
+    tt__text all = {text, sizeof text, 0};
+    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
+    if (context < 2) tt__print(&all, "; a context of %d tokens", context);
+    if (m->position && context > c->max_positions)
+        tt__print(&all, "; a context of %d tokens, and the model has %d positions", context,
+                  c->max_positions);
+    if (o->max_tokens < o->max_seqs)
+        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+    if ((int64_t)o->max_seqs * context > INT32_MAX)
+        tt__print(&all, "; max_seqs %d of %d tokens each are 2^31 tokens or more", o->max_seqs, context);
+    if (all.length) {
+        tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_generator_new: %s", text + 2);
+        return NULL;
+    }
+    tt_generator *g = (tt_generator *)tt__calloc(m->ctx, sizeof *g);
+    if (!g) return NULL;
+    g->ctx = m->ctx;
+    g->m = m;
+    g->max_seqs = o->max_seqs;
+    g->context = context;
+    g->max_tokens = o->max_tokens;
+    g->vocab = c->vocab_size;
+    tt_status status = tt__generator_allocate(g);
+    if (status == TT_OK) status = tt__generator_compile(g, o);
+    if (status == TT_OK) return g;
+    tt_generator_free(g);
+    return NULL;
+}
+
+const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
+
+/* A likelier token than the other; of equal ones the first. */
+static bool tt__likelier(const float *x, int32_t a, int32_t b)
+{
+    return x[a] > x[b] || (x[a] == x[b] && a < b);
+}
+
+/* Puts the token at `at` in its place in a heap of n whose first is the likeliest. */
+static void tt__sift(int32_t *heap, int n, int at, const float *x)
+{
+    for (int child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && tt__likelier(x, heap[child + 1], heap[child])) child++;
+        if (!tt__likelier(x, heap[child], heap[at])) return;
+        const int32_t above = heap[at];
+        heap[at] = heap[child];
+        heap[child] = above;
+    }
+}
+
+/* In (0, 1): for token `position` of sequence `seq`. */
+static double tt__token_number(uint64_t seed, int seq, int position)
+{
+    const uint64_t key = tt__stream_key(seed, TT__RANDOM_TOKEN, (uint64_t)seq, (uint64_t)position);
+    return ((double)(key >> 11) + 0.5) * 0x1p-53;
+}
+
+/* Draws a token from the scores x (vocab), which it may change. u in (0, 1). order (vocab): scratch */
+static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
+{
+    int32_t best = 0;
+    for (int32_t v = 1; v < vocab; v++) if (tt__likelier(x, v, best)) best = v;
+    if (s->temperature == 0) return best;
+    const float most = x[best], slope = 1 / s->temperature;
+    const bool all = s->top_p >= 1 && (s->top_k == 0 || s->top_k >= vocab);
+    double sum = 0;
+    for (int v = 0; v < vocab; v++) {
+        const float weight = expf((x[v] - most) * slope);
+        if (all || s->top_k == 0) sum += weight;
+        if (all) x[v] = weight; /* else the order is that of scores, which differ where weights do not */
+    }
+    if (all) {
+        double left = u * sum;
+        int32_t last = best;
+        for (int32_t v = 0; v < vocab; v++) {
+            if (!(x[v] > 0)) continue;
+            last = v;
+            if ((left -= x[v]) < 0) return v;
+        }
+        return last; /* rounding */
+    }
+    /* The likeliest are taken off a heap, and kept behind it, the first at the end. */
+    const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
+    int kept = 0;
+    double held = 0;
+    for (int v = 0; v < vocab; v++) order[v] = v;
+    for (int v = vocab / 2 - 1; v >= 0; v--) tt__sift(order, vocab, v, x);
+    while (kept < most_kept && (s->top_k || held < s->top_p * sum || !kept)) {
+        const int32_t v = order[0];
+        kept++;
+        order[0] = order[vocab - kept];
+        order[vocab - kept] = v;
+        tt__sift(order, vocab - kept, 0, x);
+        held += expf((x[v] - most) * slope);
+    }
+    if (s->top_k) { /* the fewest of these */
+        const double enough = s->top_p * held;
+        int k = 0;
+        for (held = 0; k < kept && (held < enough || !k); k++)
+            held += expf((x[order[vocab - 1 - k]] - most) * slope);
+        kept = k;
+    }
+    double left = u * held;
+    for (int k = 0; k < kept; k++)
+        if ((left -= expf((x[order[vocab - 1 - k]] - most) * slope)) < 0) return order[vocab - 1 - k];
+    return order[vocab - kept];
+}
+
+static tt_status tt__check_sampling(tt_context *ctx, const tt_sampling *s)
+{
+    char text[400] = "";
+    tt__text all = {text, sizeof text, 0};
+    if (s->max_new < 1) tt__print(&all, "; max_new is %d", s->max_new);
+    if (!(s->temperature >= 0 && s->temperature < INFINITY))
+        tt__print(&all, "; temperature %g is not in [0, inf)", s->temperature);
+    if (s->top_k < 0) tt__print(&all, "; top_k is %d", s->top_k);
+    if (!(s->top_p > 0 && s->top_p <= 1)) tt__print(&all, "; top_p %g is not in (0, 1]", s->top_p);
+    if (!(s->repetition_penalty > 0 && s->repetition_penalty < INFINITY))
+        tt__print(&all, "; repetition_penalty %g is not above 0", s->repetition_penalty);
+    if (s->n_stop < 0 || (s->n_stop && !s->stop)) tt__print(&all, "; %d tokens in `stop`", s->n_stop);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "tt_generate: %s", text + 2) : TT_OK;
+}
+
+static tt_status tt__check_prompts(const tt_generator *g, const int32_t *ids, const int32_t *start, int seqs)
+{
+    for (int s = 0; s < seqs; s++) {
+        const int n = start[s + 1] - start[s];
+        if (n < 1 || n >= g->context)
+            return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d has %d tokens; there must be "
+                            "one, and fewer than the context of %d", s, n, g->context);
+        for (int32_t r = start[s]; r < start[s + 1]; r++)
+            if (ids[r] < 0 || ids[r] >= g->vocab)
+                return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d, token %d: id %d is not in "
+                                "0..%d", s, (int)(r - start[s]), (int)ids[r], g->vocab - 1);
+    }
+    return TT_OK;
+}
+
+static void tt__continue_with(tt__continued *slot, int32_t id)
+{
+    slot->token[slot->length++] = id;
+    slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
+}
+
+/* Runs some tokens of each slot that has a sequence: one, and of prompts as many as there is room for. Row k
+   of the scores is then of slot picked_slot[k]: *picked slots, of which all tokens have been seen. */
+static tt_status tt__generator_run(tt_generator *g, int *picked)
+{
+    int rows = 0, left = g->max_tokens;
+    for (int k = 0; k < g->max_seqs; k++) left -= g->slot[k].seq >= 0;
+    *picked = 0;
+    for (int k = 0; k < g->max_seqs; k++) {
+        tt__continued *slot = &g->slot[k];
+        if (slot->seq < 0) continue;
+        const int more = (int)tt__min(left, slot->length - slot->fed - 1);
+        slot->take = 1 + more;
+        left -= more;
+        for (int n = 0; n < slot->take; n++, rows++) {
+            g->row_position[rows] = slot->fed + n;
+            g->row_id[rows] = slot->token[slot->fed + n];
+            g->row_at[rows] = k * g->context + slot->fed + n;
+        }
+        if (slot->fed + slot->take < slot->length) continue;
+        g->picked[*picked] = rows - 1;
+        g->picked_slot[(*picked)++] = k;
+    }
+    const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
+        {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
+        {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
+    const bool none = *picked == 0; /* logits of some row are computed all the same */
+    tt_status status = TT_OK;
+    if (none) g->picked[0] = 0;
+    for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
+        status = tt_set(g->program, inputs[k].v, inputs[k].data, k == 4 && none ? 1 : inputs[k].rows);
+    if (status == TT_OK) status = tt_run(g->program, NULL);
+    if (status == TT_OK && !none)
+        status = tt_get(g->program, g->logits, g->scores, (size_t)*picked * (size_t)g->vocab);
+    for (int k = 0; k < g->max_seqs && status == TT_OK; k++)
+        if (g->slot[k].seq >= 0) g->slot[k].fed += g->slot[k].take;
+    return status;
+}
+
+/* The token that follows the slot's, of which x (vocab) has the scores. */
+static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
+                                int32_t *id)
+{
+    for (int v = 0; v < g->vocab; v++) {
+        if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
+            g->program->zeroed = false; /* keys and values may not be finite either */
+            return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
+                            "token %d is not finite", slot->seq, slot->length, v);
+        }
+        if (s->repetition_penalty != 1 && slot->seen[v >> 3] >> (v & 7) & 1)
+            x[v] = x[v] > 0 ? x[v] / s->repetition_penalty : x[v] * s->repetition_penalty;
+    }
+    *id = tt__draw_token(x, g->vocab, s, tt__token_number(s->seed, slot->seq, slot->length), g->order);
+    return TT_OK;
+}
+
+tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
+                      const tt_sampling *sampling, int32_t *out, int *count)
+{
+    const tt_sampling defaults = tt_sampling_default(), *s = sampling ? sampling : &defaults;
+    int next = 0, active = 0, picked = 0;
+    tt_status status = tt__check_sampling(g->ctx, s);
+    if (status == TT_OK) status = tt__check_prompts(g, ids, start, seqs);
+    for (int k = 0; k < g->max_seqs; k++) g->slot[k].seq = -1;
+    for (int k = 0; k < seqs; k++) count[k] = 0;
+    while (status == TT_OK && (next < seqs || active)) {
+        for (int k = 0; k < g->max_seqs && next < seqs; k++) {
+            tt__continued *slot = &g->slot[k];
+            if (slot->seq >= 0) continue;
+            slot->seq = next++;
+            slot->length = slot->fed = 0;
+            memset(slot->seen, 0, (size_t)g->vocab / 8 + 1);
+            for (int32_t r = start[slot->seq]; r < start[slot->seq + 1]; r++) tt__continue_with(slot, ids[r]);
+            active++;
+        }
+        status = tt__generator_run(g, &picked);
+        for (int k = 0; k < picked && status == TT_OK; k++) {
+            tt__continued *slot = &g->slot[g->picked_slot[k]];
+            const int seq = slot->seq;
+            int32_t id = 0;
+            status = tt__next_token(g, slot, s, g->scores + (size_t)k * (size_t)g->vocab, &id);
+            if (status != TT_OK) break;
+            tt__continue_with(slot, id);
+            out[(size_t)seq * (size_t)s->max_new + (size_t)count[seq]++] = id;
+            bool ends = count[seq] == s->max_new || slot->length == g->context;
+            for (int i = 0; i < s->n_stop; i++) ends = ends || s->stop[i] == id;
+            if (s->token && !s->token(s->user, seq, id)) ends = true;
+            if (!ends) continue;
+            slot->seq = -1;
+            active--;
+        }
+    }
+    return status;
 }
 
 /* ===========================================================================================================

@@ -1516,6 +1516,30 @@ cudaError_t run_set_rows(const tt__launch *l)
     return e == cudaSuccess ? run_groups(l->device, l->in[0], l->in[2], l->out[0], false, true, op) : e;
 }
 
+// Row index[r] of y = row r of x. Bytes: x and those rows once.
+__global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
+                                                              int64_t groups, bool vector)
+{
+    const int64_t all = x.rows * groups;
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < all;
+         k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+        const int64_t r = k / groups, c = k % groups * 8;
+        const int n = (int)min((int64_t)8, x.cols - c);
+        float v[8];
+        load_group(v, x, r, c, n, vector);
+        store8(row_at(y, index[r]), y.dtype, c, n, vector, v);
+    }
+}
+
+cudaError_t run_store_rows(const tt__launch *l)
+{
+    const tt__mat &x = l->in[0], &y = l->out[0];
+    const int64_t groups = (x.cols + 7) / 8;
+    const int64_t blocks = min((x.rows * groups + TT__ROW_THREADS - 1) / TT__ROW_THREADS, (int64_t)2112);
+    return TT__LAUNCH(store_rows, (unsigned)blocks, TT__ROW_THREADS, 0, l->device->stream, x,
+                      (const int32_t *)l->in[1].data, y, groups, is_wide(&x) && is_wide(&y));
+}
+
 // partial[blockIdx.x][c] = the sum of dy's set rows among `words` words of 32 rows. 256 columns a block,
 // every eighth word a warp.
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
@@ -5262,6 +5286,7 @@ op_kernels kernels_of(int op)
     case TT__OP_MEAN_POOL: return run_mean_pool;
     case TT__OP_MEAN_POOL_BACKWARD: return run_mean_pool_backward;
     case TT__OP_SET_ROWS: return {run_set_rows, MOST_SET_ROWS};
+    case TT__OP_STORE_ROWS: return run_store_rows;
     case TT__OP_SET_ROWS_BACKWARD: return {run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS};
     case TT__OP_PATCHES: return run_patches;
     case TT__OP_CROSS_ENTROPY: return run_cross_entropy;

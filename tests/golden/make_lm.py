@@ -96,7 +96,7 @@ MODELS = {
         num_hidden_layers=2,
         intermediate_size=25,
         max_position_embeddings=32,
-        sliding_window=None,
+        sliding_window=4,
         tie_word_embeddings=False,
     ),
     "qwen2": dict(
@@ -109,6 +109,9 @@ MODELS = {
         intermediate_size=29,
         max_position_embeddings=32,
         tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=1,
         rope_parameters=dict(
             rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=8
         ),
@@ -139,7 +142,7 @@ MODELS = {
         rope_parameters=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=1.0),
         **NO_DROPOUT,
     ),
-    # the architectures of Falcon 7B, 40B, and RW without ALiBi
+    # the architectures of Falcon 7B, 40B, and RW, without and with ALiBi
     "falcon": dict(
         model_type="falcon",
         vocab_size=33,
@@ -177,6 +180,21 @@ MODELS = {
         num_attention_heads=2,
         num_hidden_layers=2,
         alibi=False,
+        multi_query=False,
+        parallel_attn=False,
+        bias=True,
+        new_decoder_architecture=False,
+        ffn_hidden_size=22,
+        max_position_embeddings=32,
+        **NO_DROPOUT,
+    ),
+    "falcon_alibi": dict(
+        model_type="falcon",
+        vocab_size=33,
+        hidden_size=24,
+        num_attention_heads=3,
+        num_hidden_layers=2,
+        alibi=True,
         multi_query=False,
         parallel_attn=False,
         bias=True,
