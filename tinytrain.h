@@ -1117,6 +1117,59 @@ double tt_loader_waited(const tt_loader *l); /* seconds that tt_loader_next has 
 /* The loader as a trainer's source, as long as the loader lives; NULL for NULL. */
 const tt_source *tt_loader_source(tt_loader *l);
 
+/* ------------------------------------------------------------------------------------------ token streams */
+
+/* What language models train on: documents as tokens one after another, each with a token behind it that ends
+   it. In memory, or in a file that is read where it is needed. */
+typedef struct tt_token_stream tt_token_stream;
+typedef struct tt_stream_options {
+    const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
+    int end;                       /* ends a document. Default -1: the tokenizer's TT_TOKEN_EOS */
+    const char *separator;         /* a line of a text that parts two documents, as "<|endoftext|>"; "": any
+                                      number of empty lines. Default NULL: a text is one document */
+} tt_stream_options;
+tt_stream_options tt_stream_options_default(void);
+
+/* NULL options: defaults. NULL after an error. */
+tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
+                                      const tt_stream_options *o);
+/* A text file, or all files of a folder whose names end in .txt, in the order of their names. */
+tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
+/* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
+   1024 bytes. Ids are 0 to vocab - 1, `end` ends a document. */
+tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
+/* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
+tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
+/* Moves the last n tokens out of s into a new stream, as to validate on. */
+tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n);
+void tt_token_stream_free(tt_token_stream *s);
+int64_t tt_token_stream_count(const tt_token_stream *s);
+int tt_token_stream_vocab(const tt_token_stream *s);
+/* Copies n ids from number `first` on. TT_ERR_FORMAT: one is not below vocab. */
+tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
+/* Bytes of text that the tokens are, without those that end documents; 0: it has no tokenizer. A loss is
+   loss / log(2) * count / bytes bits per byte. -1 after an error. */
+int64_t tt_token_stream_bytes(const tt_token_stream *s);
+
+typedef struct tt_token_loader_options {
+    int batch;         /* windows of a step. Default 16 */
+    int accumulate;    /* as tt_loader_options' */
+    int length;        /* tokens of a window. Default 256 */
+    bool shuffle;      /* windows, by (seed, epoch). Default true */
+    bool across;       /* a token sees the documents before it in its window, and the end of one foretells the
+                          next. Default false: attention and positions begin anew with each document */
+    tt_parallel parallel; /* as tt_loader_options' */
+} tt_token_loader_options;
+tt_token_loader_options tt_token_loader_options_default(void);
+/* Windows of a stream, one behind the other without padding; the last may be shorter. Each token but the
+   first of all is the target of one window in an epoch. A batch has the array "targets" (rows), the token
+   that follows each, or -100 for none. s must stay. NULL options: defaults. NULL after an error. */
+typedef struct tt_token_loader tt_token_loader;
+tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
+                                     const tt_token_loader_options *o);
+void tt_token_loader_free(tt_token_loader *l);
+const tt_source *tt_token_loader_source(tt_token_loader *l); /* as long as the loader lives */
+
 /* ------------------------------------------------------------------------------------------------- models */
 
 typedef struct tt_train_options tt_train_options;
@@ -26985,6 +27038,605 @@ tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
     if (status == TT_OK) status = tt__save_printed(k->ctx, folder, "vocab.txt", tt__print_vocab, k);
     if (status != TT_OK) return status;
     return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);
+}
+
+/* ------------------------------------------------------------------------------------------ token streams */
+
+/* The ids of a stream, and of those that were split off. */
+typedef struct tt__token_store {
+    int users;
+    int width;          /* bytes of an id, 2 or 4 */
+    int64_t count;
+    void *ids;          /* (count); NULL: in the file, from `skip` on */
+    void *file;
+    uint64_t skip;
+    char path[TT__PATH];
+} tt__token_store;
+
+struct tt_token_stream {
+    tt_context *ctx;
+    const tt_tokenizer *tokenizer;
+    tt__token_store *store;
+    int64_t first, count;
+    int vocab, end;
+    bool texts;         /* ids are of the tokenizer, or bytes */
+};
+
+enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
+
+tt_stream_options tt_stream_options_default(void)
+{
+    const tt_stream_options o = {NULL, -1, NULL};
+    return o;
+}
+
+void tt_token_stream_free(tt_token_stream *s)
+{
+    if (!s) return;
+    tt_context *ctx = s->ctx;
+    tt__token_store *store = s->store;
+    if (store && --store->users == 0) {
+        if (store->file) ctx->options.files.close(ctx->options.files.user, store->file);
+        tt__free(ctx, store->ids);
+        tt__free(ctx, store);
+    }
+    tt__free(ctx, s);
+}
+
+static tt_token_stream *tt__stream_new(tt_context *ctx, const char *path)
+{
+    tt_token_stream *s = (tt_token_stream *)tt__calloc(ctx, sizeof *s);
+    if (!s) return NULL;
+    s->ctx = ctx;
+    s->end = -1;
+    if (!(s->store = (tt__token_store *)tt__calloc(ctx, sizeof *s->store))) {
+        tt_token_stream_free(s);
+        return NULL;
+    }
+    s->store->users = 1;
+    snprintf(s->store->path, sizeof s->store->path, "%s", path);
+    return s;
+}
+
+/* Room for n more ids in memory. */
+static bool tt__stream_grow(tt_token_stream *s, int64_t n, int64_t *room)
+{
+    tt__token_store *store = s->store;
+    if (store->count + n <= *room) return true;
+    const int64_t more = tt__max(store->count + n, *room + *room / 2);
+    void *ids = tt__alloc(s->ctx, (size_t)more * (size_t)store->width);
+    if (!ids) return false;
+    if (store->count) memcpy(ids, store->ids, (size_t)store->count * (size_t)store->width);
+    tt__free(s->ctx, store->ids);
+    store->ids = ids;
+    *room = more;
+    return true;
+}
+
+static void tt__stream_push(tt__token_store *store, int32_t id)
+{
+    if (store->width == 2) ((uint16_t *)store->ids)[store->count++] = (uint16_t)id;
+    else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
+}
+
+/* Adds a document and its end. scratch (*capacity) grows as it must. */
+static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
+                                int32_t **scratch, int64_t *capacity)
+{
+    int64_t n = (int64_t)bytes;
+    if (s->tokenizer) {
+        if (*capacity < n + 16) { /* most tokens are a byte or longer */
+            tt__free(s->ctx, *scratch);
+            *capacity = 0;
+            *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)(n + 16));
+            if (!*scratch) return TT_ERR_MEMORY;
+            *capacity = n + 16;
+        }
+        n = tt_tokenizer_encode(s->tokenizer, text, bytes, false, *scratch, *capacity);
+        if (n > *capacity) {
+            tt__free(s->ctx, *scratch);
+            *capacity = 0;
+            *scratch = (int32_t *)tt__alloc(s->ctx, sizeof **scratch * (size_t)n);
+            if (!*scratch) return TT_ERR_MEMORY;
+            n = tt_tokenizer_encode(s->tokenizer, text, bytes, false, *scratch, *capacity = n);
+        }
+        if (n < 0)
+            return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
+    }
+    if (!tt__stream_grow(s, n + 1, room)) return TT_ERR_MEMORY;
+    for (int64_t k = 0; k < n; k++)
+        tt__stream_push(s->store, s->tokenizer ? (*scratch)[k] : (uint8_t)text[k]);
+    tt__stream_push(s->store, s->end);
+    return TT_OK;
+}
+
+/* Where the document that begins at `text` ends, and in *next where the one after it begins. */
+static const char *tt__document_end(const char *text, const char *end, const char *separator,
+                                    const char **next)
+{
+    const size_t length = separator ? strlen(separator) : 0;
+    *next = end;
+    for (const char *line = text, *behind; separator && line < end; line = behind) {
+        const char *stop = (const char *)memchr(line, '\n', (size_t)(end - line));
+        behind = stop ? stop + 1 : end;
+        size_t n = (size_t)((stop ? stop : end) - line);
+        if (n && line[n - 1] == '\r') n--;
+        if (n != length || memcmp(line, separator, length) != 0) continue;
+        *next = behind;
+        return line;
+    }
+    return end;
+}
+
+/* Adds the documents of a text; those without a character but spaces and line ends are left out. */
+static tt_status tt__stream_add_text(tt_token_stream *s, const char *text, size_t bytes,
+                                     const char *separator, int64_t *room)
+{
+    const char *const end = text + bytes, *next;
+    int32_t *scratch = NULL;
+    int64_t capacity = 0;
+    tt_status status = TT_OK;
+    for (; text < end && status == TT_OK; text = next) {
+        const char *stop = tt__document_end(text, end, separator, &next), *c = text;
+        while (c < stop && strchr(" \t\r\n", *c) && *c) c++;
+        if (c < stop) status = tt__stream_add(s, text, (size_t)(stop - text), room, &scratch, &capacity);
+    }
+    tt__free(s->ctx, scratch);
+    return status;
+}
+
+/* An empty stream in memory by these options. NULL after an error. */
+static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, const tt_stream_options *o)
+{
+    tt_token_stream *s = tt__stream_new(ctx, path);
+    if (!s) return NULL;
+    s->tokenizer = o->tokenizer;
+    s->texts = true;
+    s->vocab = o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
+    const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
+    s->end = o->end >= 0 ? o->end : usual;
+    s->store->width = s->vocab > 65536 ? 4 : 2;
+    if (s->end >= 0 && s->end < s->vocab) return s;
+    if (s->end < 0)
+        tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': the tokenizer has no token that ends a "
+                 "document: name one in tt_stream_options.end", path);
+    else tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': end %d is not below the vocabulary's %d", path,
+                  s->end, s->vocab);
+    tt_token_stream_free(s);
+    return NULL;
+}
+
+/* s, if it has tokens and status is TT_OK. */
+static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
+{
+    s->count = s->store->count;
+    if (status == TT_OK && s->count < 2)
+        status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
+                          s->store->path);
+    if (status == TT_OK) return s;
+    tt_token_stream_free(s);
+    return NULL;
+}
+
+tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
+                                      const tt_stream_options *o)
+{
+    const tt_stream_options defaults = tt_stream_options_default();
+    int64_t room = 0;
+    if (!o) o = &defaults;
+    tt_token_stream *s = tt__stream_begin(ctx, "a text", o);
+    return s ? tt__stream_done(s, tt__stream_add_text(s, text, bytes, o->separator, &room)) : NULL;
+}
+
+typedef struct tt__names { tt_context *ctx; char (*name)[256]; int n, capacity; bool failed; } tt__names;
+
+static bool tt__names_add(void *arg, const char *name)
+{
+    tt__names *x = (tt__names *)arg;
+    const size_t n = strlen(name);
+    if (n < 5 || n >= sizeof *x->name || strcmp(name + n - 4, ".txt") != 0) return true;
+    x->failed = !TT__GROW(x->ctx, x->name, x->n, x->capacity);
+    if (!x->failed) memcpy(x->name[x->n++], name, n + 1);
+    return !x->failed;
+}
+
+static int tt__by_name(const void *a, const void *b) { return strcmp((const char *)a, (const char *)b); }
+
+tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o)
+{
+    const tt_files *files = &ctx->options.files;
+    const tt_stream_options defaults = tt_stream_options_default();
+    char full[TT__PATH];
+    int64_t room = 0;
+    tt__file_bytes text;
+    tt_status status = TT_OK;
+    tt__names names;
+    memset(&names, 0, sizeof names);
+    names.ctx = ctx;
+    if (!o) o = &defaults;
+    tt_token_stream *s = tt__stream_begin(ctx, path, o);
+    if (!s) return NULL;
+    const bool folder = files->list(files->user, path, tt__names_add, &names) && !names.failed;
+    if (names.failed) status = TT_ERR_MEMORY;
+    else if (folder && !names.n) status = tt__fail(ctx, TT_ERR_FILE, "folder '%s' has no file *.txt", path);
+    else if (folder) qsort(names.name, (size_t)names.n, sizeof *names.name, tt__by_name);
+    for (int k = 0; k < (folder ? names.n : 1) && status == TT_OK; k++) {
+        if (folder) status = tt__path_join(ctx, full, path, names.name[k]);
+        if (status == TT_OK) status = tt__file_open(ctx, folder ? full : path, &text);
+        if (status != TT_OK) break;
+        status = tt__stream_add_text(s, text.bytes, text.size, o->separator, &room);
+        tt__file_close(ctx, &text);
+    }
+    tt__free(ctx, names.name);
+    return tt__stream_done(s, status);
+}
+
+#define TT__LLMC_MAGIC 20240520 /* llm.c's dev/data: of a header of 256 i32: this, the version, the count */
+
+tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)
+{
+    size_t bytes = 0;
+    int32_t header[3] = {0, 0, 0};
+    tt_token_stream *s = tt__stream_new(ctx, path);
+    if (!s) return NULL;
+    tt__token_store *store = s->store;
+    tt_status status = TT_OK;
+    if ((width != 2 && width != 4) || vocab < 1 || end >= vocab || end < -1)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': ids of %d bytes, %d of them, end %d; "
+                          "expected 2 or 4 bytes and an end below vocab (or -1: none)", path, width, vocab,
+                          end);
+    if (status == TT_OK) status = tt__file_begin(ctx, path, &store->file, &bytes);
+    if (status == TT_OK && bytes >= 1024)
+        status = tt__file_read(ctx, path, store->file, 0, header, sizeof header);
+    if (header[0] == TT__LLMC_MAGIC) store->skip = 1024;
+    if (status == TT_OK && (bytes - store->skip) % (size_t)width)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are no whole number of ids of %d bytes", path,
+                          bytes - (size_t)store->skip, width);
+    store->width = width;
+    store->count = (int64_t)(bytes - store->skip) / (width == 4 ? 4 : 2);
+    if (status == TT_OK && store->skip && header[2] != store->count)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of %d ids, and it has %lld", path,
+                          (int)header[2], (long long)store->count);
+    s->vocab = vocab;
+    s->end = end;
+    return tt__stream_done(s, status);
+}
+
+tt_token_stream *tt_token_stream_split(tt_token_stream *s, int64_t n)
+{
+    if (n < 2 || n > s->count - 2) {
+        tt__fail(s->ctx, TT_ERR_ARGUMENT, "tt_token_stream_split: %lld of %lld tokens; two at least must go, "
+                 "and stay", (long long)n, (long long)s->count);
+        return NULL;
+    }
+    tt_token_stream *part = (tt_token_stream *)tt__alloc(s->ctx, sizeof *part);
+    if (!part) return NULL;
+    *part = *s;
+    part->store->users++;
+    s->count -= n;
+    part->first += s->count;
+    part->count = n;
+    return part;
+}
+
+int64_t tt_token_stream_count(const tt_token_stream *s) { return s->count; }
+int tt_token_stream_vocab(const tt_token_stream *s) { return s->vocab; }
+
+tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to)
+{
+    const tt__token_store *store = s->store;
+    const size_t width = (size_t)store->width;
+    if (first < 0 || n < 0 || first > s->count - n)
+        return tt__fail(s->ctx, TT_ERR_ARGUMENT, "tokens %lld to %lld of a stream of %lld", (long long)first,
+                        (long long)(first + n), (long long)s->count);
+    const uint64_t at = (uint64_t)(s->first + first) * width;
+    const char *from = (const char *)store->ids + (store->ids ? at : 0);
+    if (!store->ids) { /* into the second half of `to`, if ids are narrower */
+        char *raw = (char *)to + (size_t)n * (4 - width);
+        tt_status status = tt__file_read(s->ctx, store->path, store->file, store->skip + at, raw,
+                                         (size_t)n * width);
+        if (status != TT_OK) return status;
+        from = raw;
+    }
+    for (int64_t k = 0; k < n; k++) {
+        uint16_t half;
+        uint32_t whole;
+        if (width == 2) memcpy(&half, from + 2 * k, 2), whole = half;
+        else memcpy(&whole, from + 4 * k, 4);
+        if (whole >= (uint32_t)s->vocab)
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s', token %lld: id %u is not below vocab %d",
+                            store->path, (long long)(s->first + first + k), (unsigned)whole, s->vocab);
+        to[k] = (int32_t)whole;
+    }
+    return TT_OK;
+}
+
+/* Calls `each` with all tokens of a stream, some at a time. */
+static tt_status tt__stream_each(const tt_token_stream *s, void *arg,
+                                 tt_status (*each)(void *arg, const int32_t *ids, int64_t n))
+{
+    int32_t *ids = (int32_t *)tt__alloc(s->ctx, sizeof *ids * TT__TOKENS_AT_ONCE);
+    tt_status status = ids ? TT_OK : TT_ERR_MEMORY;
+    for (int64_t first = 0, n; first < s->count && status == TT_OK; first += n) {
+        n = tt__min(TT__TOKENS_AT_ONCE, s->count - first);
+        status = tt_token_stream_get(s, first, n, ids);
+        if (status == TT_OK) status = each(arg, ids, n);
+    }
+    tt__free(s->ctx, ids);
+    return status;
+}
+
+typedef struct tt__stream_writer { tt__writer w; bool wide; } tt__stream_writer;
+
+static tt_status tt__stream_write_some(void *arg, const int32_t *ids, int64_t n)
+{
+    tt__stream_writer *x = (tt__stream_writer *)arg;
+    for (int64_t k = 0; k < n; k++) {
+        const uint16_t half = (uint16_t)ids[k];
+        if (x->wide) tt__writer_put(&x->w, &ids[k], 4);
+        else tt__writer_put(&x->w, &half, 2);
+    }
+    return x->w.status;
+}
+
+tt_status tt_token_stream_write(const tt_token_stream *s, const char *path)
+{
+    tt__stream_writer *x = (tt__stream_writer *)tt__alloc(s->ctx, sizeof *x);
+    if (!x) return TT_ERR_MEMORY;
+    x->wide = s->vocab > 65536;
+    tt_status status = tt__writer_begin(&x->w, s->ctx, path);
+    if (status == TT_OK) {
+        status = tt__stream_each(s, x, tt__stream_write_some);
+        if (status != TT_OK && x->w.status == TT_OK) x->w.status = status;
+        status = tt__writer_end(&x->w);
+    }
+    tt__free(s->ctx, x);
+    return status;
+}
+
+/* Counts the bytes of text, document by document, since a tokenizer may write the first token of a text in
+   another way than those behind it. */
+typedef struct tt__stream_bytes {
+    const tt_token_stream *s;
+    int32_t *document;
+    int n, capacity;
+    int64_t bytes;
+} tt__stream_bytes;
+
+static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n)
+{
+    tt__stream_bytes *x = (tt__stream_bytes *)arg;
+    const tt_token_stream *s = x->s;
+    for (int64_t k = 0; k < n; k++) {
+        if (!s->tokenizer) { x->bytes += ids[k] != s->end; continue; }
+        if (ids[k] != s->end) {
+            if (!TT__GROW(s->ctx, x->document, x->n, x->capacity)) return TT_ERR_MEMORY;
+            x->document[x->n++] = ids[k];
+            continue;
+        }
+        const int64_t bytes = tt_tokenizer_decode(s->tokenizer, x->document, x->n, false, NULL, 0);
+        if (bytes < 0) return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for a document's text");
+        x->bytes += bytes;
+        x->n = 0;
+    }
+    return TT_OK;
+}
+
+int64_t tt_token_stream_bytes(const tt_token_stream *s)
+{
+    tt__stream_bytes x;
+    memset(&x, 0, sizeof x);
+    x.s = s;
+    if (!s->texts) return 0;
+    tt_status status = tt__stream_each(s, &x, tt__stream_count_bytes);
+    const int32_t end = s->end;
+    if (status == TT_OK && x.n) status = tt__stream_count_bytes(&x, &end, 1); /* cut within a document */
+    tt__free(s->ctx, x.document);
+    return status == TT_OK ? x.bytes : -1;
+}
+
+/* ---- windows of a stream */
+
+struct tt_token_loader {
+    tt_context *ctx;
+    const tt_token_stream *s;
+    tt_token_loader_options o;
+    int groups, most;              /* windows of a micro-batch */
+    int max_seqs, max_tokens;
+    int64_t windows, steps, epoch, step;
+    int micro;                     /* of the step, that were given */
+    uint32_t *order;               /* (windows) */
+    int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
+    uint64_t hash;
+    tt_array array;
+    tt_source source;
+};
+
+tt_token_loader_options tt_token_loader_options_default(void)
+{
+    tt_token_loader_options o;
+    memset(&o, 0, sizeof o);
+    o.batch = 16;
+    o.accumulate = 1;
+    o.length = 256;
+    o.shuffle = true;
+    o.parallel = tt_parallel_default();
+    return o;
+}
+
+void tt_token_loader_free(tt_token_loader *l)
+{
+    if (!l) return;
+    void *const owned[] = {l->order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    tt__free_all(l->ctx, owned, TT__COUNT(owned));
+}
+
+/* Most documents that windows have, or parts of them. */
+typedef struct tt__window_documents { int32_t end; int length, at, here, most; } tt__window_documents;
+
+static tt_status tt__count_documents(void *arg, const int32_t *ids, int64_t n)
+{
+    tt__window_documents *x = (tt__window_documents *)arg;
+    for (int64_t k = 0; k < n; k++) {
+        if (x->at == x->length) x->at = x->here = 0;
+        x->at++;
+        x->here += ids[k] == x->end;
+        x->most = (int)tt__max(x->most, x->here + 1);
+    }
+    return TT_OK;
+}
+
+static int tt__window_micros(const tt_token_loader *l, int64_t n)
+{
+    return (int)tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->most));
+}
+
+static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
+{
+    tt_token_loader *l = (tt_token_loader *)self;
+    if (epoch < 0 || step < 0 || step > l->steps)
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "token loader: no step %lld of epoch %lld; an epoch has "
+                        "steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
+    if (epoch != l->epoch) {
+        const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                            TT__SHUFFLE_TEXTS);
+        const uint32_t n = (uint32_t)l->windows;
+        if (l->o.shuffle) tt__shuffle(l->order, n, key);
+        else for (uint32_t k = 0; k < n; k++) l->order[k] = k;
+    }
+    l->epoch = epoch;
+    l->step = step;
+    l->micro = 0;
+    return TT_OK;
+}
+
+/* Adds window number w behind `rows` tokens and `seqs` sequences. */
+static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
+{
+    const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);
+    tt_status status = tt_token_stream_get(l->s, first, n + 1, l->window);
+    bool begins = true;
+    for (int64_t k = 0, position = 0; k < n && status == TT_OK; k++, position++, (*rows)++) {
+        const bool ends = !l->o.across && l->window[k] == l->s->end;
+        if (begins) position = 0, l->seq_start[(*seqs)++] = *rows;
+        l->ids[*rows] = l->window[k];
+        l->positions[*rows] = (int32_t)position;
+        l->targets[*rows] = ends ? -100 : l->window[k + 1];
+        begins = ends;
+    }
+    return status;
+}
+
+static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
+{
+    tt_token_loader *l = (tt_token_loader *)self;
+    const int64_t first = l->step * l->o.batch, n = tt__min(l->o.batch, l->windows - first);
+    int rows = 0, seqs = 0;
+    *more = l->step < l->steps;
+    if (!*more) return TT_OK;
+    const int micros = tt__window_micros(l, n);
+    for (int64_t k = n * l->micro / micros; k < n * (l->micro + 1) / micros; k++) {
+        tt_status status = tt__window_add(l, l->order[first + k], &rows, &seqs);
+        if (status != TT_OK) return status;
+    }
+    l->seq_start[seqs] = rows;
+    b->rows = rows;
+    b->seqs = seqs;
+    b->ids = l->ids;
+    b->positions = l->positions;
+    b->seq_start = l->seq_start;
+    l->array.input = "targets";
+    l->array.data = l->targets;
+    l->array.rows = rows;
+    b->arrays = &l->array;
+    b->n_arrays = 1;
+    b->last_of_step = ++l->micro == micros;
+    if (b->last_of_step) l->step++, l->micro = 0;
+    return TT_OK;
+}
+
+static tt_status tt__hash_tokens(void *arg, const int32_t *ids, int64_t n)
+{
+    uint64_t *hash = (uint64_t *)arg;
+    *hash = tt__hash_on(*hash, ids, sizeof *ids * (size_t)n);
+    return TT_OK;
+}
+
+static uint64_t tt__window_hash(void *self)
+{
+    tt_token_loader *l = (tt_token_loader *)self;
+    if (l->hash) return l->hash;
+    l->hash = tt__hash_on(TT__HASH_BEGIN, &l->o.length, sizeof l->o.length);
+    tt__stream_each(l->s, &l->hash, tt__hash_tokens);
+    return l->hash;
+}
+
+static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
+{
+    const int groups = o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
+    const int data = o->parallel.data;
+    char text[400] = "";
+    tt__text all = {text, sizeof text, 0};
+    if (o->length < 1) tt__print(&all, "; length = %d", o->length);
+    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
+        tt__print(&all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch,
+                  o->accumulate);
+    else if (groups < 1 || data < 0 || (data && groups % data))
+        tt__print(&all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
+                  "after tt_parallel_on", o->parallel.groups, data);
+    else if (groups > o->batch / o->accumulate)
+        tt__print(&all, "; batch = %d is less than accumulate = %d for each of %d groups", o->batch,
+                  o->accumulate, groups);
+    else if (o->length > 0 && tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / 4 / o->length)
+        tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
+                  o->length);
+    if (o->length > 0 && s->count / o->length >= INT32_MAX)
+        tt__print(&all, "; %lld tokens are too many windows of length = %d", (long long)s->count, o->length);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: %s", text + 2) : TT_OK;
+}
+
+tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
+                                     const tt_token_loader_options *options)
+{
+    const tt_token_loader_options o = options ? *options : tt_token_loader_options_default();
+    if (tt__window_check(ctx, s, &o) != TT_OK) return NULL;
+    tt_token_loader *l = (tt_token_loader *)tt__calloc(ctx, sizeof *l);
+    if (!l) return NULL;
+    l->ctx = ctx;
+    l->s = s;
+    l->o = o;
+    l->groups = o.parallel.groups ? o.parallel.groups : (int)tt__max(1, o.parallel.data);
+    l->windows = tt__ceil_div(s->count - 1, o.length);
+    l->steps = tt__ceil_div(l->windows, o.batch);
+    l->most = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), l->windows);
+    l->max_tokens = (int)tt__min((int64_t)l->most * o.length, s->count - 1);
+    l->epoch = -1;
+    tt__window_documents x = {o.across ? -1 : s->end, o.length, 0, 0, 1};
+    tt_status status = o.across ? TT_OK : tt__stream_each(s, &x, tt__count_documents);
+    l->max_seqs = (int)tt__min((int64_t)l->most * x.most, l->max_tokens);
+    const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
+    if (status == TT_OK &&
+        (l->order = (uint32_t *)tt__alloc(ctx, sizeof *l->order * (size_t)l->windows)) &&
+        (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
+        (l->positions = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
+        (l->targets = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
+        (l->seq_start = (int32_t *)tt__alloc(ctx, sizeof *l->ids * (seqs + 1))) &&
+        (l->window = (int32_t *)tt__alloc(ctx, sizeof *l->ids * ((size_t)o.length + 1))) &&
+        tt__window_seek(l, 0, 0) == TT_OK)
+        return l;
+    tt_token_loader_free(l);
+    return NULL;
+}
+
+const tt_source *tt_token_loader_source(tt_token_loader *l)
+{
+    if (!l) return NULL;
+    const int data = (int)tt__max(1, l->o.parallel.data);
+    const bool accumulates = tt__window_micros(l, tt__min(l->o.batch, l->windows)) > data;
+    const tt_source s = {l, tt__window_seek, tt__window_next, l->steps, l->max_seqs, l->max_tokens,
+                         accumulates, tt__window_hash, NULL, 0, NULL};
+    l->source = s;
+    return &l->source;
 }
 
 /* ===========================================================================================================
