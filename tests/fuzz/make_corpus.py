@@ -352,6 +352,47 @@ write(
 )
 write("tokenizer", "good_long_word", bytes([2]) + vocab + words + PART + PART + b"a" * 150 + b" " + b"b" * 99)
 
+# ---- byte-pair tokenizers
+
+
+def reduced(name, text):
+    """A tokenizer of tests/golden/bpe with only the tokens that this text needs: its JSON."""
+    j = json.loads(read("bpe", name, "tokenizer.json"))
+    model, added = j["model"], [t["content"] for t in j["added_tokens"][:6]]
+    mapped = set(text if model["byte_fallback"] or model["unk_token"] else byte_level(text))
+    merges = [m for m in model["merges"] if set("".join(m)) <= mapped][:14]
+    keep = mapped | {"".join(m) for m in merges} | {part for m in merges for part in m}
+    keep |= {f"<0x{b:02X}>" for b in "é".encode()} | {"\u2581"} | set(added)
+    model["merges"] = merges
+    model["vocab"] = {token: id for token, id in model["vocab"].items() if token in keep}
+    j["added_tokens"] = j["added_tokens"][:6]
+    return json.dumps(j, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def byte_level(text):
+    """The characters that byte-level encoding has for the bytes of a text."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in plain]
+    return "".join(chr(b) if b in plain else chr(256 + others.index(b)) for b in text.encode())
+
+
+text = "The the  quick\n é 12345 it's!"
+for k, name in enumerate(sorted(os.listdir(os.path.join(golden, "bpe")))):
+    if name != "gpt2_files":
+        config = b'{"eos_token": "</s>", "pad_token": {"content": "<pad>"}}' if k % 3 == 0 else b""
+        more = f" {text} <s><|endoftext|>[INST] \u00a0x\u0301ab".encode() + b"\xff\xe4\xb8"
+        write("bpe", "good_" + name, bytes([2 * k]) + reduced(name, text) + PART + config + PART + more)
+gpt2 = json.loads(reduced("gpt2", text))["model"]
+merges = "#version: 0.2\n" + "".join(" ".join(m) + "\n" for m in gpt2["merges"])
+for name in "GPT2Tokenizer", "RobertaTokenizer", "Qwen2Tokenizer":
+    config = {"tokenizer_class": name, "add_prefix_space": name[0] == "R"}
+    config["added_tokens_decoder"] = {"600": {"content": "<mask>", "lstrip": True, "special": True}}
+    vocab = dict(gpt2["vocab"])
+    for id, token in enumerate(("<s>", "<pad>", "</s>", "<unk>")):
+        vocab[token] = 700 + id
+    parts = [json.dumps(vocab, ensure_ascii=False).encode(), merges.encode(), json.dumps(config).encode()]
+    write("bpe", "good_files_" + name[:4].lower(), b"\x0f" + PART.join([*parts, f"{text} <mask> a".encode()]))
+
 # ---- tables
 
 write(
