@@ -96,6 +96,7 @@ MAKEFLAGS += --no-builtin-rules
 
 help:
 	@echo 'make demo         build examples/distilbert_imdb.c and train a small model on the reviews beside it'
+	@echo 'make gpt          build examples/gpt.c and train a small language model on a novel'
 	@echo 'make examples     build the examples, as $(B)/NAME'
 	@echo 'make check        tests, not on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores'
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
@@ -121,6 +122,10 @@ help:
 demo: $(B)/distilbert_imdb
 	rm -rf '$(B)/demo'
 	$(B)/distilbert_imdb --out '$(B)/demo'
+
+gpt: $(B)/gpt
+	rm -rf '$(B)/gpt_run'
+	$(B)/gpt --out '$(B)/gpt_run'
 
 examples: $(EXAMPLES)
 
@@ -451,5 +456,5 @@ clean:
 
 FORCE:
 .DELETE_ON_ERROR:
-.PHONY: help cuda demo examples check test coverage fuzz bench bench-programs bench-peers install clean
+.PHONY: help cuda demo gpt examples check test coverage fuzz bench bench-programs bench-peers install clean
 .PHONY: bits start covered FORCE

@@ -574,7 +574,7 @@ static inline int largest_step(tt_context *ctx, const tt_model *model, const cli
 }
 
 /* Trains, saves and shows progress. Returns the program's exit status. keep(user) saves the model. */
-static inline int fit(tt_trainer *t, tt_context *ctx, tt_loader *l, tt_loader *validation,
+static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, const tt_source *validation,
                       const cli_training *run, int epochs, tt_status (*keep)(void *), void *user,
                       bool *finished)
 {
@@ -587,7 +587,7 @@ static inline int fit(tt_trainer *t, tt_context *ctx, tt_loader *l, tt_loader *v
     o.report = show_progress;
     o.user = user;
     handle_signals(true);
-    tt_status status = tt_fit(t, tt_loader_source(l), tt_loader_source(validation), &o, finished);
+    tt_status status = tt_fit(t, train, validation, &o, finished);
     handle_signals(false);
     return end_of_training(ctx, t, status, *finished);
 }

@@ -301,7 +301,9 @@ static int train(const char *program)
     run r = {&m, k};
     bool finished = false;
     int result = 0;
-    if (!opt.run.plan) result = fit(t, ctx, l, validation, &opt.run, opt.epochs, keep, &r, &finished);
+    if (!opt.run.plan)
+        result = fit(t, ctx, tt_loader_source(l), tt_loader_source(validation), &opt.run, opt.epochs, keep,
+                     &r, &finished);
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
     if (finished && !result) test();

@@ -410,7 +410,9 @@ static int train(void)
 
     bool finished = false;
     int result = 0;
-    if (!opt.run.plan) result = fit(t, ctx, l, validation, &opt.run, opt.epochs, keep, &m, &finished);
+    if (!opt.run.plan)
+        result = fit(t, ctx, tt_loader_source(l), tt_loader_source(validation), &opt.run, opt.epochs, keep,
+                     &m, &finished);
     if (finished) printf("waited %.1f s for images\n", tt_loader_waited(l));
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);

@@ -17,7 +17,7 @@ import termios
 import time
 
 B = os.path.abspath(os.environ.get("B", "build"))
-TEXT, IMAGES = os.path.join(B, "distilbert_imdb"), os.path.join(B, "vit_l16")
+TEXT, IMAGES, GPT = (os.path.join(B, name) for name in ("distilbert_imdb", "vit_l16", "gpt"))
 counts = {"ok": 0, "FAILED": 0}
 checks = []
 
@@ -441,6 +441,51 @@ def progress_fits_the_terminal(folder):
 
 
 @check
+def language_models(folder):
+    """from scratch; the same again after a stop; a continued checkpoint; adapters; texts"""
+    def path(name):
+        return os.path.join(folder, name)
+    text = "".join(f"{a} {b} cat sat.\n\n" for a in ("the", "one", "my") for b in ("big", "old", "red")) * 60
+    with open(path("text.txt"), "w") as f:
+        f.write(text)
+    tiny = (GPT, "--data", path("text.txt"), "--layers=1", "--hidden=16", "--heads=2", "--length=32",
+            "--batch=8", "--tokens=40", "--temperature=0", "--lr=1e-2", "--separator=")
+    status, out, err = call(*tiny, "--epochs=3", "--out", path("run"))
+    expect(status == 0 and "bits per byte on" in out and "It is a truth" in out, status, out, err)
+    bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
+    expect(bits < 3, bits)
+    loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
+    status, made, err = call(*loads, "--out", path("run"))
+    expect(status == 0 and made.startswith("the ") and len(made) > 6, status, made, err)
+    stopped(GPT, (*tiny[1:], "--epochs=3", "--out", path("again")), signal.SIGINT)
+    status, out, err = call(*tiny, "--epochs=3", "--out", path("again"), "--resume")
+    expect(status == 0, out, err)
+    first, second = (contents(path(name), "model.safetensors") for name in ("run", "again"))
+    expect(first == second, "a resumed run trains something else")
+
+    status, out, err = call(*tiny, "--model", path("run"), "--lora=2", "--out", path("adapter"))
+    expect(status == 0 and "adapter_config.json" in os.listdir(path("adapter")) and
+           "model.safetensors" not in os.listdir(path("adapter")), status, out, err)
+    status, adapted, err = call(*loads, "--model", path("run"), "--adapter", path("adapter"))
+    expect(status == 0 and adapted.startswith("the "), status, adapted, err)
+    sampled = [call(*loads[:-1], "--temperature=1", "--seed=3", "--out", path("run")) for _ in range(2)]
+    expect(sampled[0][0] == 0 and sampled[0] == sampled[1], *sampled)
+
+    refused(GPT, "--lora=2", saying="--lora and --adapter adapt a --model: name one")
+    refused(GPT, "--generate=x", "--out", path("none"), saying="holds no trained model")
+    refused(GPT, "--hidden=10", "--heads=4", saying="--hidden 10 is not a multiple of --heads 4")
+    refused(GPT, "--top-p=0", saying="--top-p is above 0")
+    refused(GPT, "--kind=gpt3", saying="--kind is gpt2, llama")
+    refused(GPT, "--generate", "a" * 50, "--out", path("run"), saying="50 tokens, and the model 32 positions")
+    refused(*tiny, "--model", path("run"), "--lora=2", "--lora-targets=q", "--out", path("x"),
+            saying="no module of the model is called 'q'")
+    refused(GPT, "--model", path("text.txt"), "--data", path("text.txt"), "--out", path("x"),
+            saying="config.json'")
+    refused(*tiny, "--model", path("run"), "--length=64", "--out", path("x"),
+            saying="--length 64: the model has positions for 32")
+
+
+@check
 def sources_are_narrow(folder):
     for name in sorted(os.listdir("examples")):
         if name.endswith((".c", ".h")):
@@ -451,7 +496,7 @@ def sources_are_narrow(folder):
 
 def main():
     only = sys.argv[1:]
-    for program in TEXT, IMAGES:
+    for program in TEXT, IMAGES, GPT:
         if not os.path.exists(program):
             print(f"FAILED check_examples: {program} is not built\n0 passed, 1 failed")
             return 1

@@ -4,6 +4,7 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#define TT__TENSOR_LEAST 1 /* layers of these sizes are split too */
 #define TINYTRAIN_IMPLEMENTATION
 #include "tinytrain.h"
 #include "test.h"
@@ -109,6 +110,9 @@ static tt_batch golden_batch(const golden *g, int k, batch_data *d)
     return b;
 }
 
+/* What golden_options trains on: NULL and 0: one rank. */
+static struct { const char *device; int tensor, pipeline, zero; } ranks;
+
 static tt_train_options golden_options(const char *precision)
 {
     tt_train_options o = tt_train_options_default();
@@ -117,6 +121,11 @@ static tt_train_options golden_options(const char *precision)
     o.precision = precision;
     o.max_seqs = SEQS;
     o.max_tokens = TOKENS;
+    if (!ranks.device) return o;
+    o.device = ranks.device;
+    o.parallel.tensor = ranks.tensor;
+    o.parallel.pipeline = ranks.pipeline;
+    o.parallel.zero = ranks.zero;
     return o;
 }
 
@@ -215,7 +224,7 @@ static void compare_steps(golden *g, differences *d)
 static void compare(const char *name, const char *precision, const char *recompute,
                     const differences *most)
 {
-    for (int accumulate = 0; accumulate < 2; accumulate++) {
+    for (int accumulate = 0; accumulate < (ranks.pipeline > 1 ? 1 : 2); accumulate++) {
         golden g;
         differences d;
         tt_train_options o = golden_options(precision);
@@ -254,6 +263,19 @@ TEST(golden_lm_recomputed)
     compare("llama", "32-true", "blocks", &fp32);
 }
 
+
+/* Heads and layers split over two ranks, layers over two stages: none of it knows of these models. */
+TEST(golden_lm_on_ranks)
+{
+    for (int k = 0; k < 2 * TEST_COUNT(names); k++) {
+        ranks.device = "cpu*2";
+        ranks.tensor = k % 2 ? 1 : 2;
+        ranks.pipeline = k % 2 ? 2 : 1;
+        ranks.zero = 1;
+        compare(names[k / 2], "32-true", "cheap", &fp32);
+    }
+    ranks.device = NULL;
+}
 
 /* bf16 has 8 bits: about 2^-9 for each product that is rounded. */
 TEST(golden_lm_bf16)
@@ -1051,12 +1073,240 @@ TEST(generation_errors)
     golden_close(&g);
 }
 
+/* ----------------------------------------------------------------------------------------------- adapters */
+
+static const char *const adapted[] = {"gpt2", "llama", "neox", "falcon_groups"};
+
+static void lora_path(char path[700], const char *name, const char *file)
+{
+    char folder[600];
+    golden_path(folder, name, "lora");
+    snprintf(path, 700, "%s%s%s", folder, *file ? "/" : "", file);
+}
+
+/* Logits and gradients of peft's adapters; frozen weights have none, and stay. */
+TEST(golden_lora)
+{
+    for (int k = 0; k < TEST_COUNT(adapted); k++) {
+        golden g;
+        batch_data data;
+        char path[700];
+        static float logits[TOKENS * VOCAB];
+        if (!golden_open(&g, adapted[k], 1)) return;
+        lora_path(path, adapted[k], "");
+        const int base = g.ctx->n_params;
+        CHECK(tt_lm_lora_load(&g.m, path) == TT_OK && g.ctx->n_params == base + 2 * g.m.n_lora);
+        tt_train_options o = golden_options("32-true");
+        o.accumulate = true;
+        if (!golden_trainer(&g, &o)) return;
+        lora_path(path, adapted[k], "golden.safetensors");
+        tt_safetensors_close(g.file);
+        golden whole = g;
+        char first[600];
+        golden_path(first, adapted[k], "golden.safetensors");
+        whole.file = tt_safetensors_open(g.ctx, first);
+        tt_batch b = golden_batch(&whole, 0, &data);
+        tt_safetensors_close(whole.file);
+        g.file = tt_safetensors_open(g.ctx, path);
+        CHECK(tt_safetensors_count(g.file) == 1 + 2 * g.m.n_lora);
+        const int64_t n = (int64_t)b.rows * g.m.config.vocab_size;
+        CHECK(tt_forward(g.r, &b, logits, TEST_COUNT(logits)) == TT_OK);
+        float *x = reference(&g, "", "logits", n);
+        double most = 0;
+        for (int64_t i = 0; i < n; i++) most = worse(most, fabs(logits[i] - x[i]));
+        CHECK_NEAR(most, 0, 1e-5);
+        free(x);
+
+        float *before = test_values(g.ctx->params[0]);
+        b.last_of_step = false;
+        CHECK(tt_train_batch(g.r, &b, NULL, NULL) == TT_OK);
+        double gradient = 0;
+        for (int i = 0; i < 2 * g.m.n_lora; i++) {
+            const tt_lora *l = &g.m.lora[i / 2];
+            const tt_param *p = i % 2 ? l->b : l->a;
+            const int64_t size = tt_param_size(p);
+            float *d = (float *)malloc(2 * sizeof *d * (size_t)size), *rows = d + size;
+            char name[256];
+            tt__packing order;
+            for (int m = 0; tt__lm_module(&g.m, m, name, &order) != l->weight;) m++;
+            CHECK(tt_get_gradient(g.r->train, p, d) == TT_OK);
+            if (i % 2) tt__lora_rows(&order, g.m.lora_options.rank, d, rows, false);
+            snprintf(name, sizeof name, "grad.base_model.model.%s", tt_param_name(p));
+            x = reference(&g, "", name, size);
+            CHECK(distance(x, NULL, size) > 0);
+            gradient = worse(gradient, distance(i % 2 ? rows : d, x, size) / distance(x, NULL, size));
+            free(x);
+            free(d);
+        }
+        CHECK_NEAR(gradient, 0, 1e-5);
+        CHECK(tt_update(g.r->train, LR, NULL) == TT_OK);
+        float *after = test_values(g.ctx->params[0]);
+        CHECK(memcmp(before, after, sizeof *after * (size_t)tt_param_size(g.ctx->params[0])) == 0);
+        free(before);
+        free(after);
+        CHECK(tt_program_plan(g.r->train).at_peak[TT_MEM_OPTIMIZER] <
+              tt_program_plan(g.r->train).at_peak[TT_MEM_PARAMETERS]);
+        golden_close(&g);
+    }
+}
+
+/* A folder of peft's in and out: the same bytes of every tensor; merged, the same scores. */
+TEST(adapters_go_round)
+{
+    for (int k = 0; k < TEST_COUNT(adapted); k++) {
+        golden g;
+        batch_data data;
+        char path[700], folder[600];
+        static float x[TOKENS * VOCAB], y[TOKENS * VOCAB];
+        if (!golden_open(&g, adapted[k], 1)) return;
+        tt_batch b = golden_batch(&g, 0, &data);
+        lora_path(path, adapted[k], "");
+        CHECK(tt_lm_lora_load(&g.m, path) == TT_OK);
+        CHECK(tt_lm_lora_load(&g.m, path) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model has adapters already");
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "adapter"));
+        CHECK(tt_lm_lora_save(&g.m, folder) == TT_OK);
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_safetensors *one = tt_safetensors_open(ctx, test_path(path, "adapter_model.safetensors"));
+        tt_safetensors *two = tt_safetensors_open(ctx, test_path(folder, "adapter_model.safetensors"));
+        if (!CHECK(one && two) || !CHECK(tt_safetensors_count(one) == tt_safetensors_count(two))) return;
+        for (int i = 0; i < tt_safetensors_count(one); i++) {
+            const tt_tensor_info *info = tt_safetensors_info(one, i);
+            const int j = tt_safetensors_find(two, info->name);
+            if (!CHECK(j >= 0)) continue;
+            char *p = test_tensor(one, i), *q = test_tensor(two, j);
+            CHECK(memcmp(info->dims, tt_safetensors_info(two, j)->dims, 2 * sizeof *info->dims) == 0);
+            CHECK(p && q && memcmp(p, q, (size_t)info->bytes) == 0);
+            free(p);
+            free(q);
+        }
+        tt_safetensors_close(one);
+        tt_safetensors_close(two);
+        TEST_CLOSE(ctx, &a);
+
+        const tt_train_options o = golden_options("32-true");
+        if (!golden_trainer(&g, &o)) return;
+        CHECK(tt_train_batch(g.r, &b, NULL, NULL) == TT_OK); /* what is trained is saved, too */
+        CHECK(tt_forward(g.r, &b, x, TEST_COUNT(x)) == TT_OK && tt_lm_lora_save(&g.m, folder) == TT_OK);
+        const size_t n = (size_t)(b.rows * g.m.config.vocab_size);
+        for (int merged = 0; merged < 2; merged++) {
+            golden h;
+            double most = 0;
+            if (!golden_open(&h, adapted[k], 1)) return;
+            CHECK(tt_lm_lora_load(&h.m, folder) == TT_OK);
+            char whole[600];
+            snprintf(whole, sizeof whole, "%s", test_folder());
+            if (merged) {
+                CHECK(tt_lm_lora_merge(&h.m) == TT_OK && tt_lm_save(&h.m, whole) == TT_OK);
+                golden_close(&h);
+                memset(&h, 0, sizeof h);
+                h.ctx = test_open(&h.a);
+                CHECK(tt_lm_load(h.ctx, &h.m, whole) == TT_OK && !h.m.n_lora);
+            }
+            if (!golden_trainer(&h, &o)) return;
+            CHECK(tt_forward(h.r, &b, y, TEST_COUNT(y)) == TT_OK);
+            for (size_t i = 0; i < n; i++) most = worse(most, fabs(x[i] - y[i]));
+            CHECK_NEAR(most, 0, merged ? 1e-5 : 0);
+            golden_close(&h);
+        }
+        CHECK(tt_lm_lora_merge(&g.m) == TT_OK && tt_forward(g.r, &b, y, TEST_COUNT(y)) == TT_OK);
+        double most = 0; /* a program from before merging computes the same after it */
+        for (size_t i = 0; i < n; i++) most = worse(most, fabs(x[i] - y[i]));
+        CHECK_NEAR(most, 0, 1e-5);
+        golden_close(&g);
+    }
+}
+
+/* A new adapter changes nothing at first, then is trained alone. */
+TEST(new_adapters)
+{
+    for (int k = 0; k < TEST_COUNT(names); k++) {
+        golden g;
+        batch_data data;
+        static float x[TOKENS * VOCAB], y[TOKENS * VOCAB];
+        const tt_train_options o = golden_options(k % 2 ? "bf16-true" : "32-true");
+        for (int with = 0; with < 2; with++) {
+            if (!golden_open(&g, names[k], 1)) return;
+            tt_lora_options lora = tt_lora_options_default();
+            lora.dropout = 0.3f;
+            if (with) CHECK(tt_lm_lora(&g.m, k % 3 ? NULL : &lora) == TT_OK);
+            if (with) CHECK(g.m.n_lora == (tt__lm_gated(&g.m.config) ? 4 : 2));
+            tt_batch b = golden_batch(&g, 0, &data);
+            if (!golden_trainer(&g, &o)) return;
+            CHECK(tt_forward(g.r, &b, with ? y : x, TEST_COUNT(x)) == TT_OK);
+            if (with) CHECK(memcmp(x, y, sizeof *x * (size_t)(b.rows * g.m.config.vocab_size)) == 0);
+            tt_stats first = {0}, last = {0};
+            for (int step = 0; step < 30; step++)
+                CHECK(tt_train_batch(g.r, &b, step ? &last : &first, NULL) == TT_OK);
+            CHECK(last.loss < first.loss);
+            golden_close(&g);
+        }
+    }
+}
+
+TEST(adapters_that_are_refused)
+{
+    golden g;
+    char path[700], folder[600], config[700];
+    if (!golden_open(&g, "llama", 1)) return;
+    CHECK(tt_lm_lora_save(&g.m, "nowhere") == TT_ERR_ARGUMENT);
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model has no adapters");
+    static const struct { const char *targets; int rank; float alpha, dropout; const char *error; } rows[] = {
+        {"c_attn", 8, 8, 0, "no module of the model is called 'c_attn'; the first is "
+         "'model.layers.0.self_attn.q_proj'"},
+        {"", 8, 8, 0, "no module of the model"}, {NULL, 0, 8, 0, "rank 0 is not above 0"},
+        {NULL, 8, NAN, 0, "alpha nan is not above 0"}, {NULL, 8, 8, 1, "dropout 1 is not in [0, 1)"}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const tt_lora_options o = {rows[k].targets, rows[k].rank, rows[k].alpha, rows[k].dropout};
+        CHECK(tt_lm_lora(&g.m, &o) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, rows[k].error);
+        CHECK(g.m.n_lora == 0 && !g.m.lora && !g.m.word->frozen);
+    }
+    const tt_lora_options some = {"layers.1.*_proj,,lm_head", 1, 1, 0};
+    CHECK(tt_lm_lora(&g.m, &some) == TT_OK && g.m.n_lora == 7 && g.m.word->frozen);
+    golden_close(&g);
+
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    snprintf(config, sizeof config, "%s/adapter_config.json", folder);
+    static const struct { const char *from, *to; tt_status status; const char *error; } edits[] = {
+        {"\"LORA\"", "\"IA3\"", TT_ERR_UNSUPPORTED, "peft_type is 'IA3'; only LORA is supported"},
+        {"\"bias\": \"none\"", "\"bias\": \"all\"", TT_ERR_UNSUPPORTED, "bias is 'all'"},
+        {"\"use_dora\": false", "\"use_dora\": true", TT_ERR_UNSUPPORTED, "use_dora is true"},
+        {"\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 2}", TT_ERR_UNSUPPORTED,
+         "rank_pattern is not"},
+        {"\"r\": 4", "\"r\": 0", TT_ERR_FORMAT, "\"r\" is 0"},
+        {"\"r\": 4", "\"r\": 3", TT_ERR_SHAPE, "is not (3, 20), as r of adapter_config.json"},
+        {"{", "", TT_ERR_FORMAT, "not valid JSON"}};
+    for (int k = 0; k < TEST_COUNT(edits) + 2; k++) {
+        const bool edit = k < TEST_COUNT(edits);
+        for (int i = 0; i < 2; i++) {
+            size_t n;
+            lora_path(path, k > TEST_COUNT(edits) ? "falcon_groups" : "llama", "");
+            const char *name = i ? "adapter_config.json" : "adapter_model.safetensors";
+            char *bytes = test_read(test_path(path, name), &n);
+            if (CHECK(bytes != NULL)) test_write(test_path(folder, name), bytes, edit || i ? n : n - 3);
+            free(bytes);
+        }
+        if (edit) replace(config, edits[k].from, edits[k].to);
+        if (!golden_open(&g, "llama", 1)) return;
+        const tt_status status = edit ? edits[k].status : TT_ERR_FORMAT;
+        CHECK(tt_lm_lora_load(&g.m, folder) == status);
+        CHECK_ERROR(g.ctx, status, edit ? edits[k].error : "adapter_model.safetensors'");
+        CHECK(g.m.n_lora == 0 && !g.m.lora && !g.m.word->frozen);
+        golden_close(&g);
+    }
+}
+
 static const test_case tests[] = {
-    TEST_CASE(golden_lm), TEST_CASE(golden_lm_recomputed), TEST_CASE(golden_lm_bf16),
+    TEST_CASE(golden_lm), TEST_CASE(golden_lm_recomputed), TEST_CASE(golden_lm_on_ranks),
+    TEST_CASE(golden_lm_bf16),
     TEST_CASE(folders_go_round), TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
     TEST_CASE(configs), TEST_CASE(new_models), TEST_CASE(allocation_failures), TEST_CASE(greedy_tokens),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),
     TEST_CASE(sampled_texts), TEST_CASE(samples_while_training), TEST_CASE(generation_errors),
+    TEST_CASE(golden_lora), TEST_CASE(adapters_go_round), TEST_CASE(new_adapters),
+    TEST_CASE(adapters_that_are_refused),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
