@@ -9219,7 +9219,7 @@ static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
     t->ctx = ctx;
     for (t->leaves = 1; t->leaves < instructions; t->leaves *= 2) {}
     t->list = (int *)tt__alloc(ctx, sizeof *t->list * 8 * (size_t)t->leaves);
-    t->hint = t->list + 4 * t->leaves;
+    t->hint = t->list ? t->list + 4 * t->leaves : NULL;
     return t->list != NULL;
 }
 
@@ -27355,7 +27355,7 @@ tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n
         return tt__fail(s->ctx, TT_ERR_ARGUMENT, "tokens %lld to %lld of a stream of %lld", (long long)first,
                         (long long)(first + n), (long long)s->count);
     const uint64_t at = (uint64_t)(s->first + first) * width;
-    const char *from = (const char *)store->ids + (store->ids ? at : 0);
+    const char *from = store->ids ? (const char *)store->ids + at : NULL;
     if (!store->ids) { /* into the second half of `to`, if ids are narrower */
         char *raw = (char *)to + (size_t)n * (4 - width);
         tt_status status = tt__file_read(s->ctx, store->path, store->file, store->skip + at, raw,
@@ -30925,9 +30925,9 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 {
     tt_compile_options o = tt__compile_options(&r->options);
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
-    if (r->output.id) tt_output(t, r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (r->output.id) tt_output(t, r->output); /* of evaluations alone: to train, logits need not be whole */
     o.train = false;
     o.share = r->train;
     if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;

@@ -52,7 +52,7 @@ static void generate(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, 
 }
 
 static void train(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, int seqs, int length, int steps,
-                  bool turns)
+                  bool turns, const char *update, const char *recompute)
 {
     tt_token_loader_options lo = tt_token_loader_options_default();
     lo.batch = seqs;
@@ -68,6 +68,8 @@ static void train(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, int
     o.schedule.lr = 1e-4f;
     o.optimizer.clip_norm = 0;
     o.precision = bench.precision;
+    o.update = update;
+    o.recompute = recompute;
     const tt_model model = tt_lm_model(m);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     double *speeds = (double *)malloc(sizeof *speeds * (size_t)(steps + 1));
@@ -113,7 +115,7 @@ static void train(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, int
 int main(int argc, char **argv)
 {
     int seqs = 4, length = 256, steps = 5, layers = 0, tokens = 0, prompt = 16;
-    const char *folder = NULL, *data = NULL;
+    const char *folder = NULL, *data = NULL, *update = "end", *recompute = "cheap";
     bool turns = false;
     const bench_flag flags[] = {
         {"--model", NULL, &folder, NULL, "DIR, a Hugging Face folder, instead of GPT-2 with random weights"},
@@ -121,6 +123,8 @@ int main(int argc, char **argv)
         {"--seqs", &seqs, NULL, NULL, "windows in a step"},
         {"--length", &length, NULL, NULL, "tokens of each"},
         {"--layers", &layers, NULL, NULL, "layers of GPT-2, if not 12"},
+        {"--update", NULL, &update, NULL, "U, end or backward: tt_compile_options.update"},
+        {"--recompute", NULL, &recompute, NULL, "R, none, cheap, attention or blocks"},
         {"--steps", &steps, NULL, NULL, "steps measured, after one"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},
         {"--generate", &tokens, NULL, NULL, "tokens to generate, instead of training"},
@@ -138,7 +142,7 @@ int main(int argc, char **argv)
                               : random_tokens(ctx, count, vocab);
     if (!s) bench_die("%s", tt_error(ctx));
     if (tokens) generate(ctx, &m, s, prompt, tokens);
-    else train(ctx, &m, s, seqs, length, steps, turns);
+    else train(ctx, &m, s, seqs, length, steps, turns, update, recompute);
     tt_token_stream_free(s);
     tt_lm_free(&m);
     bench_close();
