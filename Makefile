@@ -40,7 +40,7 @@ CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_i
                       parameters_begin_on_the_device device_described_cuda
 CUDA_T_test_tensor := gradients_of_ranks_cuda
 CUDA_T_test_pipeline := stages_on_cuda stages_that_are_apart_are_refused
-CUDA_T_test_lm     := golden_lm
+CUDA_T_test_lm     := golden_lm greedy_tokens
 CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true recompute_policies
 # Whole models, and runs of a program for each call of CUDA: on a GPU, and in the fastest of the emulator's
 # builds.
