@@ -4,21 +4,19 @@ weights and tokens, the same number of threads, in turn.
 
     python bench/lm.py train                    training steps on 4 x 256 tokens, losses and memory
     python bench/lm.py generate                 one sequence: tokens a second behind a prompt
-    python bench/lm.py generate --llama FILE.gguf   ... and llama.cpp's, of weights of that shape in a file
+    python bench/lm.py generate --llama f16     ... beside llama.cpp too, with these weights in f16 or f32
 
 The C side is build/lm (bench/lm.c; `make bench-programs`). Training on both sides: mean cross-entropy of the
 next token, AdamW (PyTorch: fused) 1e-4, decay 0.01 except on biases and norms, no clipping, no dropout;
 PyTorch attends by scaled_dot_product_attention. Programs run one step each in turn, after one that is not
 counted; each is a process of its own. Precisions stand side by side as in pytorch.py. transformers generates
-with its cache, without sampling. The file for --llama is made of the folder that --keep leaves, by
-llama.cpp's convert_hf_to_gguf.py (--outtype f32 or f16).
+with its cache, without sampling. llama.cpp is that of the package gpt4all.
 
-needs: torch, transformers, numpy; for --llama the package llama-cpp-python."""
+needs: torch, transformers, numpy; for --llama gguf and gpt4all."""
 import argparse
 import contextlib
 import json
 import os
-import shutil
 import statistics
 import sys
 import tempfile
@@ -150,19 +148,68 @@ def theirs_generates(args, folder):
         return max((args.tokens - 1) / (seconds(args.tokens) - seconds(1)) for _ in range(2))
 
 
-def llama_generates(args):
+def write_gguf(folder, path, dtype):
+    """the weights as llama.cpp reads them; the vocabulary is made up"""
+    import gguf
+    import numpy as np
+    from transformers import GPT2LMHeadModel
+    model = GPT2LMHeadModel.from_pretrained(folder)
+    c = model.config
+    w = gguf.GGUFWriter(path, "gpt2")
+    w.add_name("random")
+    w.add_block_count(c.n_layer)
+    w.add_context_length(c.n_positions)
+    w.add_embedding_length(c.n_embd)
+    w.add_feed_forward_length(4 * c.n_embd)
+    w.add_head_count(c.n_head)
+    w.add_layer_norm_eps(c.layer_norm_epsilon)
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if dtype == "f16" else gguf.LlamaFileType.ALL_F32)
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("gpt-2")
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}     # GPT-2's characters for bytes
+    others = [b for b in range(256) if b not in printable]
+    characters = [chr(b if b in printable else 256 + others.index(b)) for b in range(256)]
+    w.add_token_list(characters + [f"w{k}" for k in range(256, c.vocab_size)])
+    w.add_token_types([gguf.TokenType.NORMAL] * c.vocab_size)
+    w.add_token_merges(["! !"])
+    w.add_eos_token_id(c.vocab_size - 1)
+    w.add_bos_token_id(c.vocab_size - 1)
+    names = {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
+             "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
+    for name, x in model.transformer.state_dict().items():
+        x = x.numpy()
+        if name.startswith("h."):
+            layer, rest = name.split(".", 2)[1:]
+            module, kind = rest.rsplit(".", 1)
+            to = f"blk.{layer}.{names[module]}.{kind}"
+            x = x.T if x.ndim == 2 else x
+        else:
+            to = {"wte.weight": "token_embd.weight", "wpe.weight": "position_embd.weight",
+                  "ln_f.weight": "output_norm.weight", "ln_f.bias": "output_norm.bias"}[name]
+        half = dtype == "f16" and x.ndim == 2 and to != "position_embd.weight"
+        w.add_tensor(to, np.ascontiguousarray(x.astype(np.float16 if half else np.float32)))
+        if name == "wte.weight":
+            w.add_tensor("output.weight", np.ascontiguousarray(x.astype(np.float16 if half else np.float32)))
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def llama_generates(args, path):
     """llama.cpp's tokens a second, after the first, best of two"""
-    from llama_cpp import Llama
-    model = Llama(args.llama, n_ctx=args.prompt + args.tokens + 8, n_threads=args.threads,
-                  n_threads_batch=args.threads, verbose=False)
+    from gpt4all import GPT4All
+    model = GPT4All(os.path.basename(path), model_path=os.path.dirname(path), allow_download=False,
+                    device="cpu", n_ctx=args.prompt + args.tokens + 32, n_threads=args.threads, verbose=False)
 
     def speed():
-        model.reset()
-        model.eval(list(range(1, args.prompt + 1)))
-        began = time.perf_counter()
-        for _ in range(args.tokens):
-            model.eval([model.sample(temp=0.0)])
-        return args.tokens / (time.perf_counter() - began)
+        times = []
+
+        def heard(_token, _text):
+            times.append(time.perf_counter())
+            return True
+        model.generate("!" * args.prompt, max_tokens=args.tokens, temp=0, n_batch=64, callback=heard)
+        return (len(times) - 1) / (times[-1] - times[0])
     speed()
     return max(speed() for _ in range(2))
 
@@ -175,16 +222,17 @@ def generate(args, report):
                    "--prompt", str(args.prompt), "--threads", str(args.threads),
                    "--precision", args.precision]
         ours, theirs, llama = 0, 0, 0
+        path = os.path.join(folder, "model.gguf")
+        if args.llama:
+            write_gguf(folder, path, args.llama)
         for _ in range(args.rounds):        # in turn; the best of each
             ours = max(ours, rows_of(output_of(command))["tokens a second, after the first"]["value"])
             theirs = max(theirs, theirs_generates(args, folder))
-            llama = max(llama, llama_generates(args)) if args.llama else 0
+            llama = max(llama, llama_generates(args, path)) if args.llama else 0
         name = f"GPT-2, {args.tokens} tokens behind {args.prompt}, {args.precision}"
         report.row(f"{name}, transformers", ours, "tokens/s", theirs)
         if args.llama:
-            report.row(f"{name}, {os.path.basename(args.llama)}", ours, "tokens/s", llama, who="llama.cpp")
-        if args.keep:
-            shutil.copytree(folder, args.keep)
+            report.row(f"{name}, llama.cpp {args.llama}", ours, "tokens/s", llama, who="llama.cpp")
 
 
 def main():
@@ -208,8 +256,7 @@ def main():
     g.add_argument("--precision", choices=["32-true", "bf16-true"], default="32-true")
     g.add_argument("--tokens", type=positive, default=128, metavar="N")
     g.add_argument("--prompt", type=positive, default=16, metavar="N")
-    g.add_argument("--llama", metavar="FILE.gguf", help="the same weights for llama.cpp")
-    g.add_argument("--keep", metavar="DIR", help="leave the model's folder there")
+    g.add_argument("--llama", choices=["f16", "f32"], help="beside llama.cpp, with its weights so")
     subs.choices["turns"].add_argument("--variant", required=True)
     subs.choices["turns"].add_argument("--folder", required=True)
     args = parser.parse_args()
