@@ -1136,7 +1136,7 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
 /* A text file, or all files of a folder whose names end in .txt, in the order of their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
-   1024 bytes. Ids are 0 to vocab - 1, `end` ends a document. */
+   1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). Ids are 0 to vocab - 1, `end` ends a document. */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
 /* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
@@ -1163,7 +1163,8 @@ typedef struct tt_token_loader_options {
 tt_token_loader_options tt_token_loader_options_default(void);
 /* Windows of a stream, one behind the other without padding; the last may be shorter. Each token but the
    first of all is the target of one window in an epoch. A batch has the array "targets" (rows), the token
-   that follows each, or -100 for none. s must stay. NULL options: defaults. NULL after an error. */
+   that follows each, or -100 for none. s must stay; all of it is read once here, so that an id that is not
+   below vocab is found before training. NULL options: defaults. NULL after an error. */
 typedef struct tt_token_loader tt_token_loader;
 tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
                                      const tt_token_loader_options *o);
@@ -27296,7 +27297,9 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     return tt__stream_done(s, status);
 }
 
-#define TT__LLMC_MAGIC 20240520 /* llm.c's dev/data: of a header of 256 i32: this, the version, the count */
+/* llm.c's dev/data/data_common.py: a header of 256 i32: one of these, the version, the count. */
+#define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
+#define TT__LLMC_WORDS 20240801  /* of 4 */
 
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)
 {
@@ -27313,7 +27316,11 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     if (status == TT_OK) status = tt__file_begin(ctx, path, &store->file, &bytes);
     if (status == TT_OK && bytes >= 1024)
         status = tt__file_read(ctx, path, store->file, 0, header, sizeof header);
-    if (header[0] == TT__LLMC_MAGIC) store->skip = 1024;
+    const int told = header[0] == TT__LLMC_HALVES ? 2 : header[0] == TT__LLMC_WORDS ? 4 : 0;
+    if (told) store->skip = 1024;
+    if (status == TT_OK && told && told != width)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path, told,
+                          width);
     if (status == TT_OK && (bytes - store->skip) % (size_t)width)
         status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are no whole number of ids of %d bytes", path,
                           bytes - (size_t)store->skip, width);
@@ -27496,12 +27503,17 @@ void tt_token_loader_free(tt_token_loader *l)
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
-/* Most documents that windows have, or parts of them. */
-typedef struct tt__window_documents { int32_t end; int length, at, here, most; } tt__window_documents;
+/* A pass over all tokens: most documents that windows have, or parts of them, and the hash of the ids. */
+typedef struct tt__window_survey {
+    int32_t end;
+    int length, at, here, most;
+    uint64_t hash;
+} tt__window_survey;
 
-static tt_status tt__count_documents(void *arg, const int32_t *ids, int64_t n)
+static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
 {
-    tt__window_documents *x = (tt__window_documents *)arg;
+    tt__window_survey *x = (tt__window_survey *)arg;
+    x->hash = tt__hash_on(x->hash, ids, sizeof *ids * (size_t)n);
     for (int64_t k = 0; k < n; k++) {
         if (x->at == x->length) x->at = x->here = 0;
         x->at++;
@@ -27580,21 +27592,7 @@ static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
     return TT_OK;
 }
 
-static tt_status tt__hash_tokens(void *arg, const int32_t *ids, int64_t n)
-{
-    uint64_t *hash = (uint64_t *)arg;
-    *hash = tt__hash_on(*hash, ids, sizeof *ids * (size_t)n);
-    return TT_OK;
-}
-
-static uint64_t tt__window_hash(void *self)
-{
-    tt_token_loader *l = (tt_token_loader *)self;
-    if (l->hash) return l->hash;
-    l->hash = tt__hash_on(TT__HASH_BEGIN, &l->o.length, sizeof l->o.length);
-    tt__stream_each(l->s, &l->hash, tt__hash_tokens);
-    return l->hash;
-}
+static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)self)->hash; }
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
@@ -27636,8 +27634,11 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     l->most = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), l->windows);
     l->max_tokens = (int)tt__min((int64_t)l->most * o.length, s->count - 1);
     l->epoch = -1;
-    tt__window_documents x = {o.across ? -1 : s->end, o.length, 0, 0, 1};
-    tt_status status = o.across ? TT_OK : tt__stream_each(s, &x, tt__count_documents);
+    tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
+    x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
+    x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
+    const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
+    l->hash = x.hash;
     l->max_seqs = (int)tt__min((int64_t)l->most * x.most, l->max_tokens);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
     if (status == TT_OK &&

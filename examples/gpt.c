@@ -27,8 +27,8 @@ static struct {
          .run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
-    {"--data", "PATH", CLI_TEXT, &opt.data, .help = "text file, folder of *.txt, or .bin file of token ids "
-     "of 2 bytes, as nanoGPT's (examples/data/pride_and_prejudice.txt)"},
+    {"--data", "PATH", CLI_TEXT, &opt.data, .help = "text file, folder of *.txt, or .bin file of token ids, "
+     "as nanoGPT's or llm.c's, of 2 bytes, or 4 for more than 65536 (examples/data/pride_and_prejudice.txt)"},
     {"--separator", "LINE", CLI_TEXT, &opt.separator, .help = "a line that parts two documents of a text, as "
      "'<|endoftext|>'; '' for empty lines (none: a file is one document)", .most = 1000},
     {"--across", "", CLI_SWITCH, &opt.across,
@@ -111,7 +111,8 @@ static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const 
     if (!ending || strcmp(ending, ".bin") != 0)
         return (tt_token_stream *)made(ctx, tt_token_stream_read(ctx, opt.data, &o));
     const int end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
-    return (tt_token_stream *)made(ctx, tt_token_stream_open(ctx, opt.data, 2, m->config.vocab_size, end));
+    const int vocab = m->config.vocab_size, width = vocab > 65536 ? 4 : 2;
+    return (tt_token_stream *)made(ctx, tt_token_stream_open(ctx, opt.data, width, vocab, end));
 }
 
 /* The start of training: a checkpoint, or a small model with random weights. */

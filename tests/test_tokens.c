@@ -163,6 +163,7 @@ TEST(files_and_folders)
 
     int32_t header[260] = {20240520, 1, 4}; /* llm.c's */
     uint16_t tail[4] = {7, 8, 9, 1};
+    const uint32_t words[2] = {70000, 128255};
     char bytes[1024 + sizeof tail];
     memcpy(bytes, header, 1024);
     memcpy(bytes + 1024, tail, sizeof tail);
@@ -174,6 +175,27 @@ TEST(files_and_folders)
     test_write(path, bytes, sizeof bytes - 2);
     CHECK(tt_token_stream_open(ctx, path, 2, 10, -1) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "its header tells of 4 ids, and it has 3");
+    test_write(path, bytes, sizeof bytes);
+    CHECK(tt_token_stream_open(ctx, path, 4, 10, -1) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "its header tells of ids of 2 bytes, not 4");
+    header[0] = 20240801;
+    header[1] = 7;
+    header[2] = 2;
+    memcpy(bytes, header, 12);
+    memcpy(bytes + 1024, words, sizeof words);
+    test_write(path, bytes, sizeof bytes);
+    s = tt_token_stream_open(ctx, path, 4, 128256, -1);
+    CHECK(s && tt_token_stream_count(s) == 2 && tt_token_stream_get(s, 0, 2, ids) == TT_OK);
+    CHECK(ids[0] == 70000 && ids[1] == 128255);
+    tt_token_stream_free(s);
+    s = tt_token_stream_open(ctx, path, 4, 128255, -1);
+    for (int across = 0; across < 2; across++) { /* before training */
+        tt_token_loader_options o = tt_token_loader_options_default();
+        o.across = across;
+        CHECK(s && tt_token_loader_new(ctx, s, &o) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "token 1: id 128255 is not below vocab 128255");
+    }
+    tt_token_stream_free(s);
     TEST_CLOSE(ctx, &a);
 }
 
