@@ -309,6 +309,11 @@ static int train(void)
     if (finished && !result) {
         printf("saved: %s\n\n", opt.run.out);
         const bool adapts = opt.lora || opt.adapter;
+        char device[64]; /* of the first rank, which is enough to generate */
+        if (opt.run.device) {
+            snprintf(device, sizeof device, "%.*s", (int)strcspn(opt.run.device, "*,"), opt.run.device);
+            opt.run.device = device;
+        }
         continue_text(adapts ? opt.model : opt.run.out, adapts ? opt.run.out : NULL,
                       opt.model ? "" : "It is a truth ");
     }

@@ -463,6 +463,11 @@ def language_models(folder):
     first, second = (contents(path(name), "model.safetensors") for name in ("run", "again"))
     expect(first == second, "a resumed run trains something else")
 
+    ranks = [call(*tiny, "--groups=2", "--device", on, "--out", path(on)) for on in ("cpu", "cpu*2")]
+    expect(all(status == 0 and "It is a truth" in out for status, out, _ in ranks), ranks)
+    first, second = (contents(path(name), "model.safetensors") for name in ("cpu", "cpu*2"))
+    expect(first == second, "two ranks train something else")
+
     status, out, err = call(*tiny, "--model", path("run"), "--lora=2", "--out", path("adapter"))
     expect(status == 0 and "adapter_config.json" in os.listdir(path("adapter")) and
            "model.safetensors" not in os.listdir(path("adapter")), status, out, err)

@@ -190,9 +190,9 @@ TEST(files_and_folders)
     tt_token_stream_free(s);
     s = tt_token_stream_open(ctx, path, 4, 128255, -1);
     for (int across = 0; across < 2; across++) { /* before training */
-        tt_token_loader_options o = tt_token_loader_options_default();
-        o.across = across;
-        CHECK(s && tt_token_loader_new(ctx, s, &o) == NULL);
+        tt_token_loader_options lo = tt_token_loader_options_default();
+        lo.across = across;
+        CHECK(s && tt_token_loader_new(ctx, s, &lo) == NULL);
         CHECK_ERROR(ctx, TT_ERR_FORMAT, "token 1: id 128255 is not below vocab 128255");
     }
     tt_token_stream_free(s);
