@@ -12,7 +12,8 @@ from devices.json, which is what `build/ranks --only devices --json` prints. Sta
                                        speed.json, in place of those of the same measurement, and draws
 
 speed.json is a list of records, one a line. Their keys:
-    task                              step, imdb, epoch or gemm, as in bench/pytorch.py; gpt2: bench/peers
+    task                              step, imdb, epoch or gemm, as in bench/pytorch.py; lm and generate, as
+                                      in bench/lm.py; gpt2: bench/peers
     model, shape, precision, cpu      what was trained, and where; isa: the instructions that tell CPUs apart
     vs                                what stands beside tinytrain
     unit, speed, peer_speed           of tinytrain and of the other
@@ -37,7 +38,7 @@ KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "spee
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
 SAME = KEYS[:7]      # what tells one measurement from another
 TASKS = {"step": "training step", "imdb": "steps on IMDb", "epoch": "an epoch, from process start to end",
-         "gemm": "matrix products", "gpt2": "training step"}
+         "gemm": "matrix products", "gpt2": "training step", "lm": "training step", "generate": "generation"}
 PRECISIONS = {"32-true": "fp32", "bf16-mixed": "bf16-mixed", "bf16-true": "bf16-true"}
 CPUS = ["AMD Zen 3", "AMD Zen 4", "Intel Xeon"]
 PEERS = ["PyTorch eager", "torch.compile", "PyTorch", "OpenBLAS", "oneDNN"]
@@ -67,7 +68,7 @@ def order(record):
 
 
 def what_of(name, command):
-    """(task, model, shape, precision, vs) of a row of bench/pytorch.py, or None for a row that is not kept"""
+    """(task, model, shape, precision, vs) of a row of pytorch.py or lm.py; None: a row that is not kept"""
     m = re.fullmatch(r"(\d+ x \d+|\d+ images of \d+ x \d+), ([\w-]+), PyTorch [\w ]+?( compiled)?", name)
     if m:
         vit, vs = re.search(r"--vit (\S+)", command), "torch.compile" if m[3] else "PyTorch eager"
@@ -76,6 +77,12 @@ def what_of(name, command):
     m = re.fullmatch(r"imdb, (random order|grouped by length), ([\w-]+), PyTorch [\w ]+", name)
     if m:
         return "imdb", "DistilBERT-base", "16 reviews, " + m[1], m[2], "PyTorch eager"
+    m = re.fullmatch(r"GPT-2, (\d+ x \d+), ([\w-]+), PyTorch [\w ]+", name)
+    if m:
+        return "lm", "GPT-2", m[1] + " tokens", m[2], "PyTorch eager"
+    m = re.fullmatch(r"GPT-2, (\d+ tokens behind \d+), ([\w-]+), (transformers|llama.cpp f\d+)", name)
+    if m:
+        return "generate", "GPT-2", m[1], m[2], m[3]
     if name == "epoch of MiniLM on IMDb, by wall time":
         return "epoch", "MiniLM", "1,000 reviews", "32-true", "PyTorch eager"
     m = re.fullmatch(r"([\w-]+): all of these, by flops, (PyTorch|OpenBLAS|oneDNN)", name)

@@ -122,7 +122,7 @@ def train(args, report):
             report.say(f"{name}: {len(ours.losses)} steps, loss {ours.losses[0]:.4f} to "
                        f"{ours.losses[-1]:.4f}")
             report.row(f"{name}, PyTorch {PAIRS[precision]}", a, "tokens/s", b)
-            report.row(f"{name}, memory", ours.memory(), "MB", theirs.memory())
+            report.row(f"{name}, PyTorch {PAIRS[precision]}, memory", ours.memory(), "MB", theirs.memory())
             report.row(f"{name}, planned memory", ours.rows["planned memory"]["value"], "MB")
             report.row(f"{name}, largest difference of a loss", apart, "relative")
 
