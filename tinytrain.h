@@ -12316,13 +12316,14 @@ TT__FN void TT__K(attention_take_keys)(const TT__K(attention_task) *t, int64_t r
 
 #define TT__ATTENTION_NO_DIAGONAL ((int64_t)1 << 40) /* the products take every key for every query */
 
-/* The part of a block of keys that some of n queries see; `keys` <= `skip`: there is none. key, query: the
-   first of them, in the sequence. */
+/* The part of a block of keys that some of n queries see, of whole tiles unless the block ends before; `keys`
+   <= `skip`: there is none. key, query: the first of them, in the sequence. */
 TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attention_task) *t, int64_t key,
                                                             int64_t keys, int64_t query, int64_t n)
 {
     const int64_t diagonal = t->x.diagonal ? query - key : TT__ATTENTION_NO_DIAGONAL;
     int64_t from, end = tt__attention_keys(t->a, &t->x, query, n, &from);
+    end = key + ((end - key + 31) & ~(int64_t)31);
     TT__K(attention_block) s = {t->a->bf16, tt__max(0, from - key) & ~(int64_t)31, tt__min(keys, end - key),
                                 n, t->a->head_size, diagonal, &t->b};
     return s;
