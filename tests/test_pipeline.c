@@ -777,7 +777,7 @@ TEST(stages_on_cuda)
     int several = 0, seeds = 1;
 #ifdef TT_EMULATE
     several = 1;
-    seeds = strcmp(emu_build(), "plain") == 0 ? 6 : 2;
+    seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
 #endif
     for (int k = 0; k < 4; k++)
         for (int seed = 1; seed <= seeds; seed++) {
