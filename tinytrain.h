@@ -368,6 +368,10 @@ tt_value tt_tanh(tt_tape *t, tt_value x);
 tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape */
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by element */
+/* tt_mul(t, tt_silu(t, gate), up) at once: the backward needs gate and up and nothing else, and in 16 bits
+   silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
+   transformer", 2020) */
+tt_value tt_swiglu(tt_tape *t, tt_value gate, tt_value up);
 tt_value tt_scale(tt_tape *t, tt_value x, float s);
 /* Training: zero with probability p, else x / (1 - p); p in [0, 1). The mask is a function of (seed, step,
    micro-batch, instruction, element) and is never stored. p acts in steps of 2^-16. Without training: x. */
@@ -1790,6 +1794,10 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
+    X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
+        /* gate, up -> silu(gate) up */ \
+    X(SWIGLU_BACKWARD, "swiglu_backward", 3, 2, TT__INPLACE0 | TT__INPLACE1) \
+        /* dy, gate, up -> [dgate], [dup] */ \
     X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
     X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
@@ -4629,6 +4637,24 @@ static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__layout_alike, {tt__backward_MUL}};
+
+/* ------------------------------------------------------------------------------------------------- swiglu */
+
+tt_value tt_swiglu(tt_tape *t, tt_value gate, tt_value up)
+{
+    return tt__record(t, tt__new_instr(TT__OP_SWIGLU), "vv", gate, up);
+}
+
+static bool tt__shape_SWIGLU_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0);
+    out[1] = *dy;
+    return tt__shape_of_two(t, i, out) && tt__shape_in(t, i, 2, dy, dy->cols);
+}
+
+static const tt__rules tt__rules_SWIGLU = {tt__shape_of_two, tt__layout_alike,
+                                           {NULL, "g01", "01", TT__OP_SWIGLU_BACKWARD}};
+static const tt__rules tt__rules_SWIGLU_BACKWARD = {tt__shape_SWIGLU_BACKWARD, tt__layout_alike};
 
 /* ------------------------------------------------------------------------------------------------- rotary */
 
@@ -12665,8 +12691,38 @@ TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
 TT__RUN_MAP_OF(MUL, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES)
     TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(x[1] + c, n - c), n - c))
+TT__RUN_MAP_OF(SWIGLU, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES) {
+    const tt__vf gate = TT__K(load_n)(x[0] + c, n - c);
+    TT__K(store_n)(y + c, TT__K(act)(TT__ACT_SILU, gate) * TT__K(load_n)(x[1] + c, n - c), n - c);
+})
 TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
 TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
+
+TT__ROWS_FN(swiglu_backward_rows)
+{
+    const int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x[3]; /* dy, gate, up */
+        float *y[2];       /* dgate, dup: where one is absent, it is computed into scratch all the same */
+        for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
+        for (int k = 0; k < 2; k++) {
+            float *row = TT__K(scratch_row)(scratch, n, k);
+            y[k] = l->out[k].data ? TT__K(row_begin)(&l->out[k], l->add[k], r, row) : row;
+        }
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            const tt__vf dy = TT__K(load_n)(x[0] + c, n - c), gate = TT__K(load_n)(x[1] + c, n - c);
+            const tt__vf up = TT__K(load_n)(x[2] + c, n - c);
+            TT__K(store_n)(y[0] + c, dy * up * TT__K(act_derivative)(TT__ACT_SILU, gate), n - c);
+            TT__K(store_n)(y[1] + c, dy * TT__K(act)(TT__ACT_SILU, gate), n - c);
+        }
+        for (int k = 0; k < 2; k++)
+            if (l->out[k].data) TT__K(row_end)(&l->out[k], l->add[k], r, y[k], scratch, 2);
+    }
+}
+TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
+{
+    return tt__for_rows(l, &l->in[0], 0, TT__K(swiglu_backward_rows));
+}
 
 /* The sine and cosine of an angle below 2^25, by Taylor's series, within 2e-9 before they are rounded. */
 TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
@@ -30357,6 +30413,7 @@ static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w,
 static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache)
 {
     const tt_lm_config *c = &m->config;
+    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
     tt_value x = tt_embedding(t, in->ids, m->word);
     if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
     x = tt_dropout(t, x, c->embedding_dropout);
@@ -30372,9 +30429,9 @@ static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
         tt_value up = tt__lm_linear(m, t, h, l->up_w, l->up_b); /* (rows, intermediate) */
         if (l->gate_w) {
             tt_value gate = tt__lm_linear(m, t, h, l->gate_w, l->gate_b);
-            h = tt_mul(t, tt__activation_of(m->activation)(t, gate), up);
+            h = act == tt_silu ? tt_swiglu(t, gate, up) : tt_mul(t, act(t, gate), up);
         } else {
-            h = tt__activation_of(m->activation)(t, up);
+            h = act(t, up);
         }
         tt_name(t, h, "layer.%d.intermediate", k);
         x = tt_add(t, tt_dropout(t, tt__lm_linear(m, t, h, l->down_w, l->down_b), c->dropout), sum);

@@ -1213,6 +1213,82 @@ cudaError_t run_activation_backward(const tt__launch *l)
     return run_act<op_act_backward>(l->device, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
 }
 
+// y = silu(gate) up. Bytes: gate, up and y once.
+struct op_swiglu {
+    static constexpr int KIND = HOT;
+    __device__ void begin() {}
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float up[8];
+        load_group(v, g.a, r, c, n, g.vector);
+        load_group(up, g.b, r, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = activate(TT__ACT_SILU, v[j]) * up[j];
+        return true;
+    }
+};
+
+cudaError_t run_swiglu(const tt__launch *l)
+{
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_swiglu());
+}
+
+// Its backward, in groups as each_group. dgate or dup may be absent, or in the place of an operand. Bytes:
+// operands and results once.
+struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, vector; int64_t per_row; };
+
+// X: dtype of all, or ANY.
+template <int X> __global__ void __launch_bounds__(TT__ROW_THREADS, 2) swiglu_backward(swiglu_args g)
+{
+    if (X != ANY) {
+        g.dy.dtype = g.gate.dtype = g.up.dtype = g.dgate.dtype = g.dup.dtype = (tt_dtype)X;
+        g.vector = true;
+    }
+    const auto write = [&](const tt__mat &y, bool add, int64_t r, int64_t c, int n, float (&v)[8]) {
+        float old[8];
+        if (!y.data) return;
+        if (add) {
+            load_group(old, y, r, c, n, g.vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+        }
+        store8(row_at(y, r), y.dtype, c, n, g.vector, v);
+    };
+    for (int64_t r = blockIdx.y; r < g.dy.rows; r += gridDim.y)
+        for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.per_row;
+             k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+            const int64_t c = k * 8;
+            const int n = X != ANY ? 8 : (int)min(g.dy.cols - c, (int64_t)8);
+            float dy[8], gate[8], up[8];
+            load_group(dy, g.dy, r, c, n, g.vector);
+            load_group(gate, g.gate, r, c, n, g.vector);
+            load_group(up, g.up, r, c, n, g.vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                up[j] *= dy[j] * activation_slope(TT__ACT_SILU, gate[j]);
+                dy[j] *= activate(TT__ACT_SILU, gate[j]);
+            }
+            write(g.dgate, g.add_dgate, r, c, n, up);
+            write(g.dup, g.add_dup, r, c, n, dy);
+        }
+}
+
+cudaError_t run_swiglu_backward(const tt__launch *l)
+{
+    swiglu_args g = {l->in[0], l->in[1], l->in[2], l->out[0], l->out[1], l->add[0], l->add[1], true, 0};
+    const tt__mat *const all[5] = {&g.dy, &g.gate, &g.up, &g.dgate, &g.dup};
+    bool alike = g.dy.cols % 8 == 0;
+    if (g.dy.rows < 1) return cudaSuccess;
+    for (int k = 0; k < 5; k++) {
+        g.vector = g.vector && is_wide(all[k]);
+        alike = alike && (!all[k]->data || all[k]->dtype == g.dy.dtype);
+    }
+    g.per_row = (g.dy.cols + 7) / 8;
+    alike = alike && g.vector;
+    const dim3 grid(grid_for(g.per_row, TT__ROW_THREADS, 64), (unsigned)min(g.dy.rows, (int64_t)2112));
+    const auto kernel = alike && g.dy.dtype == TT_F32 ? swiglu_backward<TT_F32>
+        : alike && g.dy.dtype == TT_BF16 ? swiglu_backward<TT_BF16>
+        : alike && g.dy.dtype == TT_F16 ? swiglu_backward<TT_F16> : swiglu_backward<ANY>;
+    return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
+}
+
 // y = x / (1 - p) where the element survives, else 0; + residual. A group's 16-bit random numbers are Philox
 // block {r, c / 8, 0, 0}, of the rows and columns of all ranks; r is number[r] if that is not NULL. Bytes: x,
 // residual and y once; some 12 integer operations an element for the random numbers.
@@ -5272,6 +5348,8 @@ op_kernels kernels_of(int op)
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
     case TT__OP_ADD: return run_add;
     case TT__OP_MUL: return run_mul;
+    case TT__OP_SWIGLU: return run_swiglu;
+    case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;
     case TT__OP_ROTARY: return run_rotary;
     case TT__OP_FILL: return run_fill;
     case TT__OP_ACTIVATION: return run_activation;

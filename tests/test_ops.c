@@ -459,6 +459,23 @@ static int add(int a, int b)
     return at;
 }
 
+TEST_PLAIN static void eval_swiglu(node *n)
+{
+    for (int k = 0; k < n->rows * n->cols; k++) {
+        const double gate = IN(0)->v[k], up = IN(1)->v[k];
+        n->v[k] = gate / (1 + exp(-gate)) * up;
+        note(n, fabs(gate * up));
+    }
+    note(n, IN(0)->magnitude * IN(1)->magnitude);
+}
+
+static int swiglu(int gate, int up)
+{
+    int at = new_node(eval_swiglu, g->nodes[up].kind, g->nodes[up].rows, g->nodes[up].cols, gate, up, 0);
+    record(at, tt_swiglu(g->tape, g->nodes[gate].t, g->nodes[up].t));
+    return at;
+}
+
 TEST_PLAIN static void eval_mul(node *n)
 {
     for (int k = 0; k < n->rows * n->cols; k++) {
@@ -866,6 +883,17 @@ static int squared_error(int x, int target, bool weighted)
     X(mul_self, MUL, int x = V(ROWS, D); return mul(x, x);) \
     X(mul_gated, MUL, int x = V(ROWS, D); return mul(silu(linear(x, W(O, D), 0)), linear(x, W(O, D), 0));) \
     X(mul_slices, MUL, int x = gelu(V(ROWS, 2 * D)); return mul(slice(x, 0, D), slice(x, D, D));) \
+    X(swiglu, SWIGLU, return swiglu(V(ROWS, D), V(ROWS, D));) \
+    X(swiglu_self, SWIGLU, int x = V(ROWS, D); return swiglu(x, x);) \
+    X(swiglu_far, SWIGLU, return swiglu(scale(V(ROWS, D), 20), V(ROWS, D));) \
+    X(swiglu_layer, SWIGLU, int x = V(ROWS, D); \
+        return linear(swiglu(linear(x, W(O, D), 0), linear(x, W(O, D), B(O))), W(D, O), 0);) \
+    X(swiglu_slices, SWIGLU, int x = linear(V(ROWS, D), W(2 * O, D), 0); \
+        return swiglu(slice(x, 0, O), slice(x, O, O));) \
+    X(swiglu_up_of_input, SWIGLU, return swiglu(linear(V(ROWS, D), W(O, D), 0), V(ROWS, O));) \
+    X(swiglu_gate_of_input, SWIGLU, return swiglu(V(ROWS, O), linear(V(ROWS, D), W(O, D), 0));) \
+    X(swiglu_of_rows, SWIGLU, int x = gelu(V(ROWS, D)); \
+        return gather_rows(swiglu(x, tanh_(x)), I(PICKED, R));) \
     X(mul_of_rows, MUL, int x = gelu(V(ROWS, D)); return gather_rows(mul(x, tanh_(x)), I(PICKED, R));) \
     X(rotary, ROTARY, return rotary(V(ROWS, 2 * D), 0, false);) \
     X(rotary_of_value, ROTARY, int x = gelu(V(ROWS, 2 * D)); return add(x, rotary(x, 0, false));) \
@@ -2424,6 +2452,41 @@ TEST(attention_window_plan)
     }
 }
 
+/* The fused op needs at least one value of (rows, hidden) less than the pair: silu(gate) or its gradient. */
+TEST(swiglu_keeps_less)
+{
+    enum { ROWS_ = 256, WIDTH = 16, HIDDEN = 512 };
+    for (int half = 0; half < 2; half++) {
+        size_t bytes[2];
+        for (int fused = 0; fused < 2; fused++) {
+            test_allocator a;
+            tt_context *ctx = test_open(&a);
+            tt_tape *t = tt_tape_new(ctx);
+            tt_param *w[3];
+            tt_compile_options c = tt_compile_options_default();
+            const tt_init init = {TT_INIT_NORMAL, 0.1f};
+            if (half) c.precision = "bf16-mixed";
+            for (int k = 0; k < 3; k++) {
+                static const char *const names[] = {"gate", "up", "down"};
+                const int64_t dims[] = {k < 2 ? HIDDEN : WIDTH, k < 2 ? WIDTH : HIDDEN};
+                w[k] = tt_param_new(ctx, names[k], 2, dims, init);
+            }
+            const tt_value x = tt_input(t, "x", TT_F32, ROWS_, WIDTH);
+            const tt_value y = tt_input(t, "y", TT_F32, ROWS_, WIDTH);
+            const tt_value gate = tt_linear(t, x, w[0], NULL), up = tt_linear(t, x, w[1], NULL);
+            const tt_value h = fused ? tt_swiglu(t, gate, up) : tt_mul(t, tt_silu(t, gate), up);
+            tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_linear(t, h, w[2], NULL), y,
+                                                                tt__handle(0)), &c);
+            REQUIRE(p != NULL);
+            bytes[fused] = tt_program_plan(p).bytes;
+            tt_program_free(p);
+            tt_tape_free(t);
+            TEST_CLOSE(ctx, &a);
+        }
+        CHECK(bytes[0] - bytes[1] >= (size_t)ROWS_ * HIDDEN * (half ? 2 : 4));
+    }
+}
+
 /* Attention by dot products and by tiles against attention in fp32 of the same bf16 numbers: several blocks
    of keys and queries, head sizes that fill no tile. */
 static void attention_of_bf16(const char *by)
@@ -2863,6 +2926,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(relu_dtype, TT_ERR_SHAPE, "relu", "'i'", tt_relu(t, i)) \
     X(tanh_dtype, TT_ERR_SHAPE, "tanh", "'i'", tt_tanh(t, i)) \
     X(silu_dtype, TT_ERR_SHAPE, "silu", "'i'", tt_silu(t, i)) \
+    X(swiglu_shape, TT_ERR_SHAPE, "swiglu", "'y'", tt_swiglu(t, x, y)) \
     X(add_width, TT_ERR_SHAPE, "add", "'y'", tt_add(t, x, y)) \
     X(add_rows, TT_ERR_SHAPE, "add", "'z'", tt_add(t, x, z)) \
     X(add_dtype, TT_ERR_SHAPE, "add", "'i'", tt_add(t, i, i)) \
@@ -3930,7 +3994,7 @@ static const test_case tests[] = {
     TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(pieces_are_updated_as_the_whole),
     TEST_CASE(weights_narrowed_while_read),
     TEST_CASE(products_exact), TEST_CASE(attention_window_flops),
-    TEST_CASE(attention_window_plan),
+    TEST_CASE(attention_window_plan), TEST_CASE(swiglu_keeps_less),
     TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
     TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
     TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
