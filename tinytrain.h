@@ -474,6 +474,12 @@ tt_cross_entropy_options tt_cross_entropy_options_default(void);
    tt_linear, are read by nothing else and take 16 MiB or more are only stored 256 rows at a time, if the
    gradients of parameters are f32. */
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, const tt_cross_entropy_options *o);
+/* Targets that are probabilities of all classes: of a teacher (Hinton et al., "Distilling the knowledge in a
+   neural network", 2015), or of mixed labels. Sum over rows of w_r * sum over classes of -target * log
+   softmax(logits_r), divided by the sum of the weights. logits, targets (rows, classes), weights (rows, 1) if
+   given -> (1, 1). Targets are taken as they are, whatever they sum to, and get no gradient; no row counts as
+   predicted right. */
+tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights);
 /* Mean over all elements of (x - target)^2, rows weighted by `weights` (rows, 1) if given. -> (1, 1) */
 tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights);
 
@@ -1810,6 +1816,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(STORE_ROWS, "store_rows", 2, 1, TT__RMW) /* x, index -> cache */ \
     X(PATCHES, "patches", 3, 1, TT__AGAIN_KEPT) /* pixels, positions, seq_start -> y */ \
     X(CROSS_ENTROPY, "cross_entropy", 3, 3, TT__LOSS) /* logits, targets, [weights] -> loss, lse, counts */ \
+    X(SOFT_CROSS_ENTROPY, "soft_cross_entropy", 3, 3, TT__LOSS) \
+        /* logits, targets, [weights] -> loss, (lse, sum of targets), counts */ \
     X(MEAN_SQUARED_ERROR, "mean_squared_error", 3, 3, TT__LOSS) \
         /* x, target, [weights] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
@@ -1827,6 +1835,9 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
     X(CROSS_ENTROPY_BACKWARD, "cross_entropy_backward", 6, 1, TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
         /* dloss, logits, targets, [weights], lse, counts -> dlogits */ \
+    X(SOFT_CROSS_ENTROPY_BACKWARD, "soft_cross_entropy_backward", 6, 1, \
+      TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) \
+        /* dloss, logits, targets, [weights], (lse, sum of targets), counts -> dlogits */ \
     X(MEAN_SQUARED_ERROR_BACKWARD, "mean_squared_error_backward", 5, 1, \
       TT__INPLACE1 | TT__WITH_RUN | TT__MEAN) /* dloss, x, target, [weights], counts -> dx */ \
     X(LINEAR_CROSS_ENTROPY, "linear_cross_entropy", 6, 5, \
@@ -5377,6 +5388,25 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
     tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
     tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
+
+/* ------------------------------------------------------------------------------------- soft_cross_entropy */
+
+static bool tt__shape_SOFT_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0));
+    tt__set_loss(out);
+    tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 2);
+    return fits;
+}
+
+tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights)
+{
+    return tt__record(t, tt__new_instr(TT__OP_SOFT_CROSS_ENTROPY), "vvV", logits, targets, weights);
+}
+
+static const tt__rules tt__rules_SOFT_CROSS_ENTROPY = {tt__shape_SOFT_CROSS_ENTROPY, NULL,
+    {NULL, "g012BC", "0", TT__OP_SOFT_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes};
+static const tt__rules tt__rules_SOFT_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error, NULL};
 
 /* ------------------------------------------------------------------------------------- mean_squared_error */
 
@@ -13431,6 +13461,54 @@ TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
     TT__K(sum_losses)(l, targets);
     return TT_OK;
 }
+
+TT__ROWS_FN(soft_cross_entropy_rows)
+{
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    const int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *p = TT__K(row_in)(&l->in[1], r, scratch, 2);
+        float *stats = (float *)tt__at(&l->out[1], r);
+        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), loss = s, mass = s;
+        int64_t c = 0;
+        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+        float m = TT__K(max_lane)(top);
+        for (; c < n; c++) m = x[c] > m ? x[c] : m;
+        for (c = 0; c + TT__LANES <= n; c += TT__LANES) s += TT__K(exp)(TT__K(load)(x + c) - m);
+        float sum = TT__K(sum)(s);
+        for (; c < n; c++) sum += expf(x[c] - m);
+        const float lse = m + logf(sum);
+        for (c = 0; c < n; c += TT__LANES) {
+            const tt__vf share = TT__K(load_n)(p + c, n - c);
+            loss = TT__K(fma)(share, lse - TT__K(load_n)(x + c, n - c), loss);
+            mass += share;
+        }
+        stats[0] = lse;
+        stats[1] = TT__K(sum)(mass);
+        row_loss[r] = TT__K(sum)(loss);
+        row_right[r] = 0;
+    }
+}
+
+TT__FN tt_status TT__K(run_SOFT_CROSS_ENTROPY)(const tt__launch *l)
+{
+    tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(soft_cross_entropy_rows));
+    TT__K(sum_losses)(l, NULL);
+    return TT_OK;
+}
+
+TT__ROW_FN(row_SOFT_CROSS_ENTROPY_BACKWARD)
+{
+    const float *stats = (const float *)tt__at(&l->in[4], r);
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        const tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - stats[0]);
+        TT__K(store_n)(y + c, (p * stats[1] - TT__K(load_n)(x[1] + c, n - c)) * w, n - c);
+    }
+}
+
+TT__RUN_MAP(SOFT_CROSS_ENTROPY_BACKWARD, 1, 2)
 
 TT__ROWS_FN(squared_error_rows)
 {

@@ -2405,6 +2405,81 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
                       l->add[0], a->ignore_index, a->smoothing, is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
+// Of probabilities p of all classes, in groups as cross_entropy. Logits and p cross memory twice and once.
+template <int GROUP>
+__global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
+                                                          tt__mat stats, bool wide, loss_sums *partial)
+{
+    const int64_t groups = 256 / GROUP, n = x.cols;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0, NULL).lse;
+        float loss = 0, mass = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            float v[8], share[8];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            load8(share, row_at(p, r), p.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) loss += share[k] * (lse - v[k]);
+            TT__UNROLL for (int k = 0; k < 8; k++) mass += share[k];
+        }
+        loss = GROUP == 32 ? warp_sum(loss) : block_sum<256>(loss);
+        mass = GROUP == 32 ? warp_sum(mass) : block_sum<256>(mass);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)stats.data)[r * stats.ld] = lse;
+        ((float *)stats.data)[r * stats.ld + 1] = mass;
+        const double w = row_weight(weights, r);
+        sums.loss += w * loss;
+        sums.weight += w;
+    }
+    store_partial<256>(sums, partial);
+}
+
+cudaError_t run_soft_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *p = &l->in[1];
+    const bool many = x->cols > 2048, wide = is_wide(x) && is_wide(p);
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    cudaError_t e = many ? TT__LAUNCH((soft_cross_entropy<256>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
+                                      l->out[1], wide, partial)
+                         : TT__LAUNCH((soft_cross_entropy<32>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
+                                      l->out[1], wide, partial);
+    if (e != cudaSuccess) return e;
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
+}
+
+// dx [+]= w (softmax(x) * sum of p - p); x, p and dx cross memory once.
+__global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
+                                                                   tt__mat weights, tt__mat stats,
+                                                                   const float *counts, tt__mat dx, bool add,
+                                                                   bool wide, const tt__run *run)
+{
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = factor * row_weight(weights, r), *s = (const float *)stats.data + r * stats.ld;
+        float a[8], b[8], old[8] = {0};
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(p, r), p.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (fast_exp(a[k] - s[0]) * s[1] - b[k]) * w + old[k];
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *p = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(soft_cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data,
+                      *x, *p, l->in[3], l->in[4], (const float *)l->in[5].data, *dx, l->add[0],
+                      is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
+}
+
 // Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
@@ -5368,6 +5443,8 @@ op_kernels kernels_of(int op)
     case TT__OP_SET_ROWS_BACKWARD: return {run_set_rows_backward, MOST_SET_ROWS, MOST_SUM_COLUMNS};
     case TT__OP_PATCHES: return run_patches;
     case TT__OP_CROSS_ENTROPY: return run_cross_entropy;
+    case TT__OP_SOFT_CROSS_ENTROPY: return run_soft_cross_entropy;
+    case TT__OP_SOFT_CROSS_ENTROPY_BACKWARD: return run_soft_cross_entropy_backward;
     case TT__OP_MEAN_SQUARED_ERROR: return run_mean_squared_error;
     case TT__OP_CROSS_ENTROPY_BACKWARD: return run_cross_entropy_backward;
     case TT__OP_MEAN_SQUARED_ERROR_BACKWARD: return run_mean_squared_error_backward;

@@ -84,7 +84,7 @@ static const size_set sizes[] = {
     {"heads_of_96", 1, 96, 2, 2, 60, {70, 3}, "attention_dropout", true},
     {"heads_of_120", 1, 120, 2, 2, 60, {70, 30}, "attention_causal*", true},
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
-    {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "cross_entropy_slice", true},
+    {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "*cross_entropy_slice", true},
     {"whole_heads_of_16", 2, 16, 2, 2, 4, {70, 3}, "attention_scaled", true},
     {"nine_heads_of_16", 9, 16, 2, 2, 3, {5, 2}, "rotary*", true},
     {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
@@ -786,6 +786,41 @@ static int cross_entropy(int logits, bool ignored, float smoothing, bool weighte
     return at;
 }
 
+TEST_PLAIN static void eval_soft_cross_entropy(node *n)
+{
+    const int classes = IN(0)->cols;
+    double loss = 0, total = 0;
+    for (int r = 0; r < IN(0)->rows; r++) {
+        const double *x = IN(0)->v + r * classes, *p = IN(1)->v + r * classes, w = n->in[2] ? IN(2)->v[r] : 1;
+        double most = x[0], sum = 0;
+        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
+        for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
+        for (int c = 0; c < classes; c++) {
+            const double term = p[c] * (most + log(sum) - x[c]);
+            loss += w * term;
+            note(n, fabs(p[c]) * (fabs(most) + log(sum) + fabs(x[c])));
+        }
+        total += w;
+    }
+    n->v[0] = loss / total;
+}
+
+/* Targets of which some are 0, and which do not sum to 1. */
+static int soft_cross_entropy(int logits, bool weighted)
+{
+    node *x = &g->nodes[logits];
+    const int kind = x->kind, rows = x->rows, cols = x->cols;
+    const int targets = input(kind, rows, cols, 1), weights = weighted ? input(kind, rows, 1, 1) : 0;
+    for (int k = 0; k < rows * cols; k++)
+        g->nodes[targets].v[k] = k % 3 == 1 ? 0 : (double)(float)fabs(g->nodes[targets].v[k]);
+    for (int r = 0; r < rows && weighted; r++)
+        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
+    const int at = new_node(eval_soft_cross_entropy, FIXED, 1, 1, logits, targets, weights);
+    g->nodes[at].loss = true;
+    record(at, tt_soft_cross_entropy(g->tape, g->nodes[logits].t, g->nodes[targets].t, g->nodes[weights].t));
+    return at;
+}
+
 TEST_PLAIN static void eval_squared_error(node *n)
 {
     int cols = IN(0)->cols;
@@ -1027,6 +1062,12 @@ static int squared_error(int x, int target, bool weighted)
         return cross_entropy(linear(input(ROWS, R, D, 1), W(C, D), B(C)), false, 0.1f, false);) \
     X(cross_entropy_slice, CROSS_ENTROPY, \
         return cross_entropy(slice(V(ROWS, C + 5), 3, C), true, 0.1f, false);) \
+    X(soft_cross_entropy, SOFT_CROSS_ENTROPY, return soft_cross_entropy(V(ROWS, C), false);) \
+    X(soft_cross_entropy_weighted, SOFT_CROSS_ENTROPY, return soft_cross_entropy(V(ROWS, C), true);) \
+    X(soft_cross_entropy_linear, SOFT_CROSS_ENTROPY, \
+        return scale(soft_cross_entropy(linear(gelu(V(ROWS, D)), W(C, D), B(C)), true), 2.5f);) \
+    X(soft_cross_entropy_slice, SOFT_CROSS_ENTROPY, \
+        return soft_cross_entropy(slice(gelu(V(ROWS, 2 * C)), C, C), false);) \
     X(squared_error, MEAN_SQUARED_ERROR, return squared_error(V(ROWS, D), input(ROWS, R, D, 1), false);) \
     X(squared_error_weighted, MEAN_SQUARED_ERROR, \
         return squared_error(V(ROWS, D), input(ROWS, R, D, 1), true);) \
@@ -2926,6 +2967,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(relu_dtype, TT_ERR_SHAPE, "relu", "'i'", tt_relu(t, i)) \
     X(tanh_dtype, TT_ERR_SHAPE, "tanh", "'i'", tt_tanh(t, i)) \
     X(silu_dtype, TT_ERR_SHAPE, "silu", "'i'", tt_silu(t, i)) \
+    X(soft_targets_shape, TT_ERR_SHAPE, "soft_cross_entropy", "'y'", \
+      tt_soft_cross_entropy(t, x, y, tt__handle(0))) \
     X(swiglu_shape, TT_ERR_SHAPE, "swiglu", "'y'", tt_swiglu(t, x, y)) \
     X(add_width, TT_ERR_SHAPE, "add", "'y'", tt_add(t, x, y)) \
     X(add_rows, TT_ERR_SHAPE, "add", "'z'", tt_add(t, x, z)) \
