@@ -366,7 +366,7 @@ tt_value tt_gelu_tanh(tt_tape *t, tt_value x); /* its tanh form, "gelu_new" */
 tt_value tt_relu(tt_tape *t, tt_value x);
 tt_value tt_tanh(tt_tape *t, tt_value x);
 tt_value tt_silu(tt_tape *t, tt_value x);      /* x / (1 + exp(-x)) */
-tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape */
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b); /* same shape, or b (1, D): added to every row of a */
 tt_value tt_mul(tt_tape *t, tt_value a, tt_value b); /* same shape; element by element */
 /* tt_mul(t, tt_silu(t, gate), up) at once: the backward needs gate and up and nothing else, and in 16 bits
    silu(gate) is not rounded. gate, up (rows, D) -> (rows, D) (SwiGLU: Shazeer, "GLU variants improve
@@ -1799,6 +1799,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x -> act(x) */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
       TT__RESIDUAL(1)) /* a, b -> a + b */ \
+    X(ADD_ROW, "add_row", 2, 1, TT__INPLACE0 | TT__BY_ROW(1)) /* a, row -> a + row, in every row */ \
+    X(SUM_ROWS, "sum_rows", 1, 1, 0) /* dy -> (1, D), the sum of all rows */ \
     X(MUL, "mul", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) /* a, b -> a b */ \
     X(SWIGLU, "swiglu", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__AGAIN) \
         /* gate, up -> silu(gate) up */ \
@@ -4605,7 +4607,10 @@ static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__la
 
 tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
 {
-    return tt__record(t, tt__new_instr(TT__OP_ADD), "vv", a, b);
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* tt__record says what is not */
+    const bool row = both && !t->values[b.id].shape.axis &&
+                     !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
+    return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
 }
 
 static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
@@ -4633,6 +4638,48 @@ static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
 
 static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__layout_alike, {tt__backward_ADD}, NULL, NULL,
     NULL, tt__fuse_ADD};
+
+static bool tt__shape_ADD_ROW(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_elementwise(t, i, out) && tt__float_in(t, i, 1) && tt__fixed_in(t, i, 1, 1, out->cols);
+}
+
+static bool tt__layout_ADD_ROW(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = in[0];
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, TT__WHOLE);
+}
+
+static void tt__backward_ADD_ROW(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, TT__OP_SUM_ROWS, "g", "1");
+    tt__grad_pass(b, g, f->in[0], true);
+}
+
+static const tt__rules tt__rules_ADD_ROW = {tt__shape_ADD_ROW, tt__layout_ADD_ROW, {tt__backward_ADD_ROW}};
+
+static bool tt__shape_SUM_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT_F32, 1, tt__in(t, i, 0)->cols);
+    return tt__float_in(t, i, 0);
+}
+
+static bool tt__layout_SUM_ROWS(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t; (void)i;
+    out[0] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    return in[0] <= TT__ROWS;
+}
+
+static size_t tt__cpu_SUM_ROWS(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *dy = tt__in(t, i, 0);
+    return tt__partial_bytes(dy->rows, dy->cols) + tt__buffer_bytes(threads, dy->cols);
+}
+
+static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_ROWS, {NULL},
+    tt__cpu_SUM_ROWS};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
@@ -12719,6 +12766,9 @@ TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, f
 TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
 TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
+TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
+TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
+    TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
 TT__RUN_MAP_OF(MUL, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES)
     TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(x[1] + c, n - c), n - c))
 TT__RUN_MAP_OF(SWIGLU, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES) {
@@ -12890,6 +12940,21 @@ TT__ROWS_FN(column_sum_rows)
     for (int64_t r = from; r < to; r++) TT__K(row_add)(sum, &l->in[0], r, scratch, 0);
 }
 
+/* to = or += the sum of the rows of in[0] */
+TT__INLINE void TT__K(column_sums)(const tt__launch *l, const tt__mat *to, bool add)
+{
+    const int64_t parts = tt__ceil_div(l->in[0].rows, TT__SUM_ROWS);
+    const size_t used = (size_t)parts * tt__row_bytes(l->in[0].cols);
+    tt__for_chunks(l, l->in[0].rows, l->in[0].cols, TT__SUM_ROWS, used, TT__K(column_sum_rows));
+    TT__K(finish_column_sums)(l, to, add, 0, parts, tt__workspace_at(l, used));
+}
+
+TT__FN tt_status TT__K(run_SUM_ROWS)(const tt__launch *l)
+{
+    TT__K(column_sums)(l, &l->out[0], l->add[0]);
+    return TT_OK;
+}
+
 /* -------------------------------------------------------------------------------------- linear, attention */
 
 /* C = out[0] (m, n) of products with A and B, whose rows (columns, where so said) run along the sum of k. */
@@ -12943,12 +13008,7 @@ TT__FN tt_status TT__K(run_LINEAR_DW)(const tt__launch *l)
         tt__gemm_args g = TT__K(gemm_args)(l, dy->rows, dy, true, &l->in[1], true);
         TT__K(gemm)(tt__cpu_of(l)->pool, &g);
     }
-    if (db->data) {
-        int64_t parts = tt__ceil_div(dy->rows, TT__SUM_ROWS);
-        size_t used = (size_t)parts * tt__row_bytes(dy->cols);
-        tt__for_chunks(l, dy->rows, dy->cols, TT__SUM_ROWS, used, TT__K(column_sum_rows));
-        TT__K(finish_column_sums)(l, db, l->add[1], 0, parts, tt__workspace_at(l, used));
-    }
+    if (db->data) TT__K(column_sums)(l, db, l->add[1]);
     return TT_OK;
 }
 

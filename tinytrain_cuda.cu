@@ -1028,6 +1028,25 @@ cudaError_t run_add(const tt__launch *l)
     return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], false, op_add());
 }
 
+// y = a + row. Bytes: a and y once.
+struct op_add_row {
+    static constexpr int KIND = HOT;
+    __device__ void begin() {}
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        float row[8];
+        load_group(v, g.a, r, c, n, g.vector);
+        load_group(row, g.b, 0, c, n, g.vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += row[j];
+        return true;
+    }
+};
+
+cudaError_t run_add_row(const tt__launch *l)
+{
+    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op_add_row());
+}
+
 // y = a b. Bytes: a, b and y once.
 struct op_mul {
     static constexpr int KIND = HOT;
@@ -5342,6 +5361,11 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
     return e;
 }
 
+cudaError_t run_sum_rows(const tt__launch *l)
+{
+    return run_column_sums(l, &l->in[0], &l->out[0], l->add[0]);
+}
+
 cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
                       const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
 {
@@ -5422,6 +5446,8 @@ op_kernels kernels_of(int op)
     switch (op) {
     case TT__OP_SCALE: case TT__OP_CAST: return run_scale;
     case TT__OP_ADD: return run_add;
+    case TT__OP_ADD_ROW: return run_add_row;
+    case TT__OP_SUM_ROWS: return run_sum_rows;
     case TT__OP_MUL: return run_mul;
     case TT__OP_SWIGLU: return run_swiglu;
     case TT__OP_SWIGLU_BACKWARD: return run_swiglu_backward;

@@ -459,6 +459,20 @@ static int add(int a, int b)
     return at;
 }
 
+TEST_PLAIN static void eval_add_row(node *n)
+{
+    for (int k = 0; k < n->rows * n->cols; k++) n->v[k] = IN(0)->v[k] + IN(1)->v[k % n->cols];
+    note(n, IN(0)->magnitude + IN(1)->magnitude);
+}
+
+static int add_row(int a, int row)
+{
+    const node *x = &g->nodes[a];
+    const int at = new_node(eval_add_row, x->kind, x->rows, x->cols, a, row, 0);
+    record(at, tt_add(g->tape, g->nodes[a].t, g->nodes[row].t));
+    return at;
+}
+
 TEST_PLAIN static void eval_swiglu(node *n)
 {
     for (int k = 0; k < n->rows * n->cols; k++) {
@@ -918,6 +932,12 @@ static int squared_error(int x, int target, bool weighted)
     X(mul_self, MUL, int x = V(ROWS, D); return mul(x, x);) \
     X(mul_gated, MUL, int x = V(ROWS, D); return mul(silu(linear(x, W(O, D), 0)), linear(x, W(O, D), 0));) \
     X(mul_slices, MUL, int x = gelu(V(ROWS, 2 * D)); return mul(slice(x, 0, D), slice(x, D, D));) \
+    X(add_row, ADD_ROW, return add_row(V(ROWS, D), gelu(V(FIXED, D)));) \
+    X(add_row_of_value, ADD_ROW, int x = gelu(V(ROWS, D)); return mul(x, add_row(x, gelu(V(FIXED, D))));) \
+    X(add_row_layer, ADD_ROW, int row = linear(V(FIXED, D), W(O, D), 0); \
+        return linear(add_row(linear(V(ROWS, D), W(O, D), 0), row), W(D, O), B(D));) \
+    X(add_row_of_rows, ADD_ROW, int x = gelu(V(ROWS, D)); \
+        return gather_rows(add_row(tanh_(x), V(FIXED, D)), I(PICKED, R));) \
     X(swiglu, SWIGLU, return swiglu(V(ROWS, D), V(ROWS, D));) \
     X(swiglu_self, SWIGLU, int x = V(ROWS, D); return swiglu(x, x);) \
     X(swiglu_far, SWIGLU, return swiglu(scale(V(ROWS, D), 20), V(ROWS, D));) \
@@ -1188,6 +1208,7 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
         g->count[ROWS] += size->length[s];
         g->count[SEQS] += size->length[s] > 0;
     }
+    g->count[FIXED] = 1;
     g->count[PICKED] = size->picked;
     for (int k = 1; k < KINDS && axes; k++) g->axis[k] = tt_axis(g->tape, names[k], g->count[k] + 3);
     g->random = tt__hash(c->name) ^ tt__hash(size->name) ^ (uint64_t)mode;
@@ -1368,6 +1389,7 @@ static void reference_case(const op_case *c, const size_set *size, const char *i
     int result = c->build(), loss = train ? loss_of(result, false) : result;
     bool used = false;
     for (int k = 0; k < g->tape->n_code; k++) used |= g->tape->code[k].op == c->op;
+    used |= c->op == TT__OP_ADD_ROW && g->count[ROWS] == 1 && !axes; /* two values of one shape */
     report(used, "the case does not record the op that it is for");
     o.train = o.accumulate = g->train = train;
     compile_in(&o, isa, precision);
