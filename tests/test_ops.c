@@ -69,6 +69,8 @@ static const size_set sizes[] = {
     {"wide", 1, 401, 19, 9, 3, {3, 18}, "*", false},
     {"few_rows", 1, 129, 5, 3, 3, {3}, "*act*", false},
     {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "linear_gelu_tanh*", true},
+    {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "swiglu*", true},
+    {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "add_row_layer", true},
     {"classes_of_32", 1, 5, 32, 16, 3, {6, 3}, "cross_entropy_linear*", false},
     {"norm_of_1500", 1, 1500, 2, 2, 2, {3}, "layernorm", false},
     {"pooled", 1, 5, 3, 2, 3, {9, 20, 27, 3}, "mean_pool*", false},
