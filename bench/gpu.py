@@ -2,7 +2,7 @@
 """What bench/gpu.sh runs of Python: batches for both sides, PyTorch's side of a measurement, and the report.
 
     python bench/gpu.py batches imdb --seqs 12 --batches 60 --to FILE
-        vit, fixed or imdb; standard library only
+        vit, fixed, imdb or gpt2; standard library only
     python bench/gpu.py torch --batches FILE --variant 'bf16 weights' ...
         steps of the model in PyTorch, on "cuda" or "cpu"
     python bench/gpu.py report --state DIR --to PREFIX ...
@@ -47,9 +47,10 @@ def batches(args):
         with tempfile.TemporaryDirectory() as folder:
             pytorch.imdb_batches(args, args.to, os.path.join(folder, "grouped.safetensors"))
     else:
-        length = (lambda: args.length) if args.kind == "fixed" else lambda: min(args.length, imdb_length(rng))
+        length = (lambda: min(args.length, imdb_length(rng))) if args.kind == "imdb" else lambda: args.length
+        vocabulary = 50257 if args.kind == "gpt2" else 30522
         pytorch.write_batches(args.to,
-                              [[([rng.randrange(30522) for _ in range(length())], s % 2)
+                              [[([rng.randrange(vocabulary) for _ in range(length())], s % 2)
                                 for s in range(args.seqs)] for _ in range(args.batches)])
 
 
@@ -102,8 +103,9 @@ def run_torch(args):
 
 
 # ----------------------------------------------------------------------------------------------------- report
-WHAT = {"vit": "ViT", "fixed": "DistilBERT", "imdb": "DistilBERT, IMDb lengths"}
-SIDES = {"tinytrain": "tinytrain", "eager": "PyTorch eager", "compile": "torch.compile"}
+WHAT = {"vit": "ViT", "fixed": "DistilBERT", "imdb": "DistilBERT, IMDb lengths", "gpt2": "GPT-2"}
+SIDES = {"tinytrain": "tinytrain", "none": "tinytrain, nothing recomputed", "eager": "PyTorch eager",
+         "compile": "torch.compile", "reduce": "torch.compile, reduce-overhead"}
 
 
 def table(header, lines):
@@ -115,6 +117,24 @@ def table(header, lines):
 
 def pairs(texts):
     return dict(t.split("=", 1) for t in texts)
+
+
+def table_of_ops(measured):
+    """of a run of step --ops: each op by itself, beside what it should take by its bytes and FLOPs, at 85% of
+    the rate of copies and 60% of that of matrix products of the same GPU"""
+    ops, lines = {}, []
+    for name, r in measured["rows"].items():
+        if name.startswith("op "):
+            op, what = name[3:].split(": ")
+            ops.setdefault(op, {})[what] = r["value"]
+    for op, r in sorted(ops.items(), key=lambda item: -item[1]["alone"]):
+        seconds, rate, flops = r["alone"] / 1e3, r["bytes read and written"], r.get("multiply-adds")
+        least = max(rate * seconds / (0.85 * measured["copies"]),
+                    (flops or 0) * seconds / (0.6 * measured["peak"]))
+        each = 1e3 * r["alone"] / r["launches"]
+        lines.append([op, str(round(r["launches"])), r["alone"], each, rate, flops, 1e3 * least])
+    return table(["op", "launches a step", "ms a step", "us a launch", "GB/s", "TFLOP/s",
+                  "ms that it should take"], lines) if lines else []
 
 
 def make_report(args):
@@ -142,9 +162,7 @@ def make_report(args):
     for what, precision in dict.fromkeys(r[:2] for r in runs):
         label = f"{WHAT[what]}, {shapes[what]}, {precision}"
         speeds = {side: value(f"{what}.{precision}.{side}", "tokens a second, mean") for side in SIDES}
-        ours = measured.get(f"{what}.{precision}.tinytrain", {})
-        rate = ours.get("matmuls and attention, whole step, mean")
-        planned = ours.get("planned memory", {}).get("value")
+        own_rate = value(f"{what}.{precision}.tinytrain", "matmuls and attention, whole step, mean")
         grown = lambda side: (value(f"{what}.{precision}.{side}", "device memory grew by") or
                               value(f"{what}.{precision}.{side}", "peak resident memory"))
         for side, who in SIDES.items():
@@ -152,19 +170,23 @@ def make_report(args):
             if not speed:
                 continue
             millis, memory, ratio, of_peak = value(run, "time of a step, mean"), grown(side), None, None
+            rate = measured[run].get("matmuls and attention, whole step, mean")
+            planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
             row(f"{label}, {who}: tokens a second", speed, "tokens/s")
-            if side == "tinytrain":
-                row(f"{label}: matmuls and attention", rate["value"], rate["unit"], peak=rate["peak"])
-                row(f"{label}: memory planned", planned, "MB")
-                row(f"{label}: memory measured beside the plan", memory, "MB", peer=planned)
+            if rate:
+                of = label if side == "tinytrain" else f"{label}, {who}"
+                row(f"{of}: matmuls and attention", rate["value"], rate["unit"], peak=rate["peak"])
+                row(f"{of}: memory planned", planned, "MB")
+                row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds["tinytrain"]:
+            elif speeds["tinytrain"]:      # the same FLOPs, in the peer's time
                 ratio = speeds["tinytrain"] / speed
+                of_peak = f"{own_rate / ratio:.4g}" if own_rate else None
                 row(f"{label}: tokens a second beside {who}", speeds["tinytrain"], "tokens/s", peer=speed)
                 row(f"{label}: memory measured beside {who}", grown("tinytrain"), "MB", peer=memory)
-            tensors = planned if side == "tinytrain" else value(run, "memory of tensors at most")
+            tensors = planned if rate else value(run, "memory of tensors at most")
             lines.append([label, who, millis, f"{speed:.0f}", ratio, of_peak, tensors, memory])
 
     with open(args.to + ".json", "w") as f:
@@ -175,10 +197,19 @@ def make_report(args):
     text += ["", "Memory in MB: `tensors` is what tinytrain planned, and the most that PyTorch's allocator "
              "had handed out; `measured` is by how much the device's memory in use grew "
              "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's. "
-             "The share is of cuBLASLt's products in the same process.", ""]
+             "The share is of cuBLASLt's products in the same process; peers are taken to do the same FLOPs.",
+             ""]
     columns = ["what", "side", "ms a step", "tokens/s", "ratio", "matmuls and attention", "tensors",
                "measured"]
     text += table(columns, lines) if lines else ["Nothing was measured."]
+    peaks = {name: r["value"] for name, r in measured.get("peaks", {}).items()}
+    for name in [name for name in measured if name.endswith(".ops")]:
+        what, precision, _ = name.split(".")
+        peak = (measured[name].get("matmuls and attention, whole step, mean") or {}).get("peak")
+        copies = peaks.get("copies of memory, bytes read and written")
+        if peak and copies:
+            text += (["", f"Each op by itself, {WHAT[what]}, {shapes[what]}, {precision}:", ""] +
+                     table_of_ops({"rows": measured[name], "copies": copies, "peak": peak}))
     if "peaks" in measured:
         text += ([""] +
                  table(["at most", "", ""],
@@ -206,13 +237,14 @@ def main():
     b.add_argument("--vocab", metavar="DIR", help="folder with vocab.txt of bert-base-uncased")
     b.add_argument("--seed", type=int, default=1)
     t.add_argument("--variant", required=True, help="as bench/pytorch.py has them: 'bf16 weights', "
-                   "'bf16 autocast', 'fp32', with ' compiled' behind it or not")
+                   "'bf16 autocast', 'fp32', and ' compiled' or ' compiled with reduce-overhead' behind")
     t.add_argument("--batches", required=True, metavar="FILE")
     t.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
     t.add_argument("--warm", type=pytorch.positive, default=5, metavar="N",
                    help="steps before those measured")
     t.add_argument("--steps", type=int, default=20, metavar="N", help="steps measured; 0: compile only")
     t.add_argument("--vit", metavar="SIZE")
+    t.add_argument("--gpt2", action="store_true")
     t.add_argument("--pixels", type=pytorch.positive, default=224)
     t.add_argument("--layers", type=pytorch.positive)
     t.add_argument("--threads", type=pytorch.positive, default=len(os.sched_getaffinity(0)))

@@ -15,8 +15,10 @@
 #   --limit N       seconds for all of this call; what no longer fits is skipped (580)
 #   --imdb DIR, --vocab DIR   real reviews, and the folder of their vocab.txt, instead of lengths drawn as
 #                             IMDb's are
-#   --only LIST     of vit, fixed and imdb, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and on
-#                   texts of IMDb's lengths ('vit fixed imdb')
+#   --only LIST     of vit, fixed, imdb and gpt2, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and
+#                   on texts of IMDb's lengths, GPT-2 on 16 x 1,024 ('vit fixed imdb gpt2')
+#   --build --arch A   on a machine without a GPU: builds for that architecture (90a: H100, H200)
+#   --prebuilt      $B was so built from these sources, on another machine, and is not built again
 #   --no-peers      tinytrain alone
 #   environment: B (build), CUDA_HOME (/usr/local/cuda), NVCC, CC, PYTHON (python3)
 #
@@ -26,19 +28,22 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build} CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHON=${PYTHON:-python3} began=$(date +%s)
 NVCC=${NVCC:-$CUDA_HOME/bin/nvcc}
-command="bench/gpu.sh $*" parts='' out=bench/results limit=580 dry='' peers=yes imdb='' only='vit fixed imdb'
+command="bench/gpu.sh $*" parts='' out=bench/results limit=580 dry='' peers=yes imdb=''
+only='vit fixed imdb gpt2' prebuilt='' arch=''
 die() { echo "gpu.sh: $*" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     case $1 in
     --build | --test | --sanitize | --measure) parts="$parts ${1#--}" ;;
     --dry-run) dry=yes ;;
     --no-peers) peers= ;;
-    --out | --limit | --only | --imdb | --vocab)
+    --prebuilt) prebuilt=yes ;;
+    --out | --limit | --only | --imdb | --vocab | --arch)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
         --out) out=$2 ;;
         --limit) limit=$2 ;;
         --only) only=$2 ;;
+        --arch) arch=$2 ;;
         *) imdb="$imdb $1 $2" ;;
         esac
         shift ;;
@@ -49,20 +54,23 @@ while [ $# -gt 0 ]; do
 done
 parts=${parts:- build test sanitize measure}
 for kind in $only; do
-    case $kind in vit | fixed | imdb) ;; *) die "--only '$kind': there are vit, fixed and imdb" ;; esac
+    case $kind in vit | fixed | imdb | gpt2) ;;
+    *) die "--only '$kind': there are vit, fixed, imdb and gpt2" ;; esac
 done
 case $limit in *[!0-9]* | '') die "--limit takes seconds, not '$limit'" ;; esac
 part() { case "$parts " in *" $1 "*) return 0 ;; esac; return 1; }
 
 date=$(date +%Y-%m-%d) gpu='' driver='' cuda=''
-if [ -z "$dry" ]; then
+if [ -n "$arch" ]; then
+    [ "$parts" = ' build' ] || die "--arch goes with --build alone"
+elif [ -z "$dry" ]; then
     gpu=$(nvidia-smi -i 0 --query-gpu=name --format=csv,noheader 2>&1) ||
         die "no GPU: nvidia-smi says '$gpu'; --dry-run does without one"
     driver=$(nvidia-smi -i 0 --query-gpu=driver_version --format=csv,noheader)
     arch=$(nvidia-smi -i 0 --query-gpu=compute_cap --format=csv,noheader | tr -d .)
+    [ "$arch" != 90 ] || arch=90a
     cuda=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     [ -n "$cuda" ] || die "no CUDA compiler: $NVCC (CUDA_HOME or NVCC names another)"
-    [ "$arch" != 90 ] || arch=90a
 fi
 device=${dry:+cpu} device=${device:-cuda}
 export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_COMPILE_THREADS=4
@@ -71,6 +79,7 @@ export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this 
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
 ! part build || rm -rf "$state"
+[ -z "$prebuilt" ] || find "$B" -type f -exec touch {} + # newer than the sources, for make
 mkdir -p "$state" "$out" || die "cannot write to $state and $out"
 TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch
 
@@ -105,23 +114,28 @@ skip() { said "$1" "skipped: $2" 0 ''; }
 # and measured, precisions. With of() and model_of(), which read them.
 # shellcheck disable=SC2034
 if [ -n "$dry" ]; then
-    model_vit='--vit Ti/16 --pixels 32 --layers 1' model_text='--layers 1'
+    model_vit='--vit Ti/16 --pixels 32 --layers 1' model_text='--layers 1' model_gpt2='--gpt2 --layers 1'
     shape_vit='Ti/16 of 1 layer, 2 images' shape_fixed='1 layer, 2 x 16' shape_imdb='1 layer, batch 2'
+    shape_gpt2='1 layer, 1 x 16' batches_gpt2='--seqs 1 --length 16 --batches 1'
     batches_vit='--seqs 2 --pixels 32' batches_fixed='--seqs 2 --length 16'
     batches_imdb='--seqs 2 --length 48 --batches 3'
-    precisions_vit=bf16-true precisions_fixed=bf16-true precisions_imdb=bf16-mixed
-    warm_vit=1 steps_vit=2 warm_fixed=1 steps_fixed=2 warm_imdb=2 steps_imdb=3
+    precisions_vit=bf16-true precisions_fixed=bf16-true precisions_imdb=bf16-mixed precisions_gpt2=bf16-true
+    warm_vit=1 steps_vit=2 warm_fixed=1 steps_fixed=2 warm_imdb=2 steps_imdb=3 warm_gpt2=1 steps_gpt2=1
     step=$B/step quick='--seconds 0 --threads 1'
 else
-    model_vit='--vit L/16' model_text=''
+    model_vit='--vit L/16' model_text='' model_gpt2=--gpt2
+    shape_gpt2='124M, 16 x 1024' batches_gpt2='--seqs 16 --length 1024 --batches 2'
     shape_vit='L/16, 64 images' shape_fixed='12 x 512' shape_imdb='batch 12'
     batches_vit='--seqs 64 --batches 2' batches_fixed='--seqs 12' batches_imdb='--seqs 12 --batches 48'
     warm_vit=5 steps_vit=20 warm_fixed=10 steps_fixed=100 warm_imdb=20 steps_imdb=48
+    warm_gpt2=5 steps_gpt2=20 precisions_gpt2='bf16-true bf16-mixed'
     step=$B/cuda/step quick='--seconds 1'
     precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb='bf16-true bf16-mixed'
 fi
 of() { eval "echo \"\$$1_$2\""; }
-model_of() { case $1 in vit) echo "$model_vit" ;; *) echo "$model_text" ;; esac; }
+model_of() {
+    case $1 in vit) echo "$model_vit" ;; gpt2) echo "$model_gpt2" ;; *) echo "$model_text" ;; esac
+}
 variant_of() { case $1 in bf16-true) echo 'bf16 weights' ;; *) echo 'bf16 autocast' ;; esac; }
 torch=''
 [ -z "$peers" ] || torch=$("$PYTHON" -c 'import torch, transformers, safetensors
@@ -135,17 +149,18 @@ make_batches() {
             --to "$state/$kind.safetensors" $(of batches "$kind") $real
     done
 }
-# torch_stage NAME KIND PRECISION eager|compile SECONDS STEPS
+# torch_stage NAME KIND PRECISION eager|compile|reduce SECONDS STEPS
 torch_stage() {
     variant="$(variant_of "$3")"
     [ "$4" = eager ] || variant="$variant compiled"
+    [ "$4" != reduce ] || variant="$variant with reduce-overhead"
     # shellcheck disable=SC2046
     stage "$1" "$5" "$PYTHON" bench/gpu.py torch --device "$device" --batches "$state/$2.safetensors" \
         --variant "$variant" --warm "$(of warm "$2")" --steps "$6" $(model_of "$2")
 }
 
 # -------------------------------------------------------------------------------------------------- the parts
-[ -n "$dry" ] || stage nvidia-smi 20 nvidia-smi
+[ -z "$gpu" ] || stage nvidia-smi 20 nvidia-smi
 if part build && [ -n "$dry" ]; then stage build 300 make "$B/step" "$B/tt_doctor"
 elif part build; then
     # All that need not wait for another at once, and what torch.compile leaves for the processes that
@@ -206,17 +221,33 @@ if part measure; then
     make_batches
     # shellcheck disable=SC2086
     stage peaks 60 "$step" --json --device $device --peaks $quick
-    for side in tinytrain eager compile; do for kind in $only; do
-    for precision in $(of precisions "$kind"); do
-        run=$kind.$precision.$side
+    # ours KIND PRECISION NAME OPTION...
+    ours() {
+        kind=$1 precision=$2 run=$1.$2.$3
+        shift 3
         # shellcheck disable=SC2046,SC2086
-        if [ $side = tinytrain ]; then
-            stage "$run" 60 "$step" --json --device $device --precision "$precision" \
-                --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" \
-                --steps "$(of steps "$kind")" $(model_of "$kind") $quick
-        elif [ -z "$torch" ]; then skip "$run" 'PyTorch with transformers is not there, or not asked for'
-        else torch_stage "$run" "$kind" "$precision" $side 90 "$(of steps "$kind")"
-        fi
+        stage "$run" 60 "$step" --json --device $device --precision "$precision" \
+            --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" --steps "$(of steps "$kind")" \
+            $(model_of "$kind") $quick "$@"
+    }
+    # What matters most comes first, as time may run out. Images and GPT-2 have a batch's shape in each step,
+    # which recorded launches (reduce-overhead) need.
+    for side in tinytrain compile eager ops none reduce; do for kind in $only; do
+    for precision in $(of precisions "$kind"); do
+        case $side.$kind in
+        tinytrain.*) ours "$kind" "$precision" tinytrain ;;
+        none.vit | none.gpt2) ours "$kind" "$precision" none --recompute none ;;
+        ops.imdb | none.* | reduce.imdb) ;;
+        ops.*)
+            if [ -n "$dry" ]; then skip "$kind.$precision.ops" 'no GPU'
+            else ours "$kind" "$precision" ops --ops --steps 2
+            fi ;;
+        *)
+            if [ -z "$torch" ]; then
+                skip "$kind.$precision.$side" 'PyTorch with transformers is not there, or not asked for'
+            else torch_stage "$kind.$precision.$side" "$kind" "$precision" $side 90 "$(of steps "$kind")"
+            fi ;;
+        esac
     done; done; done
 fi
 
@@ -224,6 +255,7 @@ fi
 cat $(ls -tr "$state"/*.log) > "$out/$name.log"
 "$PYTHON" bench/gpu.py report --state "$state" --to "$out/$name" \
     --shapes "vit=$shape_vit" "fixed=$shape_fixed" "imdb=$shape_imdb${imdb:+, real reviews}" \
+    "gpt2=$shape_gpt2" \
     --about "gpu=${gpu:-no GPU: a dry run}" "date=$date" "driver=${driver:-none}" "cuda=${cuda:-none}" \
     "peers=${torch:-none}" \
     "revision=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)" "command=$command" || exit 1

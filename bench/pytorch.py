@@ -164,6 +164,9 @@ VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 2
 
 def model_of(args):
     """in PyTorch, with random weights"""
+    if getattr(args, "gpt2", False):
+        from transformers import GPT2Config, GPT2LMHeadModel
+        return GPT2LMHeadModel(GPT2Config(n_layer=args.layers or 12, attn_implementation="sdpa"))
     if not args.vit:
         from transformers import DistilBertConfig, DistilBertForSequenceClassification
         return DistilBertForSequenceClassification(
@@ -200,14 +203,16 @@ def training(args, device="cpu"):
     torch = threads(args.threads)
     from safetensors.torch import load_file
     torch.manual_seed(1)
-    kind = args.variant.replace(" compiled", "")
+    kind, _, compiled = args.variant.partition(" compiled")
     model = model_of(args)
     model = model.to(device, torch.bfloat16 if kind == "bf16 weights" else torch.float32).train()
     plain = [p for p in model.parameters() if p.ndim < 2]
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01},
                                    {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
-    forward = torch.compile(model) if args.variant.endswith(" compiled") else model
+    mode = compiled.replace(" with ", "") or None      # of torch.compile
+    forward = torch.compile(model, mode=mode) if "compiled" in args.variant else model
+    next_tokens = getattr(args, "gpt2", False)
     tensors, batches = load_file(args.batches), []
     while f"batch{len(batches)}.labels" in tensors:
         inputs, labels = inputs_of(tensors, f"batch{len(batches)}.", args, next(model.parameters()).dtype)
@@ -215,9 +220,14 @@ def training(args, device="cpu"):
                         labels.to(device)))
 
     def step(inputs, labels):
+        if mode:
+            torch.compiler.cudagraph_mark_step_begin()
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16) if kind == "bf16 autocast" else contextlib.nullcontext():
-            loss = torch.nn.functional.cross_entropy(forward(**inputs).logits, labels)
+            logits = forward(**inputs).logits
+            if next_tokens:
+                logits, labels = logits[:, :-1].flatten(0, 1), inputs["input_ids"][:, 1:].flatten()
+            loss = torch.nn.functional.cross_entropy(logits, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

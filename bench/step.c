@@ -1,6 +1,7 @@
 /* Whole training steps of DistilBERT-base (66 million parameters, random weights, AdamW, decay 0.01, clipping
-   1, dropout as in its config), or with --vit of a vision transformer: tokens/s, GFLOP/s against the peak,
-   where the time goes, and the plan's bytes against what the process grew by.
+   1, dropout as in its config), with --vit of a vision transformer, or with --gpt2 of GPT-2 of 124 million:
+   tokens/s, GFLOP/s against the peak, where the time goes, and the plan's bytes against what the process grew
+   by.
 
    Tokens are random, or those of --batches: a safetensors file of int32 tensors batchB.input_ids (all
    sequences one after another), batchB.seq_start (sequences + 1) and batchB.labels for B = 0, 1, ..., as
@@ -14,6 +15,9 @@
    (cudaMemGetInfo) after the steps, less what was before the model was there, when the CUDA context and
    cuBLASLt's kernels of that peak were: so kernels, graphs and whatever else CUDA keeps come on top of the
    plan.
+
+   With --ops each op is then timed by itself on the GPU: in one more step, every launch is made 8 times, one
+   behind the other, and the host waits before and after. (What the step computes means nothing.)
 
    With --estimate the costs of the device are measured before the steps and again after them
    (tt_measure_costs), and the plan's time of a step by the two is printed beside the median step, and on the
@@ -37,7 +41,7 @@ static int32_t *read_tensor(tt_context *ctx, const tt_safetensors *file, int bat
     return x;
 }
 
-static void read_batches(tt_context *ctx, bench_batches *all, const char *path)
+static void read_batches(tt_context *ctx, bench_batches *all, const char *path, int most)
 {
     tt_safetensors *file = tt_safetensors_open(ctx, path);
     if (!file) bench_die("%s", tt_error(ctx));
@@ -52,9 +56,9 @@ static void read_batches(tt_context *ctx, bench_batches *all, const char *path)
             bench_die("'%s': batch %d lacks batch%d.input_ids, .seq_start or .labels, or they disagree", path,
                       b, b);
         for (int64_t s = 0; s + 1 < starts; s++)
-            if (start[s + 1] <= start[s] || start[s + 1] - start[s] > 512)
-                bench_die("'%s': sequence %lld of batch %d has no token, or more than 512", path,
-                          (long long)s, b);
+            if (start[s + 1] <= start[s] || start[s + 1] - start[s] > most)
+                bench_die("'%s': sequence %lld of batch %d has no token, or more than %d", path,
+                          (long long)s, b, most);
         bench_add_batch(all, (int)(starts - 1), ids, start, label);
     }
     tt_safetensors_close(file);
@@ -122,7 +126,8 @@ static const char *const part_names[PARTS] = {"matmuls", "attention", "rows (all
 static int part_of(int op)
 {
     switch (op) {
-    case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW: return MATMULS;
+    case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW: case TT__OP_LINEAR_CROSS_ENTROPY:
+        return MATMULS;
     case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD: return ATTENTION;
     case TT__OP_SUM_SQUARES: case TT__OP_CLIP: case TT__OP_SGD: case TT__OP_ADAM: return OPTIMIZER;
     default: return ROWS;
@@ -176,20 +181,118 @@ static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_o
     return plan.compute_seconds + plan.exposed_seconds;
 }
 
+/* --gpt2: each token foretells the next of its sequence. Of all batches; the caller frees it. */
+static tt_array *next_tokens(bench_batches *all)
+{
+    tt_array *targets = (tt_array *)malloc((size_t)all->n * sizeof *targets);
+    if (!targets) bench_die("no memory");
+    for (int k = 0; k < all->n; k++) {
+        tt_batch *b = &all->batch[k];
+        int32_t *next = bench_numbers(b->rows);
+        for (int s = 0; s < b->seqs; s++)
+            for (int r = b->seq_start[s]; r < b->seq_start[s + 1]; r++)
+                next[r] = r + 1 < b->seq_start[s + 1] ? b->ids[r + 1] : -100;
+        targets[k].input = "targets";
+        targets[k].data = next;
+        targets[k].rows = b->rows;
+        b->arrays = &targets[k];
+        b->n_arrays = 1;
+    }
+    return targets;
+}
+
+/* --ops: a backend whose launches are repeated and timed, in the place of the program's own. */
+static struct {
+    const tt__backend *real;
+    tt__backend backend;
+    tt__device_kind kind;
+    bench_cost op[TT__OP_COUNT];
+    int launches[TT__OP_COUNT];
+} timed;
+
+/* Those of attention depend on where sequences start, which the device has. */
+static tt_status add_flops(const tt__launch *l, bench_cost *to)
+{
+    tt_status status = TT_OK;
+    tt__mat in[TT__MAX_IN];
+    memcpy(in, l->in, sizeof in);
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const bool numbers = in[j].data && in[j].dtype == TT_I32;
+        in[j].data = numbers ? bench_numbers(in[j].rows) : NULL;
+        if (!numbers || status != TT_OK) continue;
+        status = timed.real->read(l->device, in[j].data, l->in[j].data, sizeof(int32_t) * (size_t)in[j].rows);
+    }
+    if (status == TT_OK) to->flops += tt__flops(l->instr, in);
+    for (int j = 0; j < TT__MAX_IN; j++) free(in[j].data);
+    return status;
+}
+
+static tt_status timed_launch(const tt__launch *l, int n)
+{
+    enum { TIMES = 8 };
+    const int op = l->instr->op;
+    tt_status status = timed.real->wait(l->device);
+    const double begin = tt__seconds();
+    for (int k = 0; k < TIMES && status == TT_OK; k++) status = timed.real->launch(l, n);
+    if (status == TT_OK) status = timed.real->wait(l->device);
+    timed.op[op].seconds += (tt__seconds() - begin) / TIMES;
+    timed.launches[op]++;
+    for (int k = 0; k < n && status == TT_OK; k++) {
+        timed.op[op].bytes += bench__bytes(&l[k]);
+        status = add_flops(&l[k], &timed.op[op]);
+    }
+    return status;
+}
+
+static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
+{
+    tt_program *p = (tt_program *)(uintptr_t)tt_trainer_program(t);
+    const tt__device_kind *kind = p->settings.kind;
+    char name[128];
+    tt_stats s;
+    bool updated;
+    timed.kind = *kind;
+    timed.real = kind->backend;
+    timed.backend = *kind->backend;
+    timed.backend.launch = timed_launch;
+    timed.kind.backend = &timed.backend;
+    p->settings.kind = &timed.kind;
+    ctx->profiles = true; /* no recording of launches */
+    const tt_status status = tt_train_batch(t, b, &s, &updated);
+    ctx->profiles = false;
+    p->settings.kind = kind;
+    if (status != TT_OK) bench_die("%s", tt_error(ctx));
+    for (int op = 0; op < TT__OP_COUNT; op++) {
+        const bench_cost *c = &timed.op[op];
+        if (!timed.launches[op]) continue;
+        const char *const what[] = {"launches", "alone", "bytes read and written", "multiply-adds"};
+        const double value[] = {timed.launches[op], 1e3 * c->seconds, c->bytes / c->seconds / 1e9,
+                                c->flops / c->seconds / 1e12};
+        const char *const unit[] = {"of a step", "ms a step", "GB/s", "TFLOP/s"};
+        for (int k = 0; k < 3 + (c->flops > 0); k++) {
+            snprintf(name, sizeof name, "op %s: %s", tt__ops[op].name, what[k]);
+            bench_row(name, value[k], unit[k], 0);
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
-    bool turns = false, only_peaks = false, estimate = false, updated;
-    const char *path = NULL, *size = NULL, *device = NULL;
+    bool turns = false, only_peaks = false, estimate = false, gpt2 = false, ops = false, updated;
+    const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
         {"--length", &length, NULL, NULL, "tokens of each, up to 512"},
         {"--layers", &layers, NULL, NULL, "layers of the model, if not its own number"},
         {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, such as L/16, instead of DistilBERT"},
+        {"--gpt2", NULL, NULL, &gpt2, "GPT-2 of 124 million parameters, instead of DistilBERT"},
         {"--pixels", &side, NULL, NULL, "height and width of its images"},
         {"--steps", &steps, NULL, NULL, "steps measured; of --batches at least once each"},
         {"--warm", &warm, NULL, NULL, "steps before them"},
         {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
+        {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
+        {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op by itself"},
         {"--product", &product, NULL, NULL,
          "rows, columns and depth of the matrix products that are a GPU's peak"},
         {"--peaks", NULL, NULL, &only_peaks, "what the device can do at most, and no step"},
@@ -200,32 +303,40 @@ int main(int argc, char **argv)
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(true);
     tt_vit_config v = tt_vit_config_default(size);
+    tt_lm_config g = tt_lm_config_default("gpt2");
     tt_bert m;
     tt_vit vit;
+    tt_lm lm;
     tt_stats s;
     bench_batches all = {0, 0, 0, NULL};
     char name[128];
     memset(&m, 0, sizeof m);
     memset(&vit, 0, sizeof vit);
+    memset(&lm, 0, sizeof lm);
     if (!device || !*device) device = getenv("TINYTRAIN_DEVICE");
     if (!device || !*device) device = "cpu";
     if (tt_device_text(ctx, device, NULL, 0) != TT_OK) bench_die("%s", tt_error(ctx));
     bool gpu = strcmp(device, "cuda") == 0;
+    if (ops && !gpu) bench_die("--ops is for a GPU: on the CPU ops are timed as they run");
     if (only_peaks) return peaks(gpu, product), bench_close(), 0;
     double peak = gpu ? gpu_peak(bench.precision, product) : 0;
     v.image_size = side;
     v.classes = 2;
-    if (layers) c.layers = v.layers = layers;
-    if ((size ? tt_vit_new(ctx, &vit, &v) : tt_bert_new(ctx, &m, &c)) != TT_OK)
-        bench_die("%s", tt_error(ctx));
-    tt_model model = size ? tt_vit_classifier(&vit) : tt_bert_classifier(&m);
-    if (!size && length > c.max_positions)
-        bench_die("--length %d: the model has %d positions", length, c.max_positions);
+    if (layers) c.layers = v.layers = g.layers = layers;
+    if (size && gpt2) bench_die("--vit and --gpt2 are two models");
+    const tt_status made = size ? tt_vit_new(ctx, &vit, &v)
+                         : gpt2 ? tt_lm_new(ctx, &lm, &g)
+                         : tt_bert_new(ctx, &m, &c);
+    if (made != TT_OK) bench_die("%s", tt_error(ctx));
+    tt_model model = size ? tt_vit_classifier(&vit) : gpt2 ? tt_lm_model(&lm) : tt_bert_classifier(&m);
+    const int positions = gpt2 ? g.max_positions : c.max_positions;
+    if (!size && length > positions) bench_die("--length %d: the model has %d positions", length, positions);
     const int image_bytes = v.image_size * v.image_size * v.channels;
     if (size && path) read_images(ctx, &all, path, image_bytes, model.max_length);
     else if (size) random_images(&all, seqs, image_bytes, model.max_length);
-    else if (path) read_batches(ctx, &all, path);
-    else bench_random_batch(&all, seqs, length, c.vocab_size);
+    else if (path) read_batches(ctx, &all, path, positions);
+    else bench_random_batch(&all, seqs, length, gpt2 ? g.vocab_size : c.vocab_size);
+    tt_array *targets = gpt2 ? next_tokens(&all) : NULL;
     if (steps < all.n) steps = all.n;
 
     double before = gpu ? (double)bench_gpu_used() : bench_resident_peak();
@@ -233,6 +344,7 @@ int main(int argc, char **argv)
     o.schedule.kind = TT_CONSTANT;
     o.precision = bench.precision;
     o.device = device;
+    if (recompute) o.recompute = recompute;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
     double planned = estimate ? seconds_by_plan(ctx, &model, o) : 0;
@@ -315,12 +427,16 @@ int main(int argc, char **argv)
         bench_row(name, 1e3 * by_op[op].seconds / done, "ms", 0);
         if (by_op[op].flops > 0) bench_cost_row(tt__ops[op].name, by_op[op]);
     }
+    if (ops) time_ops(ctx, t, &all.batch[0]);
+    for (int k = 0; k < all.n && targets; k++) free((void *)(uintptr_t)targets[k].data);
+    free(targets);
     bench_free_batches(&all);
     free(speeds);
     free(fastest);
     tt_trainer_free(t);
     tt_bert_free(&m);
     tt_vit_free(&vit);
+    tt_lm_free(&lm);
     bench_close();
     return 0;
 }

@@ -101,7 +101,8 @@ def check_gpu_script():
         wrong += [f"no step of {name} was measured"
                   for name in ("ViT, Ti/16 of 1 layer, 2 images, bf16-true, tinytrain",
                                "DistilBERT, 1 layer, 2 x 16, bf16-true, tinytrain",
-                               "DistilBERT, IMDb lengths, 1 layer, batch 2, bf16-mixed, tinytrain")
+                               "DistilBERT, IMDb lengths, 1 layer, batch 2, bf16-mixed, tinytrain",
+                               "GPT-2, 1 layer, 1 x 16, bf16-true, tinytrain, nothing recomputed")
                   if name not in measured]
         beside = [row for row in report["rows"] if row["name"].endswith("beside the plan")]
         # Of the whole process.
@@ -199,7 +200,7 @@ def main():
         check("bench/gpu.sh --dry-run", check_gpu_script())
     if os.access(os.path.join(B, "cuda_emu", "step.plain"), os.X_OK):
         out = run("cuda_emu/step.plain --device cuda --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 2 "
-                  "--product 32 --seconds 0 --precision bf16-true")
+                  "--product 32 --seconds 0 --precision bf16-true --ops")
         rows = {r["name"]: r for r in map(json.loads, out.stdout.splitlines())}
         wrong = ([w for w in map(line_wrong, out.stdout.splitlines()) if w] +
                  [f"status {out.returncode}: {out.stderr[:200]}"] * bool(out.returncode))
@@ -207,6 +208,8 @@ def main():
         value_of = lambda name: rows[name]["value"]
         if not wrong and not 0 <= value_of("device memory grew by") - value_of("planned memory") < 0.01:
             wrong.append("the device's memory did not grow as planned")
+        wrong += [f"no {name}" for name in ("op linear: alone", "op attention: multiply-adds")
+                  if name not in rows]
         check("bench step on an emulated GPU", wrong)
     for program in (p for p in LIBRARIES if os.access(os.path.join(B, p), os.X_OK)):
         out = subprocess.run([os.path.join(B, program), "9", "33", "17", "0"], stdout=subprocess.PIPE,

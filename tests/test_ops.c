@@ -2543,7 +2543,7 @@ TEST(swiglu_keeps_less)
             tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_linear(t, h, w[2], NULL), y,
                                                                 tt__handle(0)), &c);
             REQUIRE(p != NULL);
-            bytes[fused] = tt_program_plan(p).bytes;
+            bytes[fused] = tt_program_plan(p).at_peak[TT_MEM_ACTIVATIONS];
             tt_program_free(p);
             tt_tape_free(t);
             TEST_CLOSE(ctx, &a);
