@@ -457,7 +457,7 @@ static void bits_of(int number, int precision, int every)
 TEST(ranks_have_the_bits_of_one)
 {
     for (int a = 0; a < TEST_COUNT(micros_per_leaf); a++)
-        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY);
+        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY * EVERY);
 }
 
 TEST(all_ranks_have_the_bits_of_one)
