@@ -1364,7 +1364,7 @@ static bool left_out(const char *isa, const size_set *size, int combination)
 #endif
 }
 
-/* Instrumented, the instruction sets whose loops are one text take the combinations by turns, each one in `of`. */
+/* Instrumented, the instruction sets whose loops are one text take the combinations by turns, one in `of`. */
 static bool leaves_to_others(const char *isa, int combination, int of)
 {
     const bool fp32_too = !is_cuda(isa) && !is_bf16(isa); /* portable, avx2, avx512, neon */
