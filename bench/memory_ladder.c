@@ -6,7 +6,8 @@
    tinytrain has beyond them. GB are 10^9 bytes; planned is all that the step's one arena holds on the device
    kind named by --device, measured what the allocator gave for it in a real step here (--measure, only on
    "cpu", one rank) and what the resident memory grew by. Where something is offloaded, host is what lies in
-   the host's memory, and copied what goes to it and from it in a step of all micro-batches. --json: an object
+   the host's memory, and copied what goes to it and from it in a step of all micro-batches. "plan s" are the
+   seconds that recording, differentiating, choosing and planning took together. --json: an object
    a line with rung, planned_bytes, measured_bytes, extra_flops (a share of the step's), host_bytes,
    copied_bytes, article_gb; null where there is none, and where a budget is too small.
 
@@ -103,6 +104,7 @@ static const rung rungs[] = {
 typedef struct result {
     double planned, measured, resident, extra, seconds;
     double host, copied; /* 0: nothing is offloaded */
+    double planning;     /* seconds from a model to its plan */
     bool ok;
 } result;
 
@@ -203,7 +205,9 @@ static result climb(const rung *g, bool run)
     tt_status status = g->texts ? tt_bert_new(ctx, &bert, &b) : tt_vit_new(ctx, &vit, &v);
     if (status != TT_OK) bench_die("%s", tt_error(ctx));
     tt_model model = g->texts ? tt_bert_classifier(&bert) : tt_vit_classifier(&vit);
+    const double begin = tt__seconds();
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    r.planning = tt__seconds() - begin;
     r.ok = !t && g->budget_gb > 0; /* another model than ViT-L/16 may not fit */
     if (!t && !r.ok) bench_die("%s: %s", g->name, tt_error(ctx));
     if (t) read_plan(g, tt_trainer_program(t), &r);
@@ -465,7 +469,8 @@ static void print_rung(const rung *g, result r, double article)
     if (r.copied > 0) printf(" %8.3f %8.3f", r.host / 1e9, r.copied / 1e9);
     else printf(" %8s %8s", "-", "-");
     if (article > 0) printf(" %8.2f", article);
-    printf("\n");
+    else printf(" %8s", "-");
+    printf(" %8.2f\n", r.planning);
     fflush(stdout);
 }
 
@@ -495,9 +500,9 @@ int main(int argc, char **argv)
         return 0;
     }
     if (!bench.json)
-        printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-80s %8s %9s %9s %9s %8s %8s %8s\n",
+        printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-80s %8s %9s %9s %9s %8s %8s %8s %8s\n",
                opt.size, opt.pixels, opt.pixels, opt.batch, opt.device, "rung", "planned", "measured",
-               "resident", "FLOPs", "host", "copied", "article");
+               "resident", "FLOPs", "host", "copied", "article", "plan s");
     for (int k = 0; k < TT__COUNT(rungs); k++) {
         const rung *g = &rungs[k];
         const bool whole = opt.batch == 64 && opt.pixels == 224 && strcmp(opt.size, "L/16") == 0;
