@@ -142,8 +142,8 @@
      activations; 2^31 rows; 64 ranks. Products of matrices add up in fp32 whatever the dtype of these; dot
      products and tiles of bf16 take subnormals as 0, dot products on Arm round to odd.
      Tiles (AMX) are used where Linux lets the process have them: it refuses if a thread has an alternate
-     signal stack too small to save them, and afterwards takes no such stack. Cross-entropy with 16-bit
-     gradients, or of logits that something else reads too, holds the logits whole.
+     signal stack too small to save them, and afterwards takes no such stack. Cross-entropy of logits that
+     something else reads too, or on a CPU with 16-bit gradients, holds the logits whole.
 
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
@@ -1936,8 +1936,13 @@ typedef struct tt__launch {
 
 /* linear_cross_entropy works on so many rows at a time: enough that reading and writing the weight's gradient
    each time is little beside the product. Their logits are f32; their gradients take the same place. */
-#ifndef TT__LOSS_CHUNK /* tests make both smaller */
+#ifndef TT__LOSS_CHUNK /* tests make it smaller, and the next */
 #define TT__LOSS_CHUNK 256
+#endif
+/* On a GPU more: to read and write GPT-2's weight gradient takes an H200 as long as its product with some 700
+   rows (4.3 TB/s, 788 TFLOP/s). */
+#ifndef TT__CUDA_LOSS_CHUNK
+#define TT__CUDA_LOSS_CHUNK 2048
 #endif
 
 /* CUDA's resident workspace: what cuBLAS recommends on Hopper (its documentation, cublasSetWorkspace), less a
@@ -5307,7 +5312,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
         if ((!dw && !dx) || i->in[0] != d) break;
         for (int o = 0; o < 1 + dw; o++) {
             int to = dx ? 1 : 3 + o;
-            if (dw && i->out[o] && t->values[i->out[o]].shape.dtype != TT_F32) return false;
+            const bool halves = dw && i->out[o] && t->values[i->out[o]].shape.dtype != TT_F32;
+            if (halves && t->host) return false;
             h->fused.out[to] = i->out[o];
             h->fused.add |= (i->add >> o & 1) << to;
             h->fused.add_later |= (i->add_later >> o & 1) << to;
@@ -5328,7 +5334,8 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
 /* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and
    gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
    arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
-   Sums of several losses keep them apart; so do 16-bit gradients, which each chunk would round once more. */
+   Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
+   more. On CUDA the workspace has their sums in f32. */
 static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
 {
     int32_t logits = t->code[k].in[0];
@@ -5424,12 +5431,19 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* Logits of a chunk, whose rows are multiples of 8; loss and hit of each row. */
+/* On CUDA: loss and hit of each row; of 16-bit gradients of weight and bias, where there are several chunks,
+   sums in f32; logits of a chunk, whose rows are multiples of 8. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
-    size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = tt__align_to((size_t)tt__in(t, i, 3)->rows, 8);
-    size_t chunk = rows < TT__LOSS_CHUNK ? rows : TT__LOSS_CHUNK;
-    return tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__align_to(rows * 8, TT__CUDA_ALIGN);
+    const tt__shape *w = tt__in(t, i, 3);
+    const size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = tt__align_to((size_t)w->rows, 8);
+    const size_t chunk = rows < TT__CUDA_LOSS_CHUNK ? rows : TT__CUDA_LOSS_CHUNK;
+    size_t sums = 0;
+    for (int k = 3; k < 5 && rows > chunk; k++)
+        if (i->out[k] && t->values[i->out[k]].shape.dtype != TT_F32)
+            sums += tt__align_to((size_t)(w->rows * (k == 3 ? w->cols : 1)) * 4, TT__CUDA_ALIGN);
+    return tt__align_to(rows * 8, TT__CUDA_ALIGN) + sums +
+           tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN);
 }
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
@@ -7131,6 +7145,62 @@ static void tt__pass_fold_casts(tt_tape *t)
         i->attr.narrow = t->values[i->in[number]].shape.dtype;
         i->in[number] = t->code[at].in[0];
     }
+}
+
+/* Do only products read v, an operand whose other side has this 16-bit dtype, and is it written once? */
+static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
+{
+    const tt__value *x = &t->values[v];
+    if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
+        return false;
+    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* other ranks have the old dtype */
+    for (int k = 0; k <= x->reader; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const tt__instr *i = &t->code[k];
+            if (i->in[j] != v) continue;
+            if (j > 1 || !tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
+            if (t->values[i->in[1 - j]].shape.dtype != dtype) return false;
+        }
+    return true;
+}
+
+/* On a device whose products multiply operands of one dtype: an f32 operand beside a 16-bit one is rounded to
+   that, as the gradient of logits, or that of an f32 residual stream. What products alone read is rounded by
+   what writes it; of anything else they read a copy, made before the first of them. */
+static tt_status tt__pass_alike_operands(tt_tape *t)
+{
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        if (!tt__is(&t->code[k], TT__PRODUCT) || !t->code[k].out[0]) continue;
+        for (int j = 0; j < 2; j++) {
+            const int32_t v = t->code[k].in[j];
+            const tt_dtype dtype = t->values[t->code[k].in[1 - j]].shape.dtype;
+            if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32) continue;
+            if (tt__only_feeds_products(t, v, dtype)) {
+                t->values[v].shape.dtype = dtype;
+                t->values[v].pinned_f32 = false;
+                continue;
+            }
+            int32_t copy = t->values[v].instead;
+            if (!copy) {
+                tt__shape shape = t->values[v].shape;
+                tt__instr cast = tt__new_instr(TT__OP_CAST);
+                shape.dtype = dtype;
+                copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
+                                     t->values[v].name);
+                if (!copy) return TT_ERR_MEMORY;
+                t->values[copy].part = t->values[v].part;
+                cast.in[0] = v;
+                cast.out[0] = copy;
+                cast.backward = t->code[k].backward;
+                cast.stage = t->code[k].stage;
+                if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
+                if (t->values[t->values[v].base].writer < k) t->values[v].instead = copy;
+            }
+            t->code[k].in[j] = copy;
+        }
+    }
+    return tt__settle(t, n);
 }
 
 /* ---------------------------------------------------------------------------------------------- recompute */
@@ -16489,6 +16559,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute, choice->blocks,
                                                                 choice->drop, choice->n_drop));
     if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
+    else TT__PASS(t, "alike operands", tt__pass_alike_operands(t));
     if (t->tensor > 1) TT__PASS(t, "tensor losses", tt__pass_tensor_losses(t));
     TT__PASS(t, "counts", tt__pass_counts(t));
     if (t->stages > 1) TT__PASS(t, "stages", tt__pass_stages(t));

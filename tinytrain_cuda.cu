@@ -2630,8 +2630,20 @@ tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
 #define TT__LOSS_CACHE ((size_t)1 << 20)
 #endif
 
-// As the CPU's, chunk by chunk of rows. The workspace has loss and hit of each row, and then the logits of a
-// chunk.
+// What a chunk's share of a gradient is added to: the gradient, or where it has 16 bits and there are several
+// chunks, f32 sums at *at in the workspace, of which it is made at the end.
+tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
+{
+    tt__mat sums = *m;
+    if (!m->data || m->dtype == TT_F32 || !many) return sums;
+    sums.data = *at;
+    sums.dtype = TT_F32;
+    sums.ld = m->cols;
+    *at += tt__align_to((size_t)(m->rows * m->cols) * sizeof(float), TT__CUDA_ALIGN);
+    return sums;
+}
+
+// As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -2640,9 +2652,13 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const tt__attr *a = &l->instr->attr;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
+    const int64_t row_bytes = ld * (int64_t)sizeof(float);
     const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
-    const int64_t most = min((int64_t)TT__LOSS_CHUNK,
-                             (int64_t)((l->instr->workspace - kept) / ((size_t)ld * 4)));
+    char *at = (char *)l->workspace + kept, *const end = (char *)l->workspace + l->instr->workspace;
+    const bool many = rows > min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
+    const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
+    const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
+    const int64_t most = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
     const int64_t chunks = (rows + most - 1) / most;
     const bool back = dx->data || dw->data || db->data;
     const size_t cache = (size_t)ld * 4, spare = 2048;
@@ -2657,8 +2673,7 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
                        *weights, a->ignore_index, counts, loss);
     for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
         n = min((rows + chunks - 1) / chunks, rows - r);
-        tt__mat z = {(char *)l->workspace + kept, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n),
-            dxs = rows_of(dx, r, n);
+        tt__mat z = {at, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
         dz.dtype = x->dtype;
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
         if (!back) dz.data = NULL;
@@ -2669,8 +2684,13 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
                            row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
         if (e == cudaSuccess && dx->data) e = linear_dx(l, &dz, w, &dxs, l->add[1]);
         if (e == cudaSuccess && back)
-            e = linear_dw(l, &dz, &xs, dw, db, l->add[3] || r > 0, l->add[4] || r > 0);
+            e = linear_dw(l, &dz, &xs, &to_w, &to_b, r > 0 || (l->add[3] && !sums_w),
+                          r > 0 || (l->add[4] && !sums_b));
     }
+    if (e == cudaSuccess && sums_w)
+        e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
+    if (e == cudaSuccess && sums_b)
+        e = run_groups(d, to_b, no_operand, *db, l->add[4], false, op_scale{1.0f});
     if (e == cudaSuccess)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
                        a->ignore_index, counts, loss);
@@ -5228,8 +5248,12 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     tt__device *d = l->device;
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
-    const tt__mat *addend = !passes && g->accumulate ? &g->c : !passes && g->residual.data ? &g->residual
-        : NULL, *aux = g->saved.data ? &g->saved : &g->pre;
+    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
+    const bool later = !passes && !g->accumulate && g->residual.data && g->residual.dtype != to.dtype &&
+        to.dtype == TT_F32;
+    const tt__mat *addend = !passes && g->accumulate ? &g->c
+        : !passes && g->residual.data && !later ? &g->residual : NULL;
+    const tt__mat *aux = g->saved.data ? &g->saved : &g->pre;
     const cublasLtEpilogue_t plain = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     lt_epilogue more = {plain, g->bias, no_operand};
     cudaError_t e = cudaSuccess;
@@ -5270,6 +5294,7 @@ cudaError_t matmul(const tt__launch *l, const product *g)
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
         return TT__LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
     }
+    if (later) return run_groups(d, g->residual, no_operand, to, true, false, op_scale{1.0f});
     if (g->saved.data) return run_act<op_act_backward>(d, g->act, to, g->saved, g->c, false);
     return g->act ? run_act<op_act>(d, g->act, to, no_operand, g->c, false) : cudaSuccess;
 }

@@ -1255,6 +1255,81 @@ TEST(plans_of_real_architectures)
     }
 }
 
+/* Products whose operands' or results' dtypes cuBLASLt does not take together: of 16-bit values it wants both
+   operands of one dtype, and a result of that or f32 (documentation of cublasLtMatmul). */
+static int products_for_the_fallback(const tt_tape *t, int *products)
+{
+    int found = 0;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool head = i->op == TT__OP_LINEAR_CROSS_ENTROPY;
+        if ((!tt__is(i, TT__PRODUCT) || !i->out[0]) && !head) continue;
+        const tt_dtype a = t->values[i->in[0]].shape.dtype, b = t->values[i->in[head ? 3 : 1]].shape.dtype;
+        const tt_dtype y = t->values[i->out[0]].shape.dtype;
+        const bool fits = a == b && (y == TT_F32 || y == a);
+        if (!fits)
+            printf("  %s of %s, %s and %s: %s\n", tt__instr_name(i), tt_dtype_name(a), tt_dtype_name(b),
+                   t->values[i->in[0]].name, t->values[i->out[0]].name);
+        found += !fits;
+        ++*products;
+    }
+    return found;
+}
+
+/* On CUDA no product of a model goes to the kernel for those that cuBLASLt does not take, some fifty times
+   slower on an H200, whatever the precision; a language model's loss is computed in chunks in each. */
+TEST(products_of_models_suit_cublaslt)
+{
+    static const char *const kinds[] = {"vit", "bert", "distilbert", "gpt2", "llama"};
+    for (int m = 0; m < TEST_COUNT(kinds); m++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_vit v;
+        tt_bert b;
+        tt_lm l;
+        tt_model model;
+        tt_vit_config of_vit = tt_vit_config_default("L/16");
+        tt_bert_config of_bert = tt_bert_config_default(m == 2);
+        tt_lm_config of_lm = tt_lm_config_default(m == 3 ? "gpt2" : "llama");
+        of_vit.layers = of_bert.layers = of_lm.layers = 2;
+        if (m == 0) {
+            REQUIRE(tt_vit_new(ctx, &v, &of_vit) == TT_OK);
+            model = tt_vit_classifier(&v);
+        } else if (m < 3) {
+            REQUIRE(tt_bert_new(ctx, &b, &of_bert) == TT_OK);
+            model = tt_bert_classifier(&b);
+        } else {
+            CHECK(m != 3 || of_lm.vocab_size == 50257); /* an odd number */
+            REQUIRE(tt_lm_new(ctx, &l, &of_lm) == TT_OK);
+            model = tt_lm_model(&l);
+        }
+        for (int k = 0; k < 2 * PRECISIONS; k++) {
+            const tt_compile_options c = options_of(&precisions[k % PRECISIONS]);
+            tt_train_options o = tt_train_options_default();
+            int products = 0, heads = 0;
+            o.schedule.kind = TT_CONSTANT;
+            o.device = "cuda";
+            o.precision = c.precision;
+            o.residual = c.residual;
+            o.accumulate = k >= PRECISIONS;
+            o.max_seqs = 8;
+            o.max_tokens = m ? 8 * 512 : 0;
+            tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+            REQUIRE(r != NULL);
+            const tt_tape *t = tt_trainer_program(r)->built.t;
+            CHECK(products_for_the_fallback(t, &products) == 0);
+            for (int j = 0; j < t->n_code; j++) heads += t->code[j].op == TT__OP_LINEAR_CROSS_ENTROPY;
+            if (!CHECK(products >= 2 * 3 * 4 && heads == (m > 2)))
+                printf("  %s, %s: %d products, %d heads\n", kinds[m], c.precision, products, heads);
+            tt_trainer_free(r);
+        }
+        if (m == 0) tt_vit_free(&v);
+        else if (m < 3) tt_bert_free(&b);
+        else tt_lm_free(&l);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* An update in the backward frees a gradient's memory. Of a small batch nothing is left of the gradients at
    the peak but of some layers'; what is planned is what is allocated, and the norm is all that is left to the
    end of the step. */
@@ -2571,7 +2646,8 @@ static const test_case tests[] = {
     TEST_CASE(work_of_other_streams_ends_at_its_wait),
     TEST_CASE(instructions_that_run_together), TEST_CASE(placement_against_brute_force),
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
-    TEST_CASE(plans_of_real_architectures), TEST_CASE(gradients_updated_in_the_backward),
+    TEST_CASE(plans_of_real_architectures), TEST_CASE(products_of_models_suit_cublaslt),
+    TEST_CASE(gradients_updated_in_the_backward),
     TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
     TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too),

@@ -1054,6 +1054,7 @@ cudaError_t emu_enqueue(cudaStream_t handle, emu_work work)
 static long api_calls, fault_in, fault_count;
 static cudaError_t fault_error;
 static std::string fault_call; // the function whose calls fail; empty: any
+static std::string watched_kernel; // see emu_watch
 
 static emu_stream *new_stream(int device, unsigned flags)
 {
@@ -1173,6 +1174,7 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     api_calls = fault_in = fault_count = 0;
     fault_call.clear();
     emu_refused = 0;
+    watched_kernel.clear();
     last_error = cudaSuccess;
     emu_stats = emu_counts();
     emu_reseed(seed);
@@ -1222,6 +1224,7 @@ extern "C" void emu_inject_fault_into(const char *call, long nth, int error, lon
     emu_inject_fault(nth, error, count);
     fault_call = call;
 }
+extern "C" void emu_watch(const char *kernel) { watched_kernel = kernel ? kernel : ""; }
 extern "C" void emu_refuse_algorithms(unsigned bits, int status)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
@@ -1337,6 +1340,7 @@ cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 sha
         return emu_error(cudaErrorInvalidValue);
     if (s->device != current_device) return emu_error(cudaErrorInvalidResourceHandle);
     emu_stats.launches++;
+    emu_stats.watched += watched_kernel == name;
     emu_work work;
     work.kind = EMU_KERNEL;
     work.name = name;

@@ -55,6 +55,8 @@ void emu_inject_fault_into(const char *call, long nth, int error, long count);
 /* cublasLtMatmul refuses the algorithms of these bits (number k: bit k) with this status, though its
    heuristic offers them, until the next emu_configure. The emulator has numbers 1 to 4. */
 void emu_refuse_algorithms(unsigned bits, int cublas_status);
+/* Counts launches of this kernel, by its name, in emu_counts.watched. NULL, and emu_configure: of none. */
+void emu_watch(const char *kernel);
 long emu_api_calls(void); /* since emu_configure */
 
 /* How many allocations, streams, events, graphs and handles are alive; `text` (may be NULL) gets their
@@ -69,6 +71,7 @@ typedef struct emu_counts {
     long gelus, gelu_slopes, bias_gradients, tf32,
         fp8; /* of the matrix products, those with such an epilogue or operands */
     long heuristics;                                     /* questions to cuBLASLt's heuristic */
+    long watched;                                        /* launches of the kernel of emu_watch */
     long pageable_async; /* cudaMemcpyAsync from or to memory that is not pinned */
     long host_syncs;     /* waits of the host: synchronise calls and blocking copies */
     long event_syncs;    /* those for an event, which may long have happened */
