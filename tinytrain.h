@@ -417,6 +417,18 @@ typedef struct tt_attention_options {
     float alibi;   /* scores fall by alibi * slope of the head * distance of the rows (Press et al., "Train
                       short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
                       1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */
+    /* Block-sparse attention (Zaheer et al., "Big bird", 2020), of rows that are neither causal nor in a
+       window nor biased. A sequence is blocks of so many rows, of which the last may have fewer. The first
+       and the last see all blocks and are seen by all; block i also sees blocks i - 1, i and i + 1 and those
+       in its list. Time goes with the blocks that are seen. Default 0: not by blocks */
+    int block;
+    int dense;            /* sequences of at most so many rows are not taken by blocks. Default 0 */
+    int listed, list_rows; /* blocks in a list; blocks of a sequence that have one, from its first on */
+    /* (heads, list_rows, listed), in 0..65535, copied; may be NULL if `listed` is 0. A block that the
+       sequence does not have is not seen; one that is listed and seen anyway counts as often. */
+    const int32_t *lists;
+    bool lists_for_training; /* a program that does not train sees block 0 in place of each listed one, as
+                                transformers' BigBird does. Default false */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -1655,6 +1667,10 @@ typedef enum tt__act {
     X(int, window)        /* ATTENTION; 0: none */ \
     X(float, alibi)       /* ATTENTION */ \
     X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks */ \
+    X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION; tt_attention_options' */ \
+    X(int, lists)         /* ATTENTION: one more than their first in tt_tape.lists; 0: all list block 0 */ \
+    X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: of all \
+                             tensor ranks */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
     X(float, scale)       /* SCALE, ATTENTION; value of FILL; ROTARY: -1 turns back */ \
@@ -1910,6 +1926,8 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
+    const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
+                               host's memory. NULL: block 0 is listed                                       */
     /* Where the random numbers of an update begin: that of out[0]'s first element in the whole tensor, a
        multiple of 8. Of a part of a tensor split over the tensor ranks, after the numbers of the parts of the
        ranks before: that is the same where rows are split, if a part has a multiple of 8 elements. */
@@ -1991,6 +2009,12 @@ static inline tt__attention_operands tt__attention_of(bool backward)
 {
     const tt__attention_operands of_forward = {0, 3, 4, false}, of_backward = {1, 4, 7, true};
     return backward ? of_backward : of_forward;
+}
+
+/* Bytes of tt__launch.lists. */
+static inline size_t tt__lists_bytes(const tt__attr *a)
+{
+    return a->lists ? (size_t)a->list_heads * (size_t)a->list_rows * (size_t)a->listed * sizeof(uint16_t) : 0;
 }
 
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
@@ -3148,6 +3172,7 @@ struct tt_tape {
     /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
        parts of; 0: none */
     int32_t squares;
+    uint16_t *lists; int n_lists, cap_lists;        /* of all block-sparse attention, see attr.lists */
     tt_status status;                               /* of the first op that failed, with its sentence */
     char error[512];
 };
@@ -3205,6 +3230,7 @@ void tt_tape_free(tt_tape *t)
     tt__free(t->ctx, t->values);
     tt__free(t->ctx, t->code);
     tt__free(t->ctx, t->axes);
+    tt__free(t->ctx, t->lists);
     tt__free(t->ctx, t->params);
     tt__free(t->ctx, t);
 }
@@ -4876,6 +4902,21 @@ tt_attention_options tt_attention_options_default(int heads)
 
 #define TT__MOST_HEAD 65536 /* columns of a head: kernels keep blocks of queries and keys in scratch */
 
+/* Options of block-sparse attention. */
+static bool tt__blocks_in(tt_tape *t, const tt__attr *a)
+{
+    if (a->block < 0 || a->dense < 0 || a->listed < 0 || a->list_rows < 0)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: block %d, dense %d, listed %d and list_rows %d "
+                             "must be at least 0", a->block, a->dense, a->listed, a->list_rows);
+    if (!a->block && a->listed)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks need the rows of a block",
+                             a->listed);
+    if (a->block && (a->causal || a->window || a->alibi_heads))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: blocks of %d rows cannot be combined with %s",
+                             a->block, a->causal ? "causal rows" : a->window ? "a window" : "alibi");
+    return true;
+}
+
 static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *q = tt__in(t, i, 0), *keys = i->in[4] ? tt__in(t, i, 1) : q;
@@ -4904,15 +4945,49 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
                              i->attr.window);
     if (!isfinite(i->attr.alibi))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi %g must be finite", i->attr.alibi);
+    if (!tt__blocks_in(t, &i->attr)) return false;
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
     return tt__rate_in(t, i);
+}
+
+/* Copies lists of blocks to the tape. */
+static bool tt__take_lists(tt_tape *t, const tt_attention_options *o, tt__attr *attr)
+{
+    const int64_t n = (int64_t)o->heads * o->list_rows * o->listed;
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    attr->block = o->block;
+    attr->dense = o->dense;
+    attr->listed = o->listed;
+    attr->list_rows = o->list_rows;
+    attr->lists_for_training = o->lists_for_training;
+    if (t->status != TT_OK || o->heads < 1 || o->listed < 1 || o->list_rows < 1) return true;
+    if ((double)o->heads * o->list_rows * o->listed > INT32_MAX / 2 - t->n_lists)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists of %d blocks for %d blocks and %d heads "
+                             "are too long", o->listed, o->list_rows, o->heads);
+    if (!o->lists) return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: `lists` is NULL");
+    for (int64_t k = 0; k < n; k++)
+        if (o->lists[k] < 0 || o->lists[k] > UINT16_MAX)
+            return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: lists have block %d at %lld, which is not "
+                                 "in 0..65535", (int)o->lists[k], (long long)k);
+    attr->lists = t->n_lists + 1;
+    attr->list_heads = o->heads;
+    for (int64_t k = 0; k < n; k++) {
+        const uint16_t block = (uint16_t)o->lists[k];
+        if (!TT__GROW(t->ctx, t->lists, t->n_lists, t->cap_lists))
+            return tt__tape_fail(t, TT_ERR_MEMORY, "attention: no memory for the lists of blocks");
+        t->lists[t->n_lists++] = block;
+        hash = (hash ^ block) * 16777619u;
+    }
+    attr->lists_hash = hash;
+    return true;
 }
 
 static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start, tt_value row,
                            const tt_attention_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+    if (!tt__take_lists(t, o, &i.attr)) return tt__handle(0);
     i.attr.heads = o->heads;
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
@@ -4961,9 +5036,27 @@ static tt_status tt__check_ATTENTION(const tt__launch *l)
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
-/* How many keys of a sequence of `length` row `row` of it sees. */
+/* The lists of blocks of an instruction, or NULL. */
+static const uint16_t *tt__lists_of(const tt_tape *t, const tt__instr *i)
+{
+    return i->attr.lists ? t->lists + i->attr.lists - 1 : NULL;
+}
+
+/* How many blocks a sequence is taken by; 0: it is not. */
+static inline int64_t tt__attention_blocks(const tt__attr *attr, int64_t length)
+{
+    return attr->block && length > attr->dense ? tt__ceil_div(length, attr->block) : 0;
+}
+
+/* How many keys of a sequence of `length` row `row` of it sees. Listed blocks count as whole ones. */
 static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t length)
 {
+    const int64_t n = tt__attention_blocks(attr, length), i = n ? row / attr->block : 0;
+    if (i > 0 && i < n - 1) {
+        int64_t keys = attr->block + length - (n - 1) * attr->block;           /* of the first and the last */
+        for (int64_t j = tt__max(1, i - 1); j < tt__min(n - 1, i + 2); j++) keys += attr->block;
+        return (double)(keys + (i < attr->list_rows ? (int64_t)attr->listed * attr->block : 0));
+    }
     const int64_t most = attr->window ? attr->window - 1 : length;
     return (double)(1 + tt__min(row, most) + (attr->causal ? 0 : tt__min(length - 1 - row, most)));
 }
@@ -4972,6 +5065,13 @@ static double tt__attention_seen(const tt__attr *attr, int64_t row, int64_t leng
 static double tt__attention_pairs(const tt__attr *attr, double length)
 {
     const double unseen = length - attr->window; /* by the last row */
+    const int64_t n = tt__attention_blocks(attr, (int64_t)ceil(length));
+    double pairs = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double rows = i < n - 1 ? attr->block : length - (double)((n - 1) * attr->block);
+        pairs += rows * tt__attention_seen(attr, i * attr->block, (int64_t)ceil(length));
+    }
+    if (n) return pairs;
     if (!attr->window || unseen <= 0) return length * length * (attr->causal ? 0.5 : 1.0);
     return attr->causal ? length * (length + 1) / 2 - unseen * (unseen + 1) / 2
                         : length * length - unseen * (unseen + 1);
@@ -5013,6 +5113,7 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     size_t rows = (size_t)tt__in(t, i, at.q)->rows, starts = (size_t)tt__in(t, i, at.starts)->rows;
     size_t order = i->in[at.numbers] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0;
+    order += tt__align_to(tt__lists_bytes(&i->attr), TT__CUDA_ALIGN);
     return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
 }
 
@@ -6130,7 +6231,8 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 
 /* ---------------------------------------------------------------------------------------------- inference */
 
-/* Takes dropout out: of all ops without training, else of rate 0. Copies go, unless asked for by name. */
+/* Takes dropout out: of all ops without training, else of rate 0; lists that are for training, without it.
+   Copies go, unless asked for by name. */
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
@@ -6140,6 +6242,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         for (int j = 0; j < TT__MAX_IN; j++)
             if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
         if (!train) i->attr.dropout = 0;
+        if (!train && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
         i->op = TT__OP_SCALE;
         i->attr.scale = 1;
@@ -9842,6 +9945,8 @@ typedef struct tt__attention_args {
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* 0: none                                                             */
     float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    const tt__attr *attr;         /* of block-sparse attention                                           */
+    const uint16_t *lists;        /* tt__launch's                                                        */
     tt__mat q, k, v, out;
     float *lse;
     tt__mat dout, dq, dk, dv;    /* for backward only                                                     */
@@ -9923,14 +10028,55 @@ static void tt__attention_queries(tt__attention_args *a, const int32_t *index, i
 /* Rows [begin, begin + length) of the batch, and queries [first, first + queries). */
 typedef struct tt__attention_sequence {
     int64_t begin, length, first, queries;
-    bool diagonal; /* query i is row i of the sequence and sees its keys up to i */
+    bool diagonal;  /* query i is row i of the sequence and sees its keys up to i */
+    int64_t blocks; /* by which it is taken; 0: it is not */
+    int64_t from;   /* no query of the tile at hand sees keys before */
 } tt__attention_sequence;
 
 static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args *a, int64_t s)
 {
     tt__attention_sequence x = {a->seq_start[s], a->seq_start[s + 1] - a->seq_start[s], a->query_start[s],
-                                a->query_start[s + 1] - a->query_start[s], a->causal && !a->query_row};
+                                a->query_start[s + 1] - a->query_start[s], a->causal && !a->query_row, 0, 0};
+    x.blocks = tt__attention_blocks(a->attr, x.length);
     return x;
+}
+
+/* How often queries of block i of sequence x see block j of its keys. head: among those of all ranks. */
+static int tt__attention_times(const tt__attention_args *a, const tt__attention_sequence *x, int head,
+                               int64_t i, int64_t j)
+{
+    const int64_t last = x->blocks - 1, listed = a->attr->listed, rows = a->attr->list_rows;
+    int times = i == 0 || i == last || j == 0 || j == last || (i <= j + 1 && j <= i + 1);
+    if (i == 0 || i == last || i >= rows) return times;
+    if (!a->lists) return times + (j == 0 ? (int)listed : 0);
+    const uint16_t *list = a->lists + (head * rows + i) * listed;
+    for (int64_t k = 0; k < listed; k++) times += list[k] == j;
+    return times;
+}
+
+/* How many of n queries from number `query` of sequence x on are of one block, which is *block, and fit a
+   tile. */
+static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
+                                      int64_t query, int64_t n, int64_t *block)
+{
+    const int64_t size = a->attr->block;
+    int64_t count = 1;
+    n = tt__min(n, TT__ATTENTION_QUERIES);
+    *block = (a->query_row ? a->query_row[x->first + query] - x->begin : query) / size;
+    if (!a->query_row) return tt__min(n, (*block + 1) * size - query);
+    while (count < n && (a->query_row[x->first + query + count] - x->begin) / size == *block) count++;
+    return count;
+}
+
+/* The next keys of [*at, end), at most as many as a tile has: from a multiple of 16 on, as random numbers and
+   tiles want it, of which those before x->from are not seen. *at goes on behind them. */
+static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
+{
+    const int64_t first = *at & ~(int64_t)15;
+    x->from = *at;
+    *at = tt__min(end, first + TT__ATTENTION_KEYS);
+    *keys = *at - first;
+    return first;
 }
 
 /* The keys of sequence x that any of its n queries from number `query` on sees: [*from, result). Without a
@@ -12299,6 +12445,10 @@ TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attentio
         l.full = tt__min(l.full, last + 1);
         l.seen = tt__max(l.seen, tt__min(keys, last + 1));
     }
+    if (t->x.from > first_key) {
+        l.whole = t->x.from - first_key;
+        l.first = (tt__vi)TT__K(splat_u)((uint32_t)l.whole);
+    }
     l.from = tt__max(l.skip, l.from & ~(int64_t)7);
     l.first_key = first_key;
     l.head = a->first_head + t->head;
@@ -12543,18 +12693,73 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
     TT__K(attention_to_queries)(&s, true, b->weights, b->v, out, stride, !first);
 }
 
+/* Writes the results of n queries from number `query` on, of which the buffers have sums. */
+TT__FN void TT__K(attention_put)(const TT__K(attention_task) *t, int64_t query, int64_t n)
+{
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
+    const int64_t d = a->head_size, stride = tt__attention_stride(d);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t number = t->x.first + query + i, row = a->query_at ? a->query_at[number] : number;
+        TT__K(attention_unpack)(&a->out, NULL, row, 1, t->head * d, d, t->call->keep_scale / b->sum[i],
+                                b->out + i * stride, stride, false);
+        a->lse[row * a->heads + t->head] = b->most[i] * 0.693147180559945309f + logf(b->sum[i]);
+    }
+}
+
+/* A sequence that is taken by blocks: its queries from number `first` on, those of one block at a time. */
+TT__FN void TT__K(attention_forward_blocks)(TT__K(attention_task) *t, int64_t first, int64_t queries)
+{
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
+    const int64_t d = a->head_size, stride = tt__attention_stride(d), size = a->attr->block;
+    const float q_scale = a->bf16 ? 1.0f : t->call->query_scale;
+    const int head = a->first_head + t->head;
+    int64_t count, i, keys;
+    for (int64_t query = first; query < first + queries; query += count) {
+        bool begun = false;
+        count = tt__attention_of_block(a, &t->x, query, first + queries - query, &i);
+        TT__K(attention_pack)(&a->q, a->query_at, t->x.first + query, count, t->head * d, d, q_scale, b->q,
+                              stride);
+        TT__K(attention_columns)(a, b, b->q, count, 1.0f, b->qt);
+        for (int64_t k = 0; k < TT__ATTENTION_QUERIES; k++) {
+            b->most[k] = -FLT_MAX;
+            b->sum[k] = 0;
+        }
+        for (int64_t j = 0, end; j < t->x.blocks; j = end) {
+            const int times = tt__attention_times(a, &t->x, head, i, j);
+            for (end = j + 1; end < t->x.blocks; end++)
+                if (tt__attention_times(a, &t->x, head, i, end) != times) break;
+            for (int64_t at = j * size, to = tt__min(end * size, t->x.length); times && at < to;) {
+                const int64_t key = tt__attention_next_keys(&t->x, &at, to, &keys);
+                TT__K(attention_take_keys)(t, t->x.begin + key, keys, false);
+                for (int k = 0; k < times; k++, begun = true)
+                    TT__K(attention_forward_tile)(t, !begun, key, keys, query, count, b->qt, b->out, b->most,
+                                                  b->sum);
+            }
+        }
+        TT__K(attention_put)(t, query, count);
+    }
+}
+
 TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
 {
     const TT__K(attention_call) *call = (const TT__K(attention_call) *)arg;
     const tt__attention_args *a = call->a;
     const int64_t group = task / a->heads, s = tt__attention_group_sequence(a, group);
-    const TT__K(attention_task) t = TT__K(attention_task_of)(call, task, s, false, thread);
+    TT__K(attention_task) t = TT__K(attention_task_of)(call, task, s, false, thread);
     const tt__attention_buffers *b = &t.b;
     int64_t first = (group - tt__attention_first_group(a, s)) * TT__ATTENTION_GROUP;
     int64_t queries = tt__min(TT__ATTENTION_GROUP, t.x.queries - first), key_begin, key_end;
     int64_t d = a->head_size, column = t.head * d, stride = tt__attention_stride(d);
     int64_t qt_size = tt__attention_qt_rows(d) * TT__ATTENTION_TILE;
     if (queries <= 0) return;
+    if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
+    if (t.x.blocks) {
+        TT__K(attention_forward_blocks)(&t, first, queries);
+        if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
+        return;
+    }
     key_end = tt__attention_keys(a, &t.x, first, queries, &key_begin);
     key_begin &= ~(int64_t)15;
     int64_t query_block = tt__attention_block(queries, TT__ATTENTION_QUERIES);
@@ -12571,7 +12776,6 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
     }
     /* With a window each block of queries begins with another key. */
     if (a->window) memset(b->out, 0, (size_t)(queries * stride) * sizeof(float));
-    if (a->bf16 == TT__BF16_TILES) TT__K(tiles_begin)(32);
     for (int64_t key = key_begin; key < key_end; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         TT__K(attention_take_keys)(&t, t.x.begin + key, keys, false);
@@ -12583,12 +12787,7 @@ TT__FN void TT__K(attention_forward_task)(void *arg, int64_t task, int thread)
         }
     }
     if (a->bf16 == TT__BF16_TILES) TT__K(tiles_end)();
-    for (int64_t i = 0; i < queries; i++) {
-        int64_t number = t.x.first + first + i, row = a->query_at ? a->query_at[number] : number;
-        TT__K(attention_unpack)(&a->out, NULL, row, 1, column, d, call->keep_scale / b->sum[i],
-                                b->out + i * stride, stride, false);
-        a->lse[row * a->heads + t.head] = b->most[i] * 0.693147180559945309f + logf(b->sum[i]);
-    }
+    TT__K(attention_put)(&t, first, queries);
 }
 
 /* Writes out, and into lse the log-sum-exp (natural) of the scaled scores of each query. */
@@ -12620,7 +12819,6 @@ TT__FN void TT__K(attention_backward_rows)(const TT__K(attention_task) *t, int64
             b->lse[i + k] = a->lse[row * a->heads + t->head] * 1.44269504088896341f;
         }
     }
-    for (int64_t i = n; i < tt__attention_padded(n); i++) b->delta[i] = b->lse[i] = 0;
 }
 
 /* span: the first query of which b holds lse, delta and dq. first: dq is not yet there. */
@@ -12643,13 +12841,17 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     TT__K(attention_columns)(a, b, b->dout, n, 1.0f, b->doutt);
     TT__K(attention_scores)(&s, query_scale, half ? b->k_pairs : b->k, b->qt, b->weights);
     TT__K(attention_scores)(&s, keep_scale, half ? b->v_pairs : b->v, b->doutt, b->dscores);
+    float lses[TT__ATTENTION_QUERIES], deltas[TT__ATTENTION_QUERIES]; /* 0 behind the last query */
+    for (int64_t i = 0; i < tt__attention_padded(n); i++) {
+        lses[i] = i < n ? b->lse[query - span + i] : 0;
+        deltas[i] = i < n ? b->delta[query - span + i] : 0;
+    }
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
         if (slope != 0) TT__K(attention_alibi)(&l, t->x.begin, slope, b->weights + i);
         float *w = b->weights + i, *ds = b->dscores + i;
-        const float *lse = b->lse + query - span + i, *delta = b->delta + query - span + i;
-        if (l.drop) TT__K(attention_softmax_backward)(true, &l, s.keys, w, ds, lse, delta);
-        else TT__K(attention_softmax_backward)(false, &l, s.keys, w, ds, lse, delta);
+        if (l.drop) TT__K(attention_softmax_backward)(true, &l, s.keys, w, ds, lses + i, deltas + i);
+        else TT__K(attention_softmax_backward)(false, &l, s.keys, w, ds, lses + i, deltas + i);
     }
     float *dq = b->dq + (query - span) * dq_stride;
 #ifdef TT__ATTENTION_BF16
@@ -12670,8 +12872,50 @@ typedef struct TT__K(attention_sums) {
     bool add_dk, add_dv;
 } TT__K(attention_sums);
 
+/* Writes or adds the gradients of `count` keys from key `key` on, which is row `from` of the buffers. */
+TT__FN void TT__K(attention_put_keys)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
+                                      int64_t key, int64_t from, int64_t count, bool add)
+{
+    const tt__attention_args *a = t->a;
+    const int64_t d = a->head_size, stride = tt__attention_stride(d), row = to->row + key;
+    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products take dout as it is */
+    const float *dk = t->b.dk + from * stride, *dv = t->b.dv + from * stride;
+    TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
+                            add || to->add_dk);
+    TT__K(attention_unpack)(&to->dv, NULL, row, count, to->column, d, dv_scale, dv, stride,
+                            add || to->add_dv);
+}
+
+/* attention_backward_span of a sequence that is taken by blocks. */
+TT__FN void TT__K(attention_backward_blocks)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
+                                             int64_t span, int64_t n)
+{
+    const tt__attention_args *a = t->a;
+    const tt__attention_buffers *b = &t->b;
+    const int64_t stride = tt__attention_stride(a->head_size), size = a->attr->block;
+    const int head = a->first_head + t->head;
+    int64_t keys, count, i;
+    for (int64_t j = 0; j < t->x.blocks; j++)
+        for (int64_t at = j * size, end = tt__min(at + size, t->x.length); at < end;) {
+            const int64_t key = tt__attention_next_keys(&t->x, &at, end, &keys), from = t->x.from - key;
+            bool seen = false;
+            memset(b->dk, 0, (size_t)(keys * stride) * sizeof(float));
+            memset(b->dv, 0, (size_t)(keys * stride) * sizeof(float));
+            for (int64_t query = span; query < span + n; query += count) {
+                count = tt__attention_of_block(a, &t->x, query, span + n - query, &i);
+                const int times = tt__attention_times(a, &t->x, head, i, j);
+                if (times && !seen) TT__K(attention_take_keys)(t, t->x.begin + key, keys, true);
+                seen |= times > 0;
+                for (int k = 0; k < times; k++)
+                    TT__K(attention_backward_tile)(t, false, key, keys, span, query, count);
+            }
+            if (seen || !span) TT__K(attention_put_keys)(t, to, t->x.from, from, keys - from, span > 0);
+        }
+    t->x.from = 0;
+}
+
 /* The gradients that come from n queries of a sequence; where n is 0, zeros for its keys and values. */
-TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, const TT__K(attention_sums) *to,
+TT__FN void TT__K(attention_backward_span)(TT__K(attention_task) *t, const TT__K(attention_sums) *to,
                                            int64_t span, int64_t n)
 {
     const tt__attention_args *a = t->a;
@@ -12681,12 +12925,12 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, const
     int64_t key_end = x->diagonal ? span + n : x->length, seen_from, seen_end;
     int64_t query_block = tt__attention_block(tt__max(1, n), TT__ATTENTION_QUERIES);
     int64_t key_block = tt__attention_block(key_end, TT__ATTENTION_KEYS);
-    const float dv_scale = a->bf16 ? t->call->keep_scale : 1.0f; /* bf16 products take dout as it is */
     const int64_t dq_stride = tt__attention_padded(d);
     TT__K(attention_backward_rows)(t, x->first + span, n);
     seen_end = tt__attention_keys(a, x, span, n, &seen_from);
-    if (a->window) memset(b->dq, 0, (size_t)(n * dq_stride) * sizeof(float));
-    for (int64_t key = 0; key < key_end; key += key_block) {
+    if (a->window || x->blocks) memset(b->dq, 0, (size_t)(n * dq_stride) * sizeof(float));
+    if (x->blocks) TT__K(attention_backward_blocks)(t, to, span, n);
+    for (int64_t key = 0; key < key_end && !x->blocks; key += key_block) {
         int64_t keys = tt__min(key_block, key_end - key);
         const bool seen_now = key < seen_end && key + keys > seen_from;
         if (a->window && span && !seen_now) continue; /* earlier spans wrote its gradients */
@@ -12699,14 +12943,8 @@ TT__FN void TT__K(attention_backward_span)(const TT__K(attention_task) *t, const
         /* The keys that earlier spans have seen come first: their gradients are added to. */
         const int64_t seen = x->diagonal ? tt__max(0, tt__min(keys, span - key)) : keys,
                       old = span ? seen : 0;
-        for (int64_t from = 0, end = old; from < keys; from = end, end = keys) {
-            int64_t row = to->row + key + from, count = end - from;
-            const float *dk = b->dk + from * stride, *dv = b->dv + from * stride;
-            TT__K(attention_unpack)(&to->dk, NULL, row, count, to->column, d, a->scale, dk, stride,
-                                    from < old || to->add_dk);
-            TT__K(attention_unpack)(&to->dv, NULL, row, count, to->column, d, dv_scale, dv, stride,
-                                    from < old || to->add_dv);
-        }
+        for (int64_t from = 0, end = old; from < keys; from = end, end = keys)
+            TT__K(attention_put_keys)(t, to, key + from, from, end - from, from < old);
     }
     TT__K(attention_unpack)(&a->dq, a->query_at, x->first + span, n, column, d, a->scale, b->dq, dq_stride,
                             a->add_dq);
@@ -13098,6 +13336,8 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.window = l->instr->attr.window;
     a.alibi = l->instr->attr.alibi;
     a.alibi_heads = l->instr->attr.alibi_heads;
+    a.attr = &l->instr->attr;
+    a.lists = l->lists;
     a.scale = l->instr->attr.scale;
     a.dropout = l->instr->attr.dropout;
     a.dropout_key = tt__dropout_key(l);
@@ -16397,8 +16637,12 @@ static tt_tape *tt__copy_tape(const tt_tape *t)
     copy->n_values = copy->cap_values = t->n_values;
     copy->n_code = copy->cap_code = t->n_code;
     copy->n_axes = copy->cap_axes = t->n_axes;
+    copy->n_lists = copy->cap_lists = t->n_lists;
     copy->data = copy->slots = 1;
-    if (tt__copy_array(t->ctx, (void **)&copy->values, t->values, sizeof *t->values * (size_t)t->n_values) &&
+    const bool lists = !t->n_lists || tt__copy_array(t->ctx, (void **)&copy->lists, t->lists,
+                                                     sizeof *t->lists * (size_t)t->n_lists);
+    if (lists &&
+        tt__copy_array(t->ctx, (void **)&copy->values, t->values, sizeof *t->values * (size_t)t->n_values) &&
         tt__copy_array(t->ctx, (void **)&copy->code, t->code, sizeof *t->code * (size_t)t->n_code) &&
         tt__copy_array(t->ctx, (void **)&copy->axes, t->axes, sizeof *t->axes * (size_t)t->n_axes))
         return copy;
@@ -16587,6 +16831,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
         const tt__instr *i = l.instr = &t->code[k];
+        l.lists = tt__lists_of(t, i);
         for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__at_capacity(t, i->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(t, i->out[j]);
         if (!(why = kind->backend->refuses(index, &l))) continue;
@@ -20119,6 +20364,7 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 {
     const tt__value *y = &p->built.t->values[i->out[0]];
     l->instr = i;
+    l->lists = tt__lists_of(p->built.t, i);
     for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) l->in[j] = tt__resolve(p, rank, i->in[j]);
     for (int j = 0; j < TT__MAX_OUT; j++) {
         if (!i->out[j]) continue;

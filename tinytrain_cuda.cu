@@ -3643,6 +3643,8 @@ struct attention_args {
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
     int alibi_heads;                        // of all ranks; 0: none
     float alibi;
+    int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
+    const uint16_t *lists;                  // tt__launch.lists in the device's memory
     float scale, factor, keep_scale;        // of the scores; the same for powers of 2; of kept weights
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
@@ -3735,6 +3737,32 @@ __device__ __forceinline__ int attention_queries_end(const attention_args &p, co
 __device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
 {
     return key < length && row - key >= p.least && row - key <= p.most;
+}
+
+// How many blocks a sequence is taken by; 0: it is not.
+__device__ __forceinline__ int attention_blocks(const attention_args &p, int length)
+{
+    return p.block && length > p.dense ? (length + p.block - 1) / p.block : 0;
+}
+
+// How often, of n blocks, block i of queries of head `head` of all ranks' sees block j of keys.
+__device__ __forceinline__ int attention_times(const attention_args &p, int head, int n, int i, int j)
+{
+    const int last = n - 1;
+    int times = i == 0 || i == last || j == 0 || j == last || abs(i - j) < 2;
+    if (i == 0 || i == last || i >= p.list_rows) return times;
+    if (!p.lists) return times + (j == 0 ? p.listed : 0);
+    const uint16_t *list = p.lists + ((int64_t)head * p.list_rows + i) * p.listed;
+    for (int k = 0; k < p.listed; k++) times += list[k] == j;
+    return times;
+}
+
+// So much of the lists of blocks is an argument of the kernel that writes them to the device's memory, where
+// a copy would have to wait for memory that the host may write again.
+struct attention_lists { uint16_t block[1536]; };
+__global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
+{
+    for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
 // The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none.
@@ -3946,6 +3974,23 @@ __device__ __forceinline__ void attention_draw(unsigned char *keep, const attent
     }
 }
 
+// times (64, 64): how often each of a tile's `count` queries sees the blocks of 64 keys from `key` on, the
+// first of which is that of `key`. False where none sees any; with a barrier.
+__device__ __forceinline__ bool attention_time_tile(unsigned char *times, const attention_args &p,
+                                                    const attention_tile &t, int first, int count, int key,
+                                                    int blocks, int head)
+{
+    const int from = key / p.block, to = min(blocks, (key + 63) / p.block + 1);
+    int any = 0;
+    for (int i = (int)threadIdx.x; i < 64 * (to - from); i += 256) {
+        const int r = i % 64, row = attention_row(p, first + min(r, count - 1)) - t.begin;
+        const int n = attention_times(p, p.first_head + head, blocks, row / p.block, from + i / 64);
+        times[r * 64 + i / 64] = (unsigned char)min(n, 255);
+        any |= n;
+    }
+    return __syncthreads_or(any) != 0;
+}
+
 // What a block of the f32 kernels works on: tile `t` of head `head`, and the columns of one of its parts, of
 // which `skip` come before these in the head. heads: those that have blocks.
 struct attention_block { attention_tile t; int head, skip, columns; };
@@ -3962,13 +4007,14 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
     return b;
 }
 
-// NEAR: a window, ALiBi.
+// NEAR: a window, ALiBi, blocks.
 template <bool NEAR>
 __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
     const int key_head = b.head / p.group, column = b.head * p.head_size + b.skip;
@@ -3978,6 +4024,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
     const int end = NEAR ? attention_window_end(p, t, q.count) : attention_end(p, t, q.count);
     const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
+    const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
     int row[4]; // row y + 16 a of the tile, in the sequence
     TT__UNROLL for (int a = 0; a < 4; a++) {
@@ -3990,14 +4037,18 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
         const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)};
         const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4];
+        if (blocks && !attention_time_tile(times, p, t, q.first, q.count, key, blocks, b.head)) continue;
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, key_head, p.head_size);
         TT__UNROLL for (int a = 0; a < 4; a++) {
-            float now = most[a], factor, total = 0;
+            float now = most[a], factor, total = 0, often[4];
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = key + x + 16 * c;
-                const bool seen = NEAR ? attention_sees(p, row[a], i, t.length)
-                                       : i <= (p.causal ? row[a] : t.length - 1);
+                bool seen = NEAR ? attention_sees(p, row[a], i, t.length)
+                                 : i <= (p.causal ? row[a] : t.length - 1);
+                often[c] = !NEAR || !blocks || !seen
+                    ? 1 : times[(y + 16 * a) * 64 + i / p.block - key / p.block];
+                if (NEAR) seen = seen && often[c] != 0;
                 const float bias = NEAR ? slope * fabsf((float)(row[a] - i)) : 0;
                 s[a][c] = seen ? (s[a][c] * p.scale - bias) * TT__LOG2E : -INFINITY;
                 now = fmaxf(now, s[a][c]);
@@ -4008,6 +4059,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
                 float weight = exp2f(s[a][c] - now);
+                if (NEAR) weight *= often[c];
                 total += weight;
                 if (p.drop && !(keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1)) weight = 0;
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = weight;
@@ -4029,12 +4081,12 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
 }
 
 // Weights and the gradients of scores without the factor `scale`, of which element (i, j) of a tile, from its
-// score and that of dout v^T. bias: of ALiBi.
+// score and that of dout v^T. seen: how often; bias: of ALiBi.
 __device__ __forceinline__ void attention_gradient(const attention_args &p, float &weight, float &dscore,
-                                                   bool seen, bool kept, float bias, float lse,
+                                                   int seen, bool kept, float bias, float lse,
                                                    float delta)
 {
-    const float w = seen ? exp2f((weight * p.scale - bias - lse) * TT__LOG2E) : 0;
+    const float w = seen ? (float)seen * exp2f((weight * p.scale - bias - lse) * TT__LOG2E) : 0;
     dscore = seen ? w * ((kept ? dscore * p.keep_scale : 0) - delta) : 0;
     weight = kept ? w : 0;
 }
@@ -4044,6 +4096,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.query_start, p.heads, blockIdx.x);
     const attention_tile t = b.t;
     const int key_head = b.head / p.group, column = b.head * p.head_size + b.skip;
@@ -4054,6 +4107,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
     const int end = attention_window_end(p, t, q.count);
     const float slope = attention_slope(p, p.first_head + b.head);
+    const int blocks = attention_blocks(p, t.length);
     float lse[4], delta[4], dq[4][4];
     int row[4];
     TT__UNROLL for (int a = 0; a < 4; a++) {
@@ -4068,6 +4122,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
         const attention_rows k = {&p.k, NULL, t.begin + key, min(64, t.length - key)};
         const attention_rows v = {&p.v, NULL, k.first, k.count};
         float s[4][4], ds[4][4];
+        if (blocks && !attention_time_tile(times, p, t, q.first, q.count, key, blocks, b.head)) continue;
         if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, key, b.head);
         attention_scores(s, stage, q, k, b.head, key_head, p.head_size);
         attention_scores(ds, stage, dout, v, b.head, key_head, p.head_size);
@@ -4075,7 +4130,9 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
             TT__UNROLL for (int c = 0; c < 4; c++) {
                 const int i = x + 16 * c;
                 const bool kept = !p.drop || (keep[(y + 16 * a) * 8 + i / 8] >> i % 8 & 1);
-                attention_gradient(p, s[a][c], ds[a][c], attention_sees(p, row[a], key + i, t.length), kept,
+                int seen = attention_sees(p, row[a], key + i, t.length);
+                if (blocks && seen) seen = times[(y + 16 * a) * 64 + (key + i) / p.block - key / p.block];
+                attention_gradient(p, s[a][c], ds[a][c], seen, kept,
                                    slope * fabsf((float)(row[a] - key - i)), lse[a], delta[a]);
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = ds[a][c];
             }
@@ -4095,6 +4152,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
+    TT__SHARED(unsigned char, times, [64 * 64]);
     const attention_block b = attention_block_at(p, p.seq_start, p.heads / p.group, blockIdx.x);
     const attention_tile t = b.t;
     const int x = threadIdx.x % 16, y = threadIdx.x / 16;
@@ -4104,6 +4162,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     const attention_rows v = {&p.v, NULL, k.first, k.count};
     float dk[4][4], dv[4][4];
     TT__UNROLL for (int a = 0; a < 4; a++) TT__UNROLL for (int c = 0; c < 4; c++) dk[a][c] = dv[a][c] = 0;
+    const int blocks = attention_blocks(p, t.length);
     for (int head = b.head * p.group; head < (b.head + 1) * p.group; head++) {
         const int64_t column = (int64_t)head * p.head_size + b.skip;
         const float slope = attention_slope(p, p.first_head + head);
@@ -4112,6 +4171,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
             const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)};
             const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
             float s[4][4], ds[4][4];
+            if (blocks && !attention_time_tile(times, p, t, q.first, q.count, t.at, blocks, head)) continue;
             if (p.drop) attention_draw(keep, p, random, p.query_row, q.first, q.count, t.at, head);
             attention_scores(s, stage, k, q, b.head, head, p.head_size);
             attention_scores(ds, stage, v, dout, b.head, head, p.head_size);
@@ -4123,8 +4183,9 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
                 TT__UNROLL for (int a = 0; a < 4; a++) {
                     const int r = y + 16 * a;
                     const bool kept = !p.drop || (keep[i * 8 + r / 8] >> r % 8 & 1);
-                    attention_gradient(p, s[a][c], ds[a][c],
-                                       i < q.count && attention_sees(p, row, t.at + r, t.length), kept,
+                    int seen = i < q.count && attention_sees(p, row, t.at + r, t.length);
+                    if (blocks && seen) seen = times[i * 64 + (t.at + r) / p.block - t.at / p.block];
+                    attention_gradient(p, s[a][c], ds[a][c], seen, kept,
                                        slope * fabsf((float)(row - t.at - r)), lse, delta);
                     tile[r * ATTENTION_PITCH + i] = s[a][c];
                 }
@@ -4306,6 +4367,38 @@ template <int MT> struct attention_queries {
     int row[MT][2];       // attention_rows_of
 };
 
+// The kernels of plain and causal attention; of a window and ALiBi; by blocks of a multiple of 64 rows.
+enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
+
+// Of block-sparse attention, for what a block of threads works on: its blocks of queries (or of keys) [from,
+// to] of a sequence that is taken by n blocks; 0: it is not.
+struct attention_sparse { int n, from, to; };
+
+__device__ __forceinline__ attention_sparse attention_sparse_of(const attention_args &p, int length, int at,
+                                                                int count)
+{
+    const attention_sparse b = {attention_blocks(p, length), at / p.block, (at + count - 1) / p.block};
+    return b;
+}
+
+// The first tile of SIZE keys at `at` or behind that any of the blocks of queries sees (or, of KEYS, of
+// queries that see any of the blocks of keys); `end` or more: there is none. 32 blocks are asked at a time.
+template <bool KEYS>
+__device__ __forceinline__ int attention_seen_from(const attention_args &p, const attention_sparse &b,
+                                                   int head, int at, int end)
+{
+    if (b.n == 0) return at;
+    for (int j = at / p.block; j < b.n; j += 32) {
+        const int mine = j + (int)threadIdx.x % 32;
+        bool seen = false;
+        for (int i = b.from; i <= b.to && mine < b.n; i++)
+            seen |= attention_times(p, head, b.n, KEYS ? mine : i, KEYS ? i : mine) > 0;
+        const uint32_t any = __ballot_sync(0xffffffffu, seen);
+        if (any) return max(at, (j + __ffs((int)any) - 1) * p.block);
+    }
+    return end;
+}
+
 // False where the block has no queries. Long sequences come first. NEAR: a window, ALiBi.
 template <bool NEAR, int MT>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
@@ -4337,7 +4430,7 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-template <class T, int D, int MT, int KEYS, bool NEAR>
+template <class T, int D, int MT, int KEYS, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
@@ -4345,9 +4438,12 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     TT__DYN_SHARED(T, qs);
     T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
-    if (!attention_find_queries<NEAR>(b, p)) return;
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    if (!attention_find_queries<KIND == NEARBY>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
+    attention_sparse sparse = {0, 0, 0};
+    if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
     const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
     if (threadIdx.x == 0) random = attention_key(p);
@@ -4358,8 +4454,10 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[m][n][i] = 0;
     }
-    for (int key = begin, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
+    for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
+        next = key + KEYS;
+        if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
         // Then the largest score is the smallest product: turn the queries round.
@@ -4368,8 +4466,12 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
             __syncthreads();
         }
-        if (key + KEYS < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, key + KEYS, stage ^ 1, head);
+        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
         if (mine >= count) continue; // the warp has no queries
+        int often = 1; // how often its queries see the keys
+        if (BLOCKS && sparse.n)
+            often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
+        if (often == 0) continue;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4];
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
@@ -4406,6 +4508,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
                 TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
                     TT__UNROLL for (int i = 2 * h; i < 2 * h + 2; i++) {
                         s[m][n][i] = tt__exp2(fmaf(s[m][n][i], factor, offset));
+                        if (BLOCKS) s[m][n][i] *= (float)often;
                         total += s[m][n][i];
                     }
                 sum[m][h] = sum[m][h] * correction + total;
@@ -4430,7 +4533,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
 }
 
-template <class T, int D, int MT, int KEYS, bool NEAR>
+template <class T, int D, int MT, int KEYS, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
@@ -4438,9 +4541,12 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
     TT__DYN_SHARED(T, qs);
     T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
-    if (!attention_find_queries<NEAR>(b, p)) return;
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    if (!attention_find_queries<KIND == NEARBY>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
+    attention_sparse sparse = {0, 0, 0};
+    if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
@@ -4456,12 +4562,18 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
     }
-    for (int key = begin, stage = 0; key < b.end; key += KEYS, stage ^= 1) {
+    for (int key = begin, next, stage = 0; key < b.end; key = next, stage ^= 1) {
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
+        next = key + KEYS;
+        if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
         tt__cp_async_wait<0>();
         __syncthreads();
-        if (key + KEYS < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, key + KEYS, stage ^ 1, head);
+        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
         if (mine >= count) continue;
+        int often = 1;
+        if (BLOCKS && sparse.n)
+            often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
+        if (often == 0) continue;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4], g[MT][KEYS / 8][4];
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
@@ -4480,6 +4592,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                         if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
                         x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
                             ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
+                        if (BLOCKS) x *= (float)often;
                         y = x * ((attention_kept<MT, KEYS>(keep, m, h, n, i) ? y * p.keep_scale
                                   : 0) - delta[m][h]);
                     }
@@ -4496,7 +4609,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 }
 
 // A row of scores is here a key, a column a query.
-template <class T, int D, int MT, int QUERIES, bool NEAR>
+template <class T, int D, int MT, int QUERIES, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     enum { KEYS = 64 * MT, PITCH = D + 8 };
@@ -4511,6 +4624,9 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
     if (t.at < 0) return;
     const int count = min(KEYS + 0, t.length - t.at);
+    const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    attention_sparse sparse = {0, 0, 0};
+    if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
     const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
     if (threadIdx.x == 0) random = attention_key(p);
@@ -4542,6 +4658,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     int from = begin, head = key_head * p.group;
     const auto advance = [&](int &to, int &of) { // to the next tile of queries, or the next head's first
         to += QUERIES;
+        if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, of, to, end);
         if (to >= end) { to = begin; of++; }
     };
     if (head < heads_end) fetch(from, head, 0);
@@ -4556,6 +4673,10 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
         if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
+        int often = 1;
+        if (BLOCKS && sparse.n)
+            often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
+        if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
         const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
         static_assert(MT * QUERIES <= 64,
@@ -4592,6 +4713,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                         if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
                         x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
                             ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
+                        if (BLOCKS) x *= (float)often;
                         y = x * ((kept ? y * p.keep_scale : 0) - sum);
                         if (!kept) x = 0;
                     }
@@ -4643,11 +4765,31 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->drop = TT__DROP_THRESHOLD(attr->dropout);
     p->keep_scale = 65536.0f / (float)(65536 - p->drop);
     p->random = l->instr->random;
-    if (!numbers->data || p->q.rows == 0) return cudaSuccess;
+    p->block = attr->dense >= p->k.rows ? 0 : attr->block; // no sequence is longer
+    p->dense = attr->dense;
+    p->listed = attr->listed;
+    p->list_rows = attr->list_rows;
+    cudaError_t e = cudaSuccess;
+    if (p->block && l->lists) {
+        enum { MOST = sizeof(attention_lists) / sizeof(uint16_t) };
+        const size_t bytes = tt__lists_bytes(attr);
+        const int n = (int)(bytes / sizeof(uint16_t));
+        uint16_t *lists = (uint16_t *)l->workspace;
+        for (int k = 0; k < n && e == cudaSuccess; k += MOST) {
+            attention_lists some;
+            const int count = n - k < MOST ? n - k : MOST;
+            memset(&some, 0, sizeof some);
+            memcpy(some.block, l->lists + k, sizeof(uint16_t) * (size_t)count);
+            e = TT__LAUNCH(attention_write_lists, 1, 256, 0, l->device->stream, some, lists + k, count);
+        }
+        p->lists = lists;
+        *used = tt__align_to(bytes, TT__CUDA_ALIGN);
+    }
+    if (e != cudaSuccess || !numbers->data || p->q.rows == 0) return e;
     const int n = (int)p->q.rows;
-    int32_t *start = (int32_t *)l->workspace, *row = start + p->seqs + 1, *at = row + n;
+    int32_t *start = (int32_t *)((char *)l->workspace + *used), *row = start + p->seqs + 1, *at = row + n;
     p->query_start = start; p->query_row = row; p->query_at = at;
-    *used = tt__align_to(((size_t)p->seqs + 1 + 2 * (size_t)n) * sizeof(int32_t), TT__CUDA_ALIGN);
+    *used += tt__align_to(((size_t)p->seqs + 1 + 2 * (size_t)n) * sizeof(int32_t), TT__CUDA_ALIGN);
     return TT__LAUNCH(attention_order, blocks_for((int64_t)n + p->seqs + 1, 256), 256, 0, l->device->stream,
                       (const int32_t *)numbers->data, n, p->seq_start, p->seqs, start, row, at);
 }
@@ -4667,7 +4809,9 @@ bool attention_paired(const tt__mat *m, tt_dtype dtype) // for stores of two ele
 bool attention_fast(const attention_args *p)
 {
     const tt_dtype dtype = p->q.dtype;
-    return dtype != TT_F32 && p->head_size % 8 == 0 && p->head_size <= 128 &&
+    const bool fits = p->block ? p->head_size <= 64 && p->block % 64 == 0 && !p->query_row
+                               : p->head_size <= 128;
+    return dtype != TT_F32 && p->head_size % 8 == 0 && fits &&
         attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
         attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) &&
         (p->dout.data || attention_paired(&p->out, dtype)) && attention_paired(&p->dq, dtype) &&
@@ -4688,23 +4832,25 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
 
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
 // without spills).
-template <class T, int D, bool NEAR> cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
+template <class T, int D, attention_kind KIND>
+cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
-    return attention_launch(d, attention_forward<T, D, MT, KEYS, NEAR>, p, p->q.rows, 64 * MT, p->heads, 1,
+    return attention_launch(d, attention_forward<T, D, MT, KEYS, KIND>, p, p->q.rows, 64 * MT, p->heads, 1,
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
-template <class T, int D, bool NEAR> cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
+template <class T, int D, attention_kind KIND>
+cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
 {
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
     if (p->dq.data && p->q.rows > 0)
-        e = attention_launch(d, attention_dq<T, D, QMT, KEYS, NEAR>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
+        e = attention_launch(d, attention_dq<T, D, QMT, KEYS, KIND>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
                              (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES, NEAR>, p, p->k.rows, 64 * KMT,
+        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES, KIND>, p, p->k.rows, 64 * KMT,
                              p->heads / p->group, 1, 128,
                              (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T)
                              + 6 * QUERIES * sizeof(float));
@@ -4715,12 +4861,15 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, const att
 {
     const bool near = p->window || p->alibi_heads;
     if (!p->dout.data)
-        return near ? attention_forward_on<T, D, true>(d, p) : attention_forward_on<T, D, false>(d, p);
-    return near ? attention_backward_on<T, D, true>(d, p) : attention_backward_on<T, D, false>(d, p);
+        return near ? attention_forward_on<T, D, NEARBY>(d, p) : attention_forward_on<T, D, PLAIN>(d, p);
+    return near ? attention_backward_on<T, D, NEARBY>(d, p) : attention_backward_on<T, D, PLAIN>(d, p);
 }
 
 template <class T> cudaError_t attention_on(tt__device *d, const attention_args *p)
 {
+    if (p->block) // attention_fast has no larger heads
+        return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
+                            : attention_forward_on<T, 64, BY_BLOCKS>(d, p);
 #define TT__ATTENTION_SIZE(D) if (p->head_size <= D) return attention_of_size<T, D>(d, p)
     TT__ATTENTION_SIZE(32);
     TT__ATTENTION_SIZE(64);
@@ -4756,7 +4905,7 @@ cudaError_t run_attention(const tt__launch *l)
     p.lse = (float *)l->out[1].data;
     if (e != cudaSuccess || p.seqs < 1 || p.q.rows < 1) return e;
     if (attention_fast(&p)) return attention_on_cores(d, &p);
-    const bool near = p.window || p.alibi_heads;
+    const bool near = p.window || p.alibi_heads || p.block;
     const auto kernel = near ? attention_forward_any<true> : attention_forward_any<false>;
     return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
 }

@@ -80,6 +80,7 @@ static const size_set sizes[] = {
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_causal", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention", false},
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_window*", false},
+    {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_blocks_of_64", false},
     {"heads_of_6", 2, 6, 2, 2, 5, {5, 3}, "attention*", false},
     {"heads_of_64", 2, 64, 2, 2, 40, {150, 1, 67}, "attention*", true},
     {"heads_of_80", 1, 80, 2, 2, 60, {131, 3}, "attention_causal_dropout", true},
@@ -90,6 +91,7 @@ static const size_set sizes[] = {
     {"whole_heads_of_16", 2, 16, 2, 2, 4, {70, 3}, "attention_scaled", true},
     {"nine_heads_of_16", 9, 16, 2, 2, 3, {5, 2}, "rotary*", true},
     {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
+    {"whole_long_blocks", 1, 16, 2, 2, 2, {600, 70}, "attention_blocks_of_64", true},
     {"whole_very_wide", 1, 8200, 2, 2, 2, {3}, "layernorm_same_parameters", true},
 };
 
@@ -108,6 +110,7 @@ typedef struct node {
     uint8_t *bytes;         /* (rows, cols) of u8 inputs                                                    */
     double a, b, alibi;     /* attributes                                                                   */
     int k, window;
+    tt_attention_options blocks; /* of block-sparse attention                                               */
     bool flag, loss, input, leaf, stale;
     uint32_t stream;        /* of random numbers                                                            */
     tt_value t;
@@ -593,6 +596,19 @@ static double alibi_slope(int head, int heads)
     return pow(exp2(-exp2(-(log2(2 * power) - 3))), 2 * (head - power) + 1);
 }
 
+/* How often row i of a sequence sees row j, by blocks. */
+TEST_PLAIN static int times_seen(const tt_attention_options *o, int head, int i, int j, int length)
+{
+    if (o->block == 0 || length <= o->dense) return 1;
+    const int from = i / o->block, to = j / o->block, last = (length - 1) / o->block;
+    const bool near = abs(from - to) < 2, global = from == 0 || from == last || to == 0 || to == last;
+    int times = near || global;
+    for (int k = 0; k < o->listed && from > 0 && from < last && from < o->list_rows; k++)
+        times += (o->lists_for_training && !g->train ? 0
+                  : o->lists[(head * o->list_rows + from) * o->listed + k]) == to;
+    return times;
+}
+
 TEST_PLAIN static void eval_attention(node *n)
 {
     int heads = n->k, size = n->cols / heads, width = n->cols;
@@ -616,7 +632,9 @@ TEST_PLAIN static void eval_attention(node *n)
                     w[j] = dot * n->a - slope * abs(i - j);
                     if (w[j] > most) most = w[j];
                 }
-                for (int j = first; j < last; j++) sum += w[j] = exp(w[j] - most);
+                for (int j = first; j < last; j++)
+                    sum += w[j] = exp(w[j] - most) * times_seen(&n->blocks, h, i - start[s], j - start[s],
+                                                                start[s + 1] - start[s]);
                 for (int c = 0; c < size; c++) out[c] = 0;
                 for (int j = first; j < last; j++) {
                     double weight = w[j] / sum;
@@ -631,24 +649,53 @@ TEST_PLAIN static void eval_attention(node *n)
     note(n, IN(2)->magnitude);
 }
 
-/* q has a head for each `D / heads` columns; k and v may have fewer. */
-static int attention_with(int q, int k, int v, bool causal, float scaling, float p, int window, float alibi)
+/* q has a head for each `D / heads` columns; k and v may have fewer. `with` has the
+   rest. */
+static int attention_of(int q, int k, int v, float scaling, float p, const tt_attention_options *with)
 {
     int from = starts(), heads = g->nodes[q].cols / g->size->head_size;
     int at = new_node(eval_attention, g->nodes[q].kind, g->nodes[q].rows, g->nodes[q].cols, q, k, v);
     node *n = &g->nodes[at];
-    tt_attention_options o = tt_attention_options_default(heads);
-    o.causal = n->flag = causal;
+    tt_attention_options o = *with;
+    n->blocks = o;
+    n->flag = o.causal;
+    n->window = o.window;
+    n->alibi = o.alibi;
+    o.heads = heads;
     o.scale = scaling;
     o.dropout = p;
-    o.window = n->window = window;
-    n->alibi = o.alibi = alibi;
     n->k = heads;
     n->a = scaling != 0 ? scaling : 1 / sqrt((double)(n->cols / heads));
     n->b = p;
     g->has_random |= p > 0;
     record(at, tt_attention(g->tape, g->nodes[q].t, g->nodes[k].t, g->nodes[v].t, g->nodes[from].t, &o));
     return at;
+}
+
+static int attention_with(int q, int k, int v, bool causal, float scaling, float p, int window, float alibi)
+{
+    tt_attention_options o = tt_attention_options_default(1);
+    o.causal = causal;
+    o.window = window;
+    o.alibi = alibi;
+    return attention_of(q, k, v, scaling, p, &o);
+}
+
+/* Block-sparse attention, the first blocks of a sequence with lists that overlap with what is seen anyway,
+   have a block twice, or one that most sequences do not have. */
+static int attention_by_blocks(int q, int k, int v, float scaling, float p, int block, int dense, int listed)
+{
+    enum { LIST_ROWS = 40, LISTS = 9 * LIST_ROWS * 4 };
+    static int32_t lists[LISTS];
+    tt_attention_options o = tt_attention_options_default(1);
+    for (int i = 0; i < LISTS; i++) lists[i] = (i * 7 + i / 5) % 23;
+    o.block = block;
+    o.dense = dense;
+    o.listed = listed;
+    o.list_rows = LIST_ROWS;
+    o.lists = lists;
+    o.lists_for_training = listed == 2;
+    return attention_of(q, k, v, scaling, p, &o);
 }
 
 static int attention(int q, int k, int v, bool causal, float scaling, float p)
@@ -1004,6 +1051,18 @@ static int squared_error(int x, int target, bool weighted)
         return attention(V(ROWS, 2 * D), x, x, false, S, 0.1f);) \
     X(rows_of_attention_grouped, ATTENTION, int i = I(PICKED, R); \
         return gather_rows(attention(V(ROWS, 2 * D), V(ROWS, D), V(ROWS, D), true, S, 0.1f), i);) \
+    X(attention_blocks, ATTENTION, \
+        return attention_by_blocks(V(ROWS, D), V(ROWS, D), V(ROWS, D), 0, 0, 3, 6, 0);) \
+    X(attention_blocks_listed, ATTENTION, int x = linear(V(ROWS, D), W(4 * D, D), B(4 * D)); \
+        return attention_by_blocks(slice(x, 0, 2 * D), slice(x, 2 * D, D), slice(x, 3 * D, D), S, 0.1f, 2, \
+                                   0, 3);) \
+    X(attention_blocks_of_64, ATTENTION, \
+        return attention_by_blocks(V(ROWS, D), V(ROWS, D), V(ROWS, D), -S, 0, 64, 0, 1);) \
+    X(attention_blocks_of_20, ATTENTION, int x = gelu(V(ROWS, D)); \
+        return attention_by_blocks(V(ROWS, D), x, x, 0, 0.3f, 20, 60, 2);) \
+    X(rows_of_attention_blocks, ATTENTION, int i = I(PICKED, R); \
+        return gather_rows(attention_by_blocks(V(ROWS, 2 * D), V(ROWS, D), V(ROWS, D), S, 0.1f, 3, 5, 3), \
+                           i);) \
     X(attention_packed, ATTENTION, int x = linear(V(ROWS, D), W(3 * D, D), B(3 * D)); \
         return attention(slice(x, 0, D), slice(x, D, D), slice(x, 2 * D, D), false, 0, 0.1f);) \
     X(attention_packed_values, ATTENTION, int x = V(ROWS, 3 * D); \
@@ -2484,6 +2543,42 @@ TEST(attention_window_flops)
     }
 }
 
+/* The work of block-sparse attention is that of the blocks that are seen, of listed ones as whole ones. */
+TEST(attention_blocks_flops)
+{
+    static int32_t starts[] = {0, 30, 37, 100}, lists[2 * 9 * 2];
+    for (int c = 0; c < 4; c++) {
+        const bool listed = c % 2;
+        double expected = 0;
+        int32_t rows[100];
+        tt__mat in[TT__MAX_IN];
+        tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+        tt_attention_options o = tt_attention_options_default(2);
+        memset(in, 0, sizeof in);
+        o.block = i.attr.block = 7;
+        o.dense = i.attr.dense = 20;
+        o.listed = i.attr.listed = c / 2 ? 2 : 0;
+        o.list_rows = i.attr.list_rows = 4;
+        o.lists = lists; /* block 0, which is whole */
+        i.attr.heads = i.attr.key_heads = 2;
+        for (int k = 0; k < 5; k++) {
+            const tt__mat m = {NULL, TT_F32, 100, 6, 6}, start = {starts, TT_I32, 4, 1, 1},
+                          list = {listed ? rows : NULL, TT_I32, 100, 1, 1};
+            in[k] = k < 3 ? m : k == 3 ? start : list;
+        }
+        if (listed) i.in[4] = 1;
+        for (int s = 0; s < 3; s++)
+            for (int row = starts[s]; row < starts[s + 1]; row++) {
+                rows[row] = row;
+                for (int key = starts[s]; key < starts[s + 1]; key++)
+                    expected += times_seen(&o, 0, row - starts[s], key - starts[s],
+                                           starts[s + 1] - starts[s]);
+            }
+        const double got = tt__flops_of_attention(&i, in);
+        report(got == 4 * expected * 6, "%g FLOPs, not %g", got, 4 * expected * 6);
+    }
+}
+
 /* ... and in a plan, for sequences of one length: FLOPs and, by the costs, seconds of a step. */
 TEST(attention_window_plan)
 {
@@ -3036,6 +3131,12 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
         tt_attention(t, x, x, x, s, &windowed)) \
     X(attention_alibi, TT_ERR_ARGUMENT, "attention", "must be finite", \
         tt_attention(t, x, x, x, s, &steep)) \
+    X(attention_blocks, TT_ERR_ARGUMENT, "attention", "cannot be combined with causal rows", \
+        tt_attention(t, x, x, x, s, &blocked)) \
+    X(attention_no_lists, TT_ERR_ARGUMENT, "attention", "`lists` is NULL", \
+        tt_attention(t, x, x, x, s, &unlisted)) \
+    X(attention_lists, TT_ERR_ARGUMENT, "attention", "have block 65536 at 0", \
+        tt_attention(t, x, x, x, s, &misplaced)) \
     X(gather_index, TT_ERR_SHAPE, "gather_rows", "'y'", tt_gather_rows(t, x, y)) \
     X(gather_part, TT_ERR_SHAPE, "gather_rows", "'pairs'", tt_gather_rows(t, x, tt_slice(t, pairs, 0, 1))) \
     X(gather_dtype, TT_ERR_SHAPE, "gather_rows", "'i'", tt_gather_rows(t, i, i)) \
@@ -3081,10 +3182,17 @@ TEST(ops_refuse_wrong_operands)
     tt_param *v = tt_param_new(ctx, "v", 1, &dims[1], zeros), *v5 = tt_param_new(ctx, "v5", 1, dims, zeros);
     tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4),
                          three = tt_attention_options_default(3), none = tt_attention_options_default(0),
-                         dropped = two, windowed = two, steep = two;
+                         dropped = two, windowed = two, steep = two, blocked = two,
+                         unlisted = two, misplaced = two;
+    const int32_t far = 65536;
     dropped.dropout = 1;
     windowed.window = -1;
     steep.alibi = INFINITY;
+    blocked.block = 2;
+    blocked.causal = true;
+    unlisted.block = unlisted.listed = unlisted.list_rows = 1;
+    misplaced.heads = misplaced.block = misplaced.listed = misplaced.list_rows = 1;
+    misplaced.lists = &far;
     for (int k = 0; k < REFUSED_COUNT; k++) {
         tt_tape *t = tt_tape_new(ctx);
         int64_t axis = tt_axis(t, "rows", 8), seqs = tt_axis(t, "seqs", 3);
@@ -4066,6 +4174,7 @@ static const test_case tests[] = {
     TEST_CASE(stochastic_rounding_of_each_isa), TEST_CASE(pieces_are_updated_as_the_whole),
     TEST_CASE(weights_narrowed_while_read),
     TEST_CASE(products_exact), TEST_CASE(attention_window_flops),
+    TEST_CASE(attention_blocks_flops),
     TEST_CASE(attention_window_plan), TEST_CASE(swiglu_keeps_less),
     TEST_CASE(attention_by_dot), TEST_CASE(attention_by_tiles),
     TEST_CASE(mixed_precision_without_copies), TEST_CASE(f16_conversions), TEST_CASE(residual_stream_in_f32),
