@@ -587,13 +587,14 @@ typedef struct tt_costs {
     double attention_16, attention_f32; /* ... of attention and its backward */
     double rows_16, rows_f32;           /* bytes a second that norms, sums, losses and so on read and write */
     double update_16, update_f32;       /* ... that the optimizer does, of parameters in 16 bits and fp32 */
+    double update_host;                 /* ... that it does in the host's memory: update "host" */
     double memory;                      /* ... that no op exceeds */
     double to_host, from_host, between_ranks; /* bytes a second of links */
     double launch, meeting;             /* seconds: of an op, and of ranks before they move anything */
 } tt_costs;
 /* Of no device in particular, an A100 or H100 behind PCIe 4: 300 TFLOP/s in 16 bits and 60 in fp32, 2 TB/s of
-   memory, links of 25 GB/s to the host and 50 GB/s between ranks; 3 us to start an op, 25 us for ranks to
-   meet. */
+   memory, links of 25 GB/s to the host and 50 GB/s between ranks, 50 GB/s of updates in the host's memory;
+   3 us to start an op, 25 us for ranks to meet. */
 tt_costs tt_costs_default(void);
 /* Measures those of a device, as tt_compile_options.device names it, in about a second: a block of a
    transformer trains there on all ranks (an optimizer's step with all gradients moves what zero 1 moves).
@@ -652,7 +653,12 @@ typedef struct tt_compile_options {
        its gradient is final, whose memory is then free, for the same bits (as Lv et al., "Full parameter
        fine-tuning for large language models with limited resources", 2023). It saves what gradients need
        beyond the activations that the backward has freed by then: most with small batches. Not with
-       accumulate, clip_norm, loss scaling or parallel.server, which need all gradients at once. */
+       accumulate, clip_norm, loss scaling or parallel.server, which need all gradients at once. "host": at
+       the end of the step, by the host's processor in the host's memory (Ren et al., "ZeRO-Offload", 2021),
+       where the optimizer's state stays. Parameters and their gradients are copied there in groups, and
+       parameters back, beside the updates of other groups, at most two groups ahead. What belongs to a
+       parameter of fewer than 65,536 elements is updated on the device. The bits are those of updates on
+       device "cpu", so that on "cuda" they are not those of "end". Nothing else chooses it. */
     const char *update;
     tt_optimizer_options optimizer;
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
@@ -1755,6 +1761,7 @@ typedef struct tt__instr {
     bool always;        /* ranks without a micro-batch run it too                                           */
     bool later;         /* runs only where add_later adds: when earlier micro-batches have left something   */
     bool with_next;     /* runs together with the next instruction, of the same op: see tt__backend.launch */
+    bool on_host;       /* the CPU's kernel runs it in the host's memory, whatever the device is            */
     int stream;         /* what is not of TT__COMPUTE_STREAM is only started here, and ends at its WAIT    */
     tt__move move;      /* of a collective                                                                  */
     /* Operands (1 << operand) that count once in a sum over the tensor ranks, as the bias of partial sums:
@@ -3115,6 +3122,7 @@ typedef struct tt__value {
     /* Of a storage, how many times it is there, one behind the other (0: once): gradients of several leaves.
        Of a view, one more than the slot that it is of; 0: that of the micro-batch that is run. */
     int32_t slots, slot;
+    bool visits;        /* of a storage: what an update in the host's memory works on of one on the device */
     /* Of a storage of a pipeline's stage. stays: from a micro-batch's forward to its backward, or until
        another stage has taken it; `copies` (0: 1) micro-batches have it at once. */
     bool stays;
@@ -3163,6 +3171,7 @@ struct tt_tape {
     int data, slots;                                /* data ranks, and leaves of sums on each (>>ranks) */
     int zero;                                       /* tt_parallel's */
     bool early;                                     /* parameters are updated in the backward */
+    bool on_host;                                   /* ... if they are large, in the host's memory */
     bool server, sums_micros;                       /* sums are of micro-batches (see >>ranks) */
     int stages, stage;                              /* of the pipeline, and which of them it is (0, 0: one) */
     int tensor;                                     /* ranks over which it is split; 0, 1: one */
@@ -6003,8 +6012,11 @@ static bool tt__needs_run(const tt__instr *i, bool accumulate)
     return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
 }
 
+/* What runs in the host's memory has its operands there, but for the step's settings, of which the host has
+   its own. */
 static bool tt__reaches(const tt_tape *t, const tt__instr *i, int32_t v)
 {
+    if (i->on_host) return v == t->run || t->values[v].space == TT__HOST;
     return t->values[v].space != TT__HOST || t->host || tt__is(i, TT__ANY_SPACE);
 }
 
@@ -6018,7 +6030,8 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
     const tt__known *k = &known[t->values[id].base];
     const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */
     if (!k->defined && !left) return "reads a value that nothing has written";
-    if (!tt__reaches(t, i, id)) return "cannot read the host's memory";
+    if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
+                                                  : "cannot read the host's memory";
     if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
     if (k->group == group) return "reads what an instruction that it runs together with writes";
     return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
@@ -6030,7 +6043,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
 {
     const tt__value *v = &t->values[i->out[j]];
     const tt__known *k = &known[v->base];
-    bool returns = tt__is(i, TT__ANY_SPACE) && v->space == TT__HOST; /* what is kept there */
+    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits; /* where it was before */
+    bool returns = tt__is(i, TT__ANY_SPACE) && kept;
     bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
     bool adds = i->add >> j & 1;
     bool reads = adds || updates || (i->add_later >> j & 1);
@@ -6040,7 +6054,8 @@ static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j
     if (j >= tt__ops[i->op].outputs || !rule->rows) return "writes an output that it has not";
     if (!same_shape) return "result has another shape than its rule says";
     if (other_kind || (v->pinned_f32 && v->shape.dtype != TT_F32)) return "result has the wrong dtype";
-    if (!tt__reaches(t, i, i->out[j])) return "cannot write the host's memory";
+    if (!tt__reaches(t, i, i->out[j])) return i->on_host ? "cannot write the device's memory"
+                                                         : "cannot write the host's memory";
     if (!updates && given) return "overwrites";
     if (adds && !k->defined) return "adds to a value that nothing has written";
     if (!reads && v->base == i->out[j] && k->defined) return "writes a value a second time";
@@ -8482,16 +8497,24 @@ static bool tt__prepare_updates(tt__updater *u)
     return b.ok;
 }
 
-/* Updates parameters, each by one instruction. */
+/* Is parameter value v updated in the host's memory? */
+static bool tt__updates_on_host(const tt_tape *t, int32_t v)
+{
+    const int32_t param = t->values[v].param;
+    return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
+}
+
+/* Updates parameters, each by one instruction: those last that are updated in the host's memory. */
 static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
     const bool adam = o->kind != TT_SGD;
     bool ok = true;
-    for (int m = 0; m < u->rows && ok; m++) {
-        const int32_t v = u->list[u->row[m]];
+    for (int m = 0; m < 2 * u->rows && ok; m++) {
+        const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
+        if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
         tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
         i.in[0] = t->values[v].grad;
         i.in[1] = d->clipped;
@@ -8624,7 +8647,8 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
 
 /* ------------------------------------------------------------------------------------------------ offload
    Storages in the host's memory. Instructions use copies of them on the device, each for a while: what reads
-   them first has them copied in, and what they write is copied back. */
+   them first has them copied in, and what they write is copied back. With update "host" it is the other way
+   round: updates use copies in the host's memory of what is on the device. */
 
 /* What the option `offload` names. */
 enum { TT__OUT_OPTIMIZER = 1, TT__OUT_GRADIENTS = 2, TT__OUT_PARAMETERS = 4, TT__OUT_ACTIVATIONS = 8 };
@@ -8734,9 +8758,9 @@ static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32
     return x && y && tt__insert(t, before, &i);
 }
 
-/* What a use of storage v, in the host's memory, has on the device: as little of v as that uses. Pieces and
-   slots are storages of their own, but other views stay what they are, so that kernels find all laid out as
-   without. *like: the value that the copy is of. 0: no memory. */
+/* What a use of storage v has in the other memory: as little of v as that uses. Pieces and slots are storages
+   of their own, but other views stay what they are, so that kernels find all laid out as without. *like: the
+   value that the copy is of. 0: no memory. */
 static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *like)
 {
     const tt__value base = t->values[v], x = t->values[u->any];
@@ -8750,6 +8774,8 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     t->values[d].part = of.part;
     t->values[d].param = base.param;
     t->values[d].pinned_f32 = base.pinned_f32;
+    t->values[d].visits = base.space == TT__DEVICE;
+    t->values[d].space = base.space == TT__DEVICE ? TT__HOST : TT__DEVICE;
     t->values[d].slots = u->all_slots ? base.slots : 0;
     return d;
 }
@@ -8774,7 +8800,7 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     return ok;
 }
 
-/* Instructions [from, to] use a copy of storage v, which is in the host's memory. */
+/* Instructions [from, to] use a copy of storage v, which is in the memory that they do not work on. */
 static bool tt__use_copy(tt_tape *t, int32_t v, int from, int to)
 {
     const tt__use u = tt__use_of(t, v, from, to);
@@ -8816,7 +8842,7 @@ static bool tt__goes_out(const tt_tape *t, int32_t v, unsigned what)
     const bool waits = x->persistent || x->reader >= tt__segment_first(t, TT__EACH_LAP);
     if (x->base != v || (!large && !x->offload)) return false;
     if (x->storage == TT__PARAMETER) return what & TT__OUT_PARAMETERS || x->offload;
-    if (x->storage == TT__STATE) return what & TT__OUT_OPTIMIZER;
+    if (x->storage == TT__STATE) return what & TT__OUT_OPTIMIZER || t->on_host;
     return x->storage == TT__GRADIENT && waits && what & TT__OUT_GRADIENTS;
 }
 
@@ -8842,20 +8868,26 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
-/* Bytes on the device of what instruction i uses of storages in the host's memory. */
+/* Is a storage in the memory that instruction i does not work on? */
+static bool tt__is_away(const tt__value *base, const tt__instr *i)
+{
+    return i->on_host ? base->space == TT__DEVICE : base->instead != 0;
+}
+
+/* Bytes of what instruction i uses of such storages. */
 static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
 {
     size_t bytes = 0;
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
         const int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
         const tt__value *x = &t->values[id];
-        if (id && t->values[x->base].instead) bytes += tt__slot_bytes(x);
+        if (id && tt__is_away(&t->values[x->base], i)) bytes += tt__slot_bytes(x);
     }
     return bytes;
 }
 
-/* The instructions from k on that run together and use no more than so many bytes; those behind them run
-   together, too, but after them. */
+/* The instructions from k on that run together, in one memory, and use no more than so many bytes; those
+   behind them run together, too, but after them. */
 static tt__range tt__cut_group(tt_tape *t, int k)
 {
     tt__range r = {k, k};
@@ -8863,6 +8895,7 @@ static tt__range tt__cut_group(tt_tape *t, int k)
     while (t->code[r.to].with_next) {
         const size_t more = tt__out_bytes(t, &t->code[r.to + 1]);
         if (more && bytes + more > TT__OFFLOAD_TOGETHER) break;
+        if (t->code[r.to + 1].on_host != t->code[k].on_host) break;
         bytes += more;
         r.to++;
     }
@@ -8870,14 +8903,15 @@ static tt__range tt__cut_group(tt_tape *t, int k)
     return r;
 }
 
-/* What a group of instructions uses of the storages that are marked by `instead`. */
+/* What a group of instructions uses of the storages that are in the other memory. */
 static bool tt__use_group(tt_tape *t, tt__range r)
 {
     for (int k = r.from; k <= r.to; k++)
         for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
             const int32_t id = j < TT__MAX_IN ? t->code[k].in[j] : t->code[k].out[j - TT__MAX_IN];
             const int32_t base = t->values[id].base;
-            if (id && t->values[base].instead && !tt__use_copy(t, base, r.from, r.to)) return false;
+            const bool away = id && tt__is_away(&t->values[base], &t->code[k]);
+            if (away && !tt__use_copy(t, base, r.from, r.to)) return false;
         }
     return true;
 }
@@ -8934,10 +8968,10 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 
 /* Puts storages into the host's memory: of parameters, and of activations of the first `blocks` blocks. In a
    micro-batch, what uses a parameter or a gradient uses one copy of it; the optimizer's state, and all at the
-   end of a lap or a step, is there for a group of instructions. */
+   end of a lap or a step, is there for a group of instructions. It also says which updates run there. */
 static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks)
 {
-    bool any = what != 0;
+    bool any = what != 0 || t->on_host;
     for (int32_t v = 1; v < t->n_values; v++) any = any || t->values[v].offload;
     if (!any) return TT_OK;
     const int end = tt__blocks_to_recompute(t, tt__forward_of(t), what & TT__OUT_ACTIVATIONS ? blocks : 0);
@@ -8961,6 +8995,9 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         if (t->values[v].instead && t->values[v].storage != TT__STATE) ok = tt__use_micro(t, v, micro[v]);
         else if (tt__activation_goes_out(t, v, root, micro[v][0].from < end, micro[v]))
             ok = tt__use_activation(t, v, micro[v]);
+    for (int k = 0; k < n; k++)
+        t->code[k].on_host = tt__is(&t->code[k], TT__WITH_RUN | TT__RMW) &&
+                             tt__updates_on_host(t, t->code[k].out[0]);
     for (int k = 0; k < n && ok;) {
         const tt__range r = tt__cut_group(t, k);
         ok = tt__use_group(t, r);
@@ -9009,8 +9046,8 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
 
 tt_costs tt_costs_default(void)
 {
-    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 2e12, 25e9, 25e9, 50e9, 3e-6,
-                        25e-6};
+    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 50e9, 2e12, 25e9, 25e9, 50e9,
+                        3e-6, 25e-6};
     return c;
 }
 
@@ -9019,11 +9056,11 @@ static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
     static const char *const names[] = {
         "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
-        "update_f32", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
+        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
     const double values[] = {
         c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->rows_16, c->rows_f32,
-        c->update_16, c->update_f32, c->memory, c->to_host, c->from_host, c->between_ranks, c->launch,
-        c->meeting};
+        c->update_16, c->update_f32, c->update_host, c->memory, c->to_host, c->from_host, c->between_ranks,
+        c->launch, c->meeting};
     char text[1024];
     tt__text all = {text, sizeof text, 0};
     for (int k = 0; k < TT__COUNT(values); k++) {
@@ -9132,6 +9169,7 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
     if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + meeting;
     if (stream) return launch + tt__operand_bytes(t, i->in[0]) /
                                 (stream == TT__OUT_STREAM ? c.to_host : c.from_host);
+    if (i->on_host) return launch + tt__touched_bytes(t, i) / c.update_host;
     return launch + fmax(tt__work_of(t, i) / *tt__rate_of(&c, tt__cost_of(i), tt__is_single(t, i)),
                          tt__touched_bytes(t, i) / c.memory);
 }
@@ -9264,8 +9302,10 @@ static void tt__sink(tt__order *o, int x, double until, int last)
 }
 
 /* Is a start one of what computation needs soon? Or does it take away what computation has made. */
-static bool tt__brings(const tt__instr *i)
+static bool tt__brings(const tt_tape *t, const tt__instr *i)
 {
+    if (t->values[t->values[i->out[0]].base].visits) return true;
+    if (t->values[t->values[i->in[0]].base].visits) return false;
     return i->stream == TT__IN_STREAM ||
            (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
 }
@@ -9277,7 +9317,7 @@ static void tt__hoist(tt__order *o, int x, double due, int ahead)
     for (int k = o->place[x] - 1; k >= 0; k--) {
         const int q = o->at[k];
         const tt__instr *i = &o->t->code[q];
-        if (i->stream != o->t->code[x].stream || tt__brings(i)) continue;
+        if (i->stream != o->t->code[x].stream || tt__brings(o->t, i)) continue;
         if (o->begin[q] + o->moves[q] <= until || i->segment != o->t->code[x].segment) break;
         until = fmin(until, o->begin[q] * (1 - 1e-12)); /* above it */
     }
@@ -9407,19 +9447,19 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     bool ok = tt__order_open(&o, t, c, n);
     for (int k = 0; k < n && ok; k++) { /* as early as their operands, as late as what uses them */
         if (!o.wait[k]) continue;
-        if (tt__brings(&t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
+        if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
         else tt__rise(&o, k, -1, 0, false);
     }
     for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* when the next of a stream must start */
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
-        if (!o.wait[k] || !tt__brings(&t->code[k])) continue;
+        if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
         tt__hoist(&o, k, fmin(*next, o.begin[o.wait[k]]), ahead);
         *next = fmin(*next, o.begin[k]);
     }
     for (int at = 0; at < o.n && ok; at++) { /* as their stream has them now: some have risen above others */
         const int k = o.at[at];
-        if (!o.wait[k] || tt__brings(&t->code[k])) continue;
+        if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
         double *end = &idle[t->code[k].stream];
         *end = fmax(*end, o.begin[k]) + o.moves[k];
         tt__sink(&o, o.wait[k], *end, o.block[o.wait[k]] + ahead);
@@ -9808,7 +9848,9 @@ static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *cou
             const int last = v->stays && group_end < micro_end ? micro_end : group_end;
             box[of[base]].last = v->keep || base == t->values[root].base ? end : last;
         }
-        if (i->workspace) tt__new_box(t, box, n++, 0, i->workspace, k, k);
+        if (!i->workspace) continue;
+        tt__new_box(t, box, n++, 0, i->workspace, k, k);
+        box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
     }
     for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
         const tt__value *x = &t->values[v];
@@ -15099,6 +15141,7 @@ typedef struct tt__crew {
     int moved;                     /* index[] is so much above the numbers that the name stands for */
     char name[96];                 /* "cuda:0,2", "cpu*2 in 4 processes"; cut where there are many */
     tt__device *device[TT__RANKS]; /* NULL until opened, and of other processes */
+    tt__device *host[TT__RANKS];   /* the CPU beside a device of another kind; NULL until updates need it */
     tt__pool *threads;             /* of several ranks, once they are open */
     tt__world *world;              /* ... and how these threads wait for each other */
     /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
@@ -15478,6 +15521,18 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
     return c->threads ? TT_OK : ctx->status;
 }
 
+/* What updates in the host's memory run on: each rank's part of the CPU. */
+static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
+{
+    char why[512];
+    for (int r = c->first; r < c->first + c->local; r++) {
+        if (c->host[r] || c->kind->host) continue;
+        c->host[r] = tt__cpu_open(ctx, 0, c->local, why, sizeof why);
+        if (!c->host[r]) return ctx->status;
+    }
+    return TT_OK;
+}
+
 static void tt__crew_free(tt_context *ctx, tt__crew *c)
 {
     tt__pool_free(ctx, c->threads);
@@ -15485,6 +15540,7 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
     for (int r = 0; r < c->ranks; r++)
         if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
     for (int r = 0; r < c->ranks; r++) if (c->device[r]) c->kind->backend->close(c->device[r]);
+    for (int r = 0; r < c->ranks; r++) if (c->host[r]) tt__cpu_close(c->host[r]);
     tt__free(ctx, c);
 }
 
@@ -16364,6 +16420,10 @@ enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
    the event after which it may be written again. */
 typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; } tt__staged;
 
+/* What tt_compile_options.update names. */
+typedef enum tt__update { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update;
+static const char *const tt__update_names[] = {"end", "backward", "host"};
+
 /* tt_compile_options, checked, with what their names stand for. */
 typedef struct tt__settings {
     tt_compile_options options; /* parallel: without zeros */
@@ -16377,7 +16437,7 @@ typedef struct tt__settings {
     tt__recompute recompute;
     unsigned offload;       /* what lies in the host's memory: TT__OUT_ flags */
     bool offload_fits, zero_fits; /* they say "budget" */
-    bool early;             /* update: "backward" */
+    tt__update update;
     tt__memory_kind memory;
     bool scales;            /* the loss scale changes */
     tt_costs costs;
@@ -16390,7 +16450,7 @@ typedef struct tt__choice {
     tt__recompute recompute;
     unsigned offload;       /* TT__OUT_ flags */
     int activations;        /* with TT__OUT_ACTIVATIONS: of so many blocks, but not of the last */
-    bool update_in_backward;
+    tt__update update;
     int ahead;              /* blocks that copies and collectives may run ahead; 0: none runs beside */
     int blocks;             /* "blocks": the first so many are computed again; INT_MAX: all but the last */
     const bool *drop; int n_drop; /* of each of the first values: computed again whatever `recompute` is */
@@ -16831,6 +16891,7 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     for (int k = 0; k < t->n_code && kind->backend; k++) {
         const char *why;
         const tt__instr *i = l.instr = &t->code[k];
+        if (i->on_host) continue;
         l.lists = tt__lists_of(t, i);
         for (int j = 0; j < TT__MAX_IN; j++) l.in[j] = tt__at_capacity(t, i->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) l.out[j] = tt__at_capacity(t, i->out[j]);
@@ -16854,16 +16915,15 @@ static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
 }
 
 /* Where parameters are updated; update "backward" with what it cannot do is refused. */
-static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, bool *early)
+static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, tt__update *out)
 {
-    static const char *const names[] = {"end", "backward"};
     char text[512];
     tt__text all = {text, sizeof text, 0};
     int k;
-    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", names, 2, "end or backward",
-                                 &k);
-    *early = k == 1;
-    if (status != TT_OK || k != 1 || !o->train) return status;
+    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", tt__update_names,
+                                 TT__COUNT(tt__update_names), "end, backward or host", &k);
+    *out = (tt__update)k;
+    if (status != TT_OK || *out != TT__UPDATE_BACKWARD || !o->train) return status;
     if (o->accumulate)
         tt__print(&all, ", nor with accumulate, as gradients are final at the step's end only");
     if (o->optimizer.clip_norm > 0)
@@ -16933,7 +16993,7 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->early));
+    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->update));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
@@ -16985,7 +17045,8 @@ static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice 
     t->server = p->server;
     t->stages = p->pipeline;
     t->stage = s->stage;
-    t->early = s->options.train && choice->update_in_backward;
+    t->early = s->options.train && choice->update == TT__UPDATE_BACKWARD;
+    t->on_host = s->options.train && choice->update == TT__UPDATE_HOST;
     t->sums_micros = choice->zero > 1 || p->reduce_micros || (t->early && p->data > 1);
     t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
 }
@@ -17065,7 +17126,7 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     }
     for (int k = 0, n = 1, started = 0; status == TT_OK && k < t->n_code; k++) {
         tt__instr *i = &t->code[k];
-        i->workspace = s->kind->workspace(s->threads, t, i);
+        i->workspace = (i->on_host ? tt__cpu_workspace : s->kind->workspace)(s->threads, t, i);
         b->together = (int)tt__max(b->together, n);
         n = i->with_next ? n + 1 : 1;
         started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
@@ -17197,7 +17258,7 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 #define TT__ESTIMATES 400000
 #endif
 /* The most builds of a choice; of these, for the smallest candidates, and to say what each step saves. */
-enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 4, TT__STEP_BUILDS = 9 };
+enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 4, TT__STEP_BUILDS = 10 };
 
 /* What is compiled, and the arena that it joins; NULL: a new one. */
 typedef struct tt__job { tt_program *p; const tt_tape *t; int32_t root; tt__arena *shared; } tt__job;
@@ -17913,7 +17974,8 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, "recompute \"%s\"", tt__recompute_names[x->recompute]);
     if (p->settings.options.train && items) tt__print(text, " and %d values", items);
     tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "", tt__out_lists[x->offload]);
-    if (x->update_in_backward) tt__print(text, ", update \"backward\"");
+    if (p->settings.options.train && x->update)
+        tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
     if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
 }
 
@@ -17941,11 +18003,16 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
     }
     if (k == 8) {
         const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
-        if (o->train && once && !o->parallel.server && !staged) x->update_in_backward = true;
+        const bool may = o->train && once && !o->parallel.server && !staged;
+        if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
         snprintf(name, capacity, "update \"backward\"");
     }
+    if (k == 9) {
+        if (o->train) x->update = TT__UPDATE_HOST;
+        snprintf(name, capacity, "update \"host\"");
+    }
     return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
-           x->update_in_backward != was.update_in_backward;
+           x->update != was.update;
 }
 
 /* Does the option of step k say "budget"? c NULL: none does. */
@@ -18047,7 +18114,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
 {
     const tt__settings *s = &j->p->settings;
     const tt_parallel *ranks = &s->options.parallel;
-    const tt__choice base = {s->recompute, s->offload, INT_MAX, s->early, 0, INT_MAX, NULL, 0, ranks->zero};
+    const tt__choice base = {s->recompute, s->offload, INT_MAX, s->update, 0, INT_MAX, NULL, 0, ranks->zero};
     tt__chooser c;
     memset(&c, 0, sizeof c);
     c.ctx = j->p->ctx;
@@ -18733,7 +18800,7 @@ static size_t tt__stamp_instr(const tt_program *p, const tt__instr *i, uint64_t 
     const tt_tape *t = p->built.t;
     size_t first = p->arena->persistent + i->workspace_place;
     g->stamps++;
-    size_t added = tt__stamp_bytes(g, first, i->workspace, before);
+    size_t added = tt__stamp_bytes(g, first, i->on_host ? 0 : i->workspace, before);
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
         const int32_t id = tt__operand(i, j);
         const size_t bytes = id ? tt__arena_extent(p, &t->values[t->values[id].base], &first) : 0;
@@ -19033,6 +19100,7 @@ tt_status tt_allocate(tt_program *p)
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
+    if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
     if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
     for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));
@@ -19754,8 +19822,9 @@ static tt_status tt__net_copy(tt_program *p, int rank, const tt__launch *l, void
     return bytes && to != from ? tt__net_launch(p, rank, &s, TT__OP_COPY) : TT_OK;
 }
 
-/* Waits until a stream of the rank's device has done all that it was given: messages are of what it left. */
-static tt_status tt__net_settle(tt_program *p, int rank, int stream)
+/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
+   host's memory, are of what it left. */
+static tt_status tt__await_stream(tt_program *p, int rank, int stream)
 {
     const tt__crew *c = p->settings.crew;
     void **event = &p->rank[rank].event;
@@ -20057,7 +20126,7 @@ static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, c
         if (apart && status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
         if (status == TT_OK) status = tt__net_pack(p, rank, l, g, &b, apart, stage);
         if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK && rank == g->leader) status = tt__net_settle(p, rank, i->stream);
+        if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
         int count = 0;
         for (int q = 0; q < g->processes && status == TT_OK && rank == g->leader; q++) {
             const int process = tt__net_process(p, g, q);
@@ -20177,7 +20246,7 @@ static tt_status tt__net_gather_by_host(tt_program *p, int rank, tt__launch *l, 
             status = tt__net_copy(p, rank, &l[k], stage + (size_t)g->me * room,
                                   tt__element(mine, gathers ? job.from : first), bytes);
             if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            if (status == TT_OK && rank == g->leader) status = tt__net_settle(p, rank, i->stream);
+            if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
             int count = 0;
             for (int m = 0; m < g->all.count && status == TT_OK && rank == g->leader; m++) {
                 const int q = m / g->near.count, own = g->low + m % g->near.count;
@@ -20220,7 +20289,7 @@ static tt_status tt__net_broadcast_by_host(tt_program *p, int rank, tt__launch *
             int count = 0;
             m = tt__min(bytes - at, (int64_t)TT__STAGE);
             if (g->me == 0) status = tt__net_copy(p, rank, &l[k], stage, (char *)l[k].in[0].data + at, m);
-            if (status == TT_OK && leads) status = tt__net_settle(p, rank, i->stream);
+            if (status == TT_OK && leads) status = tt__await_stream(p, rank, i->stream);
             if (status == TT_OK && leads && g->own) {
                 const int before = tt__net_process(p, g, g->own - 1);
                 status = tt__net_receive(p, i, before, g->tag, stage, (size_t)m, r, &count);
@@ -20252,7 +20321,7 @@ static tt_status tt__net_pair_by_host(tt_program *p, int rank, const tt__launch 
         int count = 0;
         m = tt__min(bytes - at, (int64_t)TT__STAGE);
         if (!receives) status = tt__net_copy(p, rank, l, stage, data + at, m);
-        if (status == TT_OK) status = tt__net_settle(p, rank, i->stream);
+        if (status == TT_OK) status = tt__await_stream(p, rank, i->stream);
         if (status == TT_OK && receives)
             status = tt__net_receive(p, i, process, tag, stage, (size_t)m, r, &count);
         else if (status == TT_OK) status = tt__net_send(p, i, process, tag, stage, (size_t)m, r, &count);
@@ -20372,6 +20441,11 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
         l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->later);
     }
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
+    if (i->on_host) {
+        l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
+        l->in[TT__RUN_IN].data = &p->run; /* but for its `micro`, which no update reads */
+        if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
+    }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
     if (y->part.unit)
         tt__piece(y->part.of, y->part.unit, y->part.root, tt__data_rank(p, rank), p->arena->data, &l->first);
@@ -20513,6 +20587,18 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
+/* Runs n instructions that run together on the device or, when that has left what they need there, in the
+   host's memory. */
+static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
+{
+    const tt__crew *c = p->settings.crew;
+    const bool on_host = l->instr->on_host;
+    tt_status status = on_host ? tt__await_stream(p, rank, TT__COMPUTE_STREAM) : TT_OK;
+    if (status != TT_OK) return status;
+    if (on_host) return tt__cpu_launch(l, n);
+    return tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
+}
+
 /* How far a rank has come in a segment. */
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
@@ -20565,10 +20651,8 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
         status = tt__pass_on(p, rank, r->launches);
     else if (some && !nothing && together)
         status = tt__launch_collective(p, rank, r->launches, some, met);
-    else if (some && !nothing) {
-        status = p->settings.kind->backend->launch(r->launches, some);
-        status = tt__device_status(p->ctx, p->settings.crew, rank, status);
-    }
+    else if (some && !nothing)
+        status = tt__launch_alone(p, rank, r->launches, some);
     at->met = together && !pair && !nothing ? i->move.over : TT__ALONE;
     at->met_stream = i->stream;
     return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
@@ -20670,12 +20754,15 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
     }
 }
 
-/* Has a segment a collective? Its launches are then made one by one, as ranks wait for each other between. */
-static bool tt__has_collectives(const tt_program *p, tt__segment segment)
+/* Must the launches of a segment be made one by one? In between, ranks wait for each other in a collective,
+   and the host runs its own. */
+static bool tt__needs_host(const tt_program *p, tt__segment segment)
 {
     const int end = tt__segment_first(p->built.t, segment + 1u);
-    for (int k = tt__segment_first(p->built.t, segment); k < end && p->settings.crew->ranks > 1; k++)
-        if (tt__is_collective(&p->built.t->code[k])) return true;
+    for (int k = tt__segment_first(p->built.t, segment); k < end; k++) {
+        const tt__instr *i = &p->built.t->code[k];
+        if (i->on_host || (p->settings.crew->ranks > 1 && tt__is_collective(i))) return true;
+    }
     return false;
 }
 
@@ -20718,7 +20805,7 @@ static tt_status tt__run_rank(void *arg, int rank)
         const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
         /* No graph prefetches managed memory. */
         const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
-        const bool records = can_record && !absent && !tt__has_collectives(p, segment);
+        const bool records = can_record && !absent && !tt__needs_host(p, segment);
         tt__recording *x = records ? tt__recording_of(p, rank, segment) : NULL;
         if (x && !x->made) tt__record_segment(p, rank, &l, x, why);
         if (x && x->made) status = tt__device_status(p->ctx, c, rank, b->replay(l.device, x->made));
@@ -21720,6 +21807,45 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
     return tt__device_status(ctx, c, 0, status);
 }
 
+/* Bytes that each of so many ranks reads and writes a second when Adam updates in the host's memory. */
+static tt_status tt__measure_update(tt_context *ctx, int ranks, double *rate)
+{
+    const int64_t n = (int64_t)(TT__MOST_COPY / 16);
+    const tt__clipped clipped = {1, 1};
+    const tt_optimizer_options o = tt_optimizer_options_default();
+    tt__instr i = tt__new_instr(TT__OP_ADAM);
+    tt__run run;
+    tt__launch l;
+    double seconds = INFINITY;
+    memset(&l, 0, sizeof l);
+    memset(&run, 0, sizeof run);
+    const tt__mat factor = {(void *)(uintptr_t)&clipped, TT_F32, 1, 2, 2};
+    const tt__mat settings = {&run, TT_U8, 1, sizeof run, sizeof run};
+    const size_t scratch = tt__cpu_workspace(ctx->cpu.pool->threads, NULL, &i);
+    float *x = (float *)tt__calloc(ctx, 4 * sizeof *x * (size_t)n + scratch);
+    if (!x) return TT_ERR_MEMORY;
+    i.attr.beta1 = o.beta1;
+    i.attr.beta2 = o.beta2;
+    i.attr.eps = o.eps;
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    l.instr = &i;
+    l.workspace = x + 4 * n;
+    for (int k = 0; k < 4; k++) {
+        const tt__mat m = {x + k * n, TT_F32, 1, n, n};
+        *(k ? &l.out[k - 1] : &l.in[0]) = m;
+    }
+    l.in[1] = factor;
+    l.in[TT__RUN_IN] = settings;
+    for (int k = 0; k < 3; k++) {
+        const double begin = tt__seconds();
+        tt__cpu_launch(&l, 1);
+        seconds = fmin(seconds, tt__seconds() - begin);
+    }
+    *rate = 28 * (double)n / fmax(seconds, 1e-9) / ranks; /* g is read; p, m and v are read and written */
+    tt__free(ctx, x);
+    return TT_OK;
+}
+
 /* Memory and links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
@@ -21788,6 +21914,7 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     double least, least_16;
     status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
+    if (status == TT_OK) status = tt__measure_update(own, s.p->settings.crew->local, &found.update_host);
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
     if (status == TT_OK) status = tt__measure_precision(own, device, false, &least_16, &found);
     if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
@@ -22440,7 +22567,9 @@ static void tt__print_program(const tt_program *p, tt__text *to)
     char what[256];
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
-        tt__print(&text, "%4d %-24s", k, tt__instr_name(i));
+        char op[48];
+        snprintf(op, sizeof op, "%s%s", tt__instr_name(i), i->on_host ? " on the host" : "");
+        tt__print(&text, "%4d %-24s", k, op);
         for (int j = 0; j < TT__MAX_OUT; j++) {
             const tt__value *x = &t->values[t->values[i->out[j]].base];
             const tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;

@@ -372,8 +372,9 @@ static const machine machines[] = {
 /* The machine's rates, with a link to the host of so many bytes a second. */
 static tt_costs costs_of(const machine *m, double link)
 {
+    const double on_host = tt_costs_default().update_host;
     const tt_costs c = {m->flops, m->flops / 2, m->flops, m->flops / 2, m->memory, m->memory, m->memory,
-                        m->memory, m->memory, link, link, m->link, 0, 1e-6 * opt.latency};
+                        m->memory, on_host, m->memory, link, link, m->link, 0, 1e-6 * opt.latency};
     return c;
 }
 

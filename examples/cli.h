@@ -473,8 +473,9 @@ typedef struct cli_training {
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
      "not used: optimizer, gradients, parameters, activations, with commas between; or budget, what makes " \
      "--budget fit", .most = 100}, \
-    {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end or, " \
-     "with --clip 0, in the backward, which saves memory", .choices = "end backward"}, \
+    {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end; " \
+     "with --clip 0, in the backward, which saves memory; or at the end by the host's processor in its " \
+     "memory, where the optimizer's state stays", .choices = "end backward host"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
      "500MiB; a plan that needs more is refused; --recompute, --offload and --zero budget make it fit if " \
      "they can (no limit)"}, \

@@ -173,6 +173,9 @@ def offload_saves_memory_of_the_device(folder):
     host = re.search(r"on the host: ([\d.]+) MB; copied to and from it a step: ([\d.]+) MB", said)
     expect(host, "no bytes of the host in", said)
     expect(less < whole - 1 and float(host[2]) > float(host[1]) > 1, "of", whole, "MB", less, "stay:", said)
+    by_host, said = planned(*options, "--update=host")
+    fewer = re.search(r"copied to and from it a step: ([\d.]+) MB", said)
+    expect(by_host <= less and float(fewer[1]) < float(host[2]), by_host, "MB stay with updates there:", said)
     with open(os.path.join(folder, "plan", "plan.svg")) as f:
         expect("copied a step" in f.read(), "the picture does not show what is copied")
 
@@ -331,7 +334,7 @@ def contents(*path):
 @check
 def any_number_of_ranks_trains_the_same(folder):
     """one rank; two, among which things are divided differently, with what they offload in the host's
-    memory; stopped on four, resumed on two"""
+    memory; stopped on four, resumed on two, with updates there"""
     few = {TEXT: ["--train=400", "--epochs=2"], IMAGES: ["--train=80", "--test=20", "--epochs=1"]}
     for program, more in few.items():
         def run(name, *options, then=None):
@@ -348,7 +351,8 @@ def any_number_of_ranks_trains_the_same(folder):
         others = [run("two", "--device=cpu*2", "--zero=3", "--threads=3", "--offload=" + EVERYTHING)]
         if program == TEXT:
             others += [run("server", "--device=cpu*2", "--server", "--data-ranks=2", "--offload=optimizer"),
-                       run("parts", "--device=cpu*4", then=["--device=cpu*2", "--zero=2", "--resume"])]
+                       run("parts", "--device=cpu*4",
+                           then=["--device=cpu*2", "--zero=2", "--resume", "--update=host"])]
         for other in others:
             for name in "model.safetensors", "state.safetensors":
                 expect(contents(one, name) == contents(other, name), name, "differs of", other)

@@ -42,6 +42,7 @@ typedef struct setup {
     bool net;                /* on the ranks of all processes that were started, see mpi.c */
     int pipeline, most;      /* tt_parallel's pipeline, schedule, micros */
     const char *schedule;
+    bool on_host;            /* parameters are updated in the host's memory */
 } setup;
 
 static const char *shared_folder; /* of these, for states */
@@ -51,7 +52,7 @@ static setup setup_of(layout on, const char *precision, int groups, int per_leaf
 {
     const setup s = {on,   precision, "cheap", NULL,  groups, per_leaf, 1,
                      ROWS, VOCAB,     false,   false, false,  false,    false, false, 0, false, false,
-                     0,    0,         NULL};
+                     0,    0,         NULL,   false};
     return s;
 }
 
@@ -154,6 +155,7 @@ static tt_compile_options options_of(const setup *s)
     o.accumulate = !s->at_once;
     o.optimizer.clip_norm = s->unclipped ? 0 : 2.5f;
     if (s->on.how & EARLY) o.update = "backward";
+    if (s->on_host) o.update = "host";
     o.loss_scale.init = 0x1p36f; /* overflows */
     o.loss_scale.backoff = 0x1p-28f;
     if (s->sgd) {
@@ -343,7 +345,8 @@ static const char *layout_text(const setup *s, char text[256])
     const bool server = (s->on.how & SERVER) != 0, micros = (s->on.how & MICROS) != 0;
     snprintf(text, 256, "%s zero %d%s%s%s, groups %d, %d a leaf, %s, %s, offload %s, %d threads%s",
              s->on.device, s->on.zero, server ? " server" : "", micros ? " of micros" : "",
-             s->on.how & EARLY ? " early" : "", s->groups, s->per_leaf, s->precision, s->recompute,
+             s->on.how & EARLY ? " early" : s->on_host ? " on the host" : "", s->groups, s->per_leaf,
+             s->precision, s->recompute,
              s->offload ? s->offload : "none", s->threads, s->sgd ? ", sgd" : "");
     return text;
 }
@@ -609,6 +612,13 @@ static void offloads_with(const layout *on, int count, const char *precision, in
             if (!everything() && m != all && m != k % all) continue;
             if (train(&s, &many)) same_outcome(&s, expected, &many, true, __LINE__);
             free_outcome(&many);
+            s.on_host = true;
+            if (everything() || (m == all) == (k % 2 == 0)) {
+                if (m < all && k % 4 == 1) s.offload = NULL;
+                if (train(&s, &many)) same_outcome(&s, expected, &many, true, __LINE__);
+                free_outcome(&many);
+            }
+            s.on_host = false;
         }
     }
     free_outcome(&one[0]);

@@ -15,6 +15,7 @@ int main(void) /* without the header, whose code takes a minute to compile */
 }
 
 #else
+#define TT__OFFLOAD_TOGETHER ((size_t)8000) /* so that copies run beside updates */
 #define TT__PIECES_FROM 64 /* so that small tensors are split over ranks, and go through the host in parts */
 #define TT__UPDATE_FROM 64
 #define TT__STAGE 8192
@@ -553,8 +554,10 @@ typedef struct net { /* what a training gives */
     float w[NET_IN * NET_HIDDEN + NET_HIDDEN + NET_HIDDEN * NET_OUT];
 } net;
 
-/* Waits for other devices' events of the rank that is the left_out-th to make one do not take place. */
-static int left_out;
+/* Waits for other devices' events of the rank that is the left_out-th to make one do not take place; nor, of
+   one rank, those of number left_wait that updates in the host's memory need. */
+static int left_out, left_wait = -1;
+static void **hosts_event;
 static tt__backend fewer_waits;
 static tt__device_kind fewer;
 
@@ -564,6 +567,7 @@ static tt_status after_some(tt__device *d, int stream, void *event)
     int r = 0;
     while (known[r] && known[r] != d) r++;
     known[r] = d;
+    if (hosts_event && stream == TT__HOST_STREAM && event == *hosts_event) return TT_OK;
     return stream == TT__COMPUTE_STREAM && r + 1 == left_out ? TT_OK : cuda->after(d, stream, event);
 }
 
@@ -577,7 +581,32 @@ static void leave_out(tt_program *p)
 }
 
 static char net_error[1024];
-static const char *offload; /* of the programs */
+/* Leaves out what an update in the host's memory needs: waits for the copies there of one group, as one
+   stream ends them in their order, or at last those for the copies back, or the host's own. Returns how many
+   of these there are. */
+static int leave_waits_out(tt_program *p)
+{
+    const tt_tape *t = p->built.t;
+    tt__rank *r = &p->rank[0];
+    int groups = 0;
+    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++)
+        groups += t->code[k].on_host && !t->code[k].with_next;
+    for (int k = tt__segment_first(t, TT__EACH_STEP), group = 0; k < t->n_code; k++) {
+        group += t->code[k].on_host && !t->code[k].with_next;
+        if (!tt__is(&t->code[k], TT__WAITS)) continue;
+        const bool back = t->values[t->code[k].in[0]].space == TT__DEVICE;
+        if (left_wait == (back ? groups : group)) p->built.t->code[k].in[0] = 0;
+    }
+    p->built.under_way += 16;
+    tt__free(p->ctx, r->started);
+    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)p->built.under_way);
+    hosts_event = left_wait > groups ? &r->event : NULL;
+    if (hosts_event) leave_out(p);
+    return groups + 2;
+}
+
+static const char *offload, *update; /* of the programs */
+static int net_waits; /* of the last program that may be left out */
 static size_t net_copied_bytes; /* of the last program's plan */
 
 /* The steps of *work on the ranks of a device; TT_OK or, in net_error, why not. */
@@ -601,7 +630,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     tt_value loss = tt_cross_entropy(t, tt_linear(t, h, w[2], NULL), y, NULL);
     o.device = device;
     o.accumulate = !work->update;
-    o.update = work->update;
+    o.update = update ? update : work->update;
     o.precision = precision;
     o.optimizer.clip_norm = work->update ? 0 : 0.5f;
     o.parallel.groups = work->groups;
@@ -612,6 +641,7 @@ static tt_status train_net(net *to, const char *device, int zero, bool server, c
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     net_copied_bytes = p ? tt_program_plan(p).transfer_bytes : 0;
     if (p && left_out) leave_out(p);
+    if (p && update && p->settings.crew->ranks == 1) net_waits = leave_waits_out(p);
     for (int m = 0, step = 0, in_step = 0; step < NET_STEPS && work->micros[step] && status == TT_OK; m++) {
         const int data = p->arena->data, n = work->rows ? work->rows : 1 + m * 7 % NET_ROWS;
         const bool last = in_step == work->micros[step] - 1;
@@ -1208,6 +1238,76 @@ TEST(updates_in_the_backward)
     work = &usual;
 }
 
+/* Updates in the host's memory give the same bits on any ranks, in every order and whatever else lies there,
+   and those of the CPU within rounding. */
+TEST(updates_in_the_hosts_memory)
+{
+    static net cpu, one, got;
+    static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed"};
+    static const char *const devices[] = {"cuda", "cuda*2", "cuda*4", "cuda:0,0"};
+    static const char *const offloads[] = {NULL, "gradients", "parameters", "optimizer,gradients,parameters"};
+    for (int k = 0; k < TEST_COUNT(precisions); k++) {
+        const bool micros = k % 2 == 1;
+        const double bound = k == 2 ? 0.05 : k ? 0.02 : 1e-4;
+        REQUIRE(train_net(&cpu, "cpu", micros ? 2 : 1, false, precisions[k]) == TT_OK);
+        update = "host";
+        start(4, true, 0);
+        REQUIRE(train_net(&one, "cuda", micros ? 2 : 1, false, precisions[k]) == TT_OK);
+        CHECK_NEAR(one.loss, cpu.loss, bound * cpu.loss);
+        CHECK_NEAR(one.norm, cpu.norm, bound * cpu.norm);
+        for (int e = 0; e < TEST_COUNT(one.w); e++) CHECK_NEAR(one.w[e], cpu.w[e], k ? 0.03 : 2e-5);
+        for (int run = 0; run < TEST_COUNT(devices) * seeds(1); run++) {
+            const int d = run % TEST_COUNT(devices), zero = (micros ? 2 : 0) + (run + k / 2) % 2;
+            const bool server = !micros && d == 2;
+            char text[1400];
+            if (is_slow() && (run + k) % 2) continue;
+            start(4, run % 3 != 2, (uint64_t)run + 1);
+            offload = offloads[(run + k) % TEST_COUNT(offloads)];
+            const tt_status status = train_net(&got, devices[d], zero, server, precisions[k]);
+            snprintf(text, sizeof text, "%s, %s, zero %d%s, offload %s, run %d: %s", devices[d],
+                     precisions[k], zero, server ? ", server" : "", offload ? offload : "none", run,
+                     net_error);
+            offload = NULL;
+            test__check(status == TT_OK && memcmp(&got, &one, sizeof got) == 0, __FILE__, __LINE__, text);
+        }
+        update = NULL;
+    }
+}
+
+/* In a child, as the emulator may end it: whether such an update without one of its waits is noticed. */
+static bool update_is_noticed(int wait, uint64_t seed, const net *expected)
+{
+    static net got;
+    int status = 0;
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(2);
+        left_wait = wait;
+        start(1, true, seed);
+        const bool ok = train_net(&got, "cuda", 1, false, "32-true") == TT_OK;
+        _exit(ok && memcmp(&got, expected, sizeof got) == 0 ? 0 : 3);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return false;
+    return WEXITSTATUS(status) == 86 || WEXITSTATUS(status) == 3;
+}
+
+TEST(each_wait_of_updates_in_the_hosts_memory_is_needed)
+{
+    static net expected;
+    update = "host";
+    start(1, true, 0);
+    CHECK(train_net(&expected, "cuda", 1, false, "32-true") == TT_OK && net_waits == 4);
+    for (int wait = 0; wait < 4 && leaves_waits_out(); wait++) {
+        char text[128];
+        int seed = 0;
+        while (seed < 24 && !update_is_noticed(wait, (uint64_t)seed, &expected)) seed++;
+        snprintf(text, sizeof text, "waits of an update, number %d, can be left out", wait);
+        test__check(seed < 24, __FILE__, __LINE__, text);
+    }
+    update = NULL;
+}
+
 /* In a child, as the emulator may end it: whether a training whose ranks wait for too little is noticed. */
 static bool is_missed(int rank, int zero, bool peers, uint64_t seed, const net *expected)
 {
@@ -1286,6 +1386,8 @@ TEST(any_call_of_a_program_may_fail) { NEEDS_EMULATOR; }
 TEST(programs_train_alike_on_any_ranks) { NEEDS_EMULATOR; }
 TEST(a_rank_that_sat_out_comes_back) { NEEDS_EMULATOR; }
 TEST(updates_in_the_backward) { NEEDS_EMULATOR; }
+TEST(updates_in_the_hosts_memory) { NEEDS_EMULATOR; }
+TEST(each_wait_of_updates_in_the_hosts_memory_is_needed) { NEEDS_EMULATOR; }
 TEST(waits_between_ranks_are_missed) { NEEDS_EMULATOR; }
 TEST(each_wait_between_streams_is_needed) { NEEDS_EMULATOR; }
 TEST(any_call_beside_computation_may_fail) { NEEDS_EMULATOR; }
@@ -1299,7 +1401,8 @@ static const test_case tests[] = {
     TEST_CASE(any_call_may_fail), TEST_CASE(a_thread_for_each_device),
     TEST_CASE(ranks_of_one_device_train_alike), TEST_CASE(any_call_of_a_program_may_fail),
     TEST_CASE(programs_train_alike_on_any_ranks), TEST_CASE(a_rank_that_sat_out_comes_back),
-    TEST_CASE(updates_in_the_backward),
+    TEST_CASE(updates_in_the_backward), TEST_CASE(updates_in_the_hosts_memory),
+    TEST_CASE(each_wait_of_updates_in_the_hosts_memory_is_needed),
     TEST_CASE(waits_between_ranks_are_missed),
     TEST_CASE(copies_beside_computation), TEST_CASE(each_wait_between_streams_is_needed),
     TEST_CASE(any_call_beside_computation_may_fail),

@@ -33,12 +33,13 @@ typedef struct setup {
     int threads, steps;
     size_t budget;
     bool sequence;
+    bool on_host;            /* parameters are updated in the host's memory */
 } setup;
 
 static setup setup_of(const char *device, int pipeline, const char *schedule, int micros)
 {
     const setup s = {device, pipeline, 1, 1, 1, schedule, 0, micros, "32-true", "cheap", NULL,
-                     false, false, false, false, false, false, 1, 3, 0, false};
+                     false, false, false, false, false, false, 1, 3, 0, false, false};
     return s;
 }
 
@@ -132,6 +133,7 @@ static tt_compile_options options_of(const setup *s)
     o.precision = s->precision;
     o.recompute = s->recompute;
     o.offload = s->offload;
+    if (s->on_host) o.update = "host";
     o.memory_budget = s->budget;
     o.accumulate = !s->at_once;
     o.optimizer.clip_norm = 0.5f;
@@ -392,9 +394,9 @@ TEST(stages_have_the_bits_of_one)
 static const char *text_of(const setup *s, char text[256])
 {
     snprintf(text, 256, "%s pipeline %d %s tensor %d zero %d groups %d, %d micro-batches, %s, %s, offload %s"
-             "%s%s", s->device, s->pipeline, s->schedule, s->tensor, s->zero, s->groups, s->micros,
+             "%s%s%s", s->device, s->pipeline, s->schedule, s->tensor, s->zero, s->groups, s->micros,
              s->precision, s->recompute, s->offload ? s->offload : "none", s->sgd ? ", sgd" : "",
-             s->frozen ? ", frozen" : "");
+             s->frozen ? ", frozen" : "", s->on_host ? ", updates on the host" : "");
     return text;
 }
 
@@ -437,6 +439,8 @@ TEST(stages_recompute_and_offload)
         if (offload < 0) s.recompute = recomputes[k];
         else s.offload = offloads[offload];
         AS_ONE(&s);
+        s.on_host = true;
+        if (k > 1) AS_ONE(&s);
     }
 }
 

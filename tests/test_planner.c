@@ -463,7 +463,7 @@ static void poison(tt_program *p) /* now, and whatever dies in each run */
 
 typedef enum variant {
     PLAIN, POISONED, SCATTERED, THREADED, PLANNED, EVALUATED, KEEPING, ATTENTION, BLOCKS, BUDGETED,
-    OFFLOADING, EARLY, EARLY_OFFLOADING, VARIANTS
+    OFFLOADING, ON_HOST, EARLY, EARLY_OFFLOADING, VARIANTS
 } variant;
 
 static const char *const offloads[] = {"optimizer", "gradients", "parameters", "optimizer,gradients",
@@ -516,16 +516,17 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         c.optimizer.momentum = seed / 2 % 4 ? 0.9f : 0;
     }
     if (how >= EARLY) c.update = "backward";
+    if (how == ON_HOST) c.update = "host";
     update_from = seed % 4 == 1 ? 1 : 200;
     c.recompute = how == KEEPING ? "none"
                   : how == ATTENTION ? "attention"
                   : how == BLOCKS ? "blocks"
                   : "cheap";
-    ctx->late = how == OFFLOADING && seed % 2; /* and so overlaps */
+    ctx->late = (how == OFFLOADING || how == ON_HOST) && seed % 2; /* and so overlaps */
     if (how == OFFLOADING && seed % 4) c.recompute = seed % 4 == 1 ? "blocks" : "none";
     if (how >= EARLY && seed % 4 == 1) c.recompute = "blocks";
     const uint64_t list = how == EARLY_OFFLOADING ? seed / 2 : seed + (uint64_t)accumulate;
-    if (how == EARLY_OFFLOADING || (how == OFFLOADING && seed % 7))
+    if (how == EARLY_OFFLOADING || (how == OFFLOADING && seed % 7) || (how == ON_HOST && seed % 3))
         c.offload = offloads[list % TEST_COUNT(offloads)];
     bool built = random_net(ctx, seed, with_all, &n);
     for (int32_t v = 1; built && (how == BLOCKS || how >= EARLY) && v < n.t->n_values; v++)
@@ -599,6 +600,7 @@ TEST(random_networks_replay_bit_for_bit)
                                                 "recomputing blocks",
                                                 "within a budget",
                                                 "offloading",
+                                                "updating on the host",
                                                 "updating in the backward",
                                                 "updating in the backward, offloading"};
     char what[512];
@@ -1497,7 +1499,7 @@ TEST(seconds_of_a_plan_by_costs)
 {
     static const char *const names[] = {
         "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
-        "update_f32", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
+        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
     enum { COUNT = TEST_COUNT(names), RATES = COUNT - 2 };
     static const net_options with_all = {true, true};
     test_allocator a;
@@ -1507,7 +1509,8 @@ TEST(seconds_of_a_plan_by_costs)
     tt_costs costs[3]; /* the default; four times as slow; wrong */
     double rates[COUNT];
     c.device = "cuda";
-    c.offload = "optimizer";
+    c.offload = "gradients";
+    c.update = "host";
     REQUIRE(sizeof rates == sizeof costs[0] && random_net(ctx, 0, with_all, &n));
     costs[0] = tt_costs_default();
     memcpy(rates, &costs[0], sizeof rates);
@@ -2006,6 +2009,146 @@ TEST(copies_out_are_waited_for_in_their_order)
     tt_program_free(p);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
+}
+
+/* A perceptron, of whose parameters two updates at the end of a step run together. */
+enum { DEEP = 6, WIDE = 32, FEW = 40 };
+typedef struct perceptron { test_allocator a; tt_context *ctx; tt_tape *t; tt_value x, loss; } perceptron;
+
+static bool perceptron_new(perceptron *n)
+{
+    const int64_t dims[2] = {WIDE, WIDE};
+    const tt_value none = {0};
+    n->ctx = test_open(&n->a);
+    n->ctx->options.verify = true;
+    n->t = tt_tape_new(n->ctx);
+    n->x = tt_input(n->t, "x", TT_F32, FEW, WIDE);
+    tt_value h = n->x;
+    for (int k = 0; k < DEEP; k++) {
+        char name[32];
+        snprintf(name, sizeof name, "w%d", k);
+        h = tt_gelu(n->t, tt_linear(n->t, h, tt_param_new(n->ctx, name, 2, dims, normal_init(0.2f)), NULL));
+    }
+    n->loss = tt_mean_squared_error(n->t, h, n->x, none);
+    return tt_tape_status(n->t) == TT_OK;
+}
+
+static void perceptron_free(perceptron *n)
+{
+    tt_tape_free(n->t);
+    TEST_CLOSE(n->ctx, &n->a);
+}
+
+/* Trains, and takes what the parameters are then. without: the number of a wait that is left out, or -1.
+   Returns how many waits there are. */
+static int perceptron_run(const tt_compile_options *o, bool late, int without, float to[DEEP][WIDE * WIDE])
+{
+    float x[FEW * WIDE];
+    perceptron n;
+    int waits = 0;
+    if (!CHECK(perceptron_new(&n))) return 0;
+    n.ctx->late = late;
+    tt_program *p = tt_compile(n.t, n.loss, o);
+    if (!CHECK(p != NULL)) printf("%s\n", tt_error(n.ctx));
+    for (int k = 0; p && k < p->built.t->n_code; k++) {
+        if (p->built.t->code[k].op != TT__OP_WAIT || waits++ != without) continue;
+        p->built.t->code[k].in[0] = 0;
+        p->built.under_way++;
+        tt__free(n.ctx, p->rank[0].started);
+        p->rank[0].started = (tt__started *)tt__calloc(n.ctx, sizeof(tt__started) *
+                                                              (size_t)p->built.under_way);
+    }
+    const size_t before = tt_allocated_bytes(n.ctx);
+    if (p) p->poison = true;
+    if (p && CHECK(tt_allocate(p) == TT_OK)) {
+        const tt_plan plan = tt_program_plan(p);
+        CHECK(tt_allocated_bytes(n.ctx) - before == plan.bytes + plan.host_bytes);
+    }
+    for (int step = 0; step < 3 && p; step++) {
+        for (int k = 0; k < FEW * WIDE; k++) x[k] = (float)((k * 37 + step * 11) % 101) / 25 - 2;
+        CHECK(tt_set(p, n.x, x, FEW) == TT_OK && (tt_step(p, 0.1f, NULL) == TT_OK || without >= 0));
+    }
+    for (int k = 0; k < DEEP; k++) tt_param_get(n.ctx->params[k], to[k]);
+    tt_program_free(p);
+    perceptron_free(&n);
+    return waits;
+}
+
+/* Updates in the host's memory give the bits of those on the device, with all optimizers and whatever else
+   lies there, in what the plan says. Each wait that is left out is noticed. */
+TEST(updates_in_the_hosts_memory)
+{
+    static float expected[DEEP][WIDE * WIDE], got[DEEP][WIDE * WIDE];
+    static const char *const lists[] = {NULL, "optimizer", "gradients", "optimizer,parameters",
+                                        "gradients,parameters"};
+    together = 5 * WIDE * WIDE * 4; /* of two parameters and their gradients */
+    for (int k = 0; k < 2 * TEST_COUNT(lists); k++) {
+        tt_compile_options o = tt_compile_options_default();
+        o.optimizer.kind = k % 4 < 2 ? TT_SGD : k % 4 == 2 ? TT_ADAM : TT_ADAMW;
+        o.optimizer.momentum = k % 4 == 1 ? 0.9f : 0;
+        o.optimizer.clip_norm = k % 3 ? 0.5f : 0;
+        perceptron_run(&o, false, -1, expected);
+        o.update = "host";
+        o.offload = lists[k % TEST_COUNT(lists)];
+        const int waits = perceptron_run(&o, true, -1, got);
+        CHECK(waits > DEEP && memcmp(got, expected, sizeof got) == 0);
+        perceptron_run(&o, false, -1, got);
+        CHECK(memcmp(got, expected, sizeof got) == 0);
+        for (int without = 0; without < waits && k < TEST_COUNT(lists); without++) {
+            perceptron_run(&o, true, without, got);
+            CHECK(memcmp(got, expected, sizeof got) != 0);
+        }
+    }
+    together = 4096;
+}
+
+/* What updates in the host's memory leave on the device, move, and have there: beside the group of parameters
+   and gradients that is updated, two groups that come, and parameters that go back. */
+TEST(plans_of_updates_in_the_hosts_memory)
+{
+    static char text[40000];
+    const size_t each = WIDE * WIDE * 4, group = 4 * each + 256;
+    static const struct { const char *update, *offload; size_t moved, taken, there; } rows[] = {
+        {"end", NULL, 0, 0, 0},
+        {"end", "optimizer", 4 * DEEP, 2, 2},
+        {"host", NULL, 3 * DEEP, 2, 2},
+        {"host", "gradients", 4 * DEEP, 2, 3}, /* which come back for their norm */
+        {"host", "parameters", 3 * DEEP - 1, 3, 3}}; /* which come for the forward and the backward */
+    together = 5 * (long)each;
+    for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
+        tt_plan plan[TEST_COUNT(rows)];
+        for (int k = 0; k < TEST_COUNT(rows); k++) {
+            perceptron n;
+            tt_compile_options o = tt_compile_options_default();
+            REQUIRE(perceptron_new(&n));
+            o.device = on_cpu ? "cpu" : "cuda";
+            o.optimizer.clip_norm = 1;
+            o.update = rows[k].update;
+            o.offload = rows[k].offload;
+            tt_program *p = tt_compile(n.t, n.loss, &o);
+            REQUIRE(p != NULL);
+            plan[k] = tt_program_plan(p);
+            size_t on_host = 0, norms = 0, scratch = 0;
+            for (int j = 0; j < p->built.t->n_code; j++) {
+                const tt__instr *i = &p->built.t->code[j];
+                on_host += i->on_host;
+                if (i->on_host) scratch = i->workspace; /* of each */
+                norms += i->stream && i->in[0] == p->built.t->clipped;
+            }
+            CHECK(on_host == (strcmp(rows[k].update, "host") == 0 ? DEEP : 0));
+            CHECK((norms > 0) == (on_host && !on_cpu));
+            CHECK_NEAR((double)plan[k].transfer_bytes, (double)(rows[k].moved * each + norms * 8), 0);
+            CHECK(plan[k].persistent_bytes + rows[k].taken * DEEP * each == plan[0].persistent_bytes);
+            const size_t there = plan[k].host_bytes - plan[0].host_bytes;
+            const size_t least = rows[k].there * DEEP * each;
+            CHECK(there >= least && there <= least + (on_host ? 4 * group + scratch : 0));
+            tt_program_text(p, text, sizeof text);
+            CHECK((strstr(text, "adam on the host ") != NULL) == (on_host > 0));
+            tt_program_free(p);
+            perceptron_free(&n);
+        }
+    }
+    together = 4096;
 }
 
 TEST(numbers_in_names)
@@ -2654,6 +2797,7 @@ static const test_case tests[] = {
     TEST_CASE(seconds_of_a_plan_by_costs), TEST_CASE(largest_batch_against_brute_force),
     TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),
+    TEST_CASE(updates_in_the_hosts_memory), TEST_CASE(plans_of_updates_in_the_hosts_memory),
     TEST_CASE(numbers_in_names), TEST_CASE(marked_values_go_to_the_hosts_memory),
     TEST_CASE(vit_l16_with_the_host), TEST_CASE(copies_out_are_waited_for_in_their_order),
     TEST_CASE(allocation_failures),

@@ -207,6 +207,7 @@ TEST(costs_of_this_machine)
         CHECK(costs.attention_f32 != usual.attention_f32 && costs.attention_16 != usual.attention_16);
         CHECK(costs.rows_f32 != usual.rows_f32 && costs.rows_16 != usual.rows_16);
         CHECK(costs.update_f32 != usual.update_f32 && costs.update_16 != usual.update_16);
+        CHECK(costs.update_host != usual.update_host);
         CHECK(costs.memory != usual.memory && costs.launch != usual.launch);
         CHECK(costs.to_host != usual.to_host && costs.from_host != usual.from_host);
         CHECK((costs.between_ranks != usual.between_ranks) == (k == 2)); /* one rank has no others */
