@@ -15164,6 +15164,9 @@ static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local;
 #ifndef TT__STAGE /* tests make it smaller */
 #define TT__STAGE ((size_t)4 << 20)
 #endif
+/* Of several processes, each in a part of these bytes: batches of messages on their way at a time. */
+enum { TT__NET_FLIGHTS = 4 };
+#define TT__NET_PART (TT__STAGE / TT__NET_FLIGHTS & ~(size_t)(TT__ALIGN - 1))
 
 /* What tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
@@ -19981,7 +19984,7 @@ static int tt__net_jobs(const tt__launch *l, int n, const tt__net_group *g, int 
                         tt__net_job *job)
 {
     const size_t parts = (size_t)g->all.count * (size_t)g->nodes;
-    size_t room = TT__STAGE / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    size_t room = TT__NET_PART / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
     int count = 0;
     while (*k < n && count < TT__NET_JOBS && room) {
         const int64_t item = (int64_t)tt_dtype_bytes(l[*k].in[0].dtype);
@@ -20003,6 +20006,7 @@ static int tt__net_jobs(const tt__launch *l, int n, const tt__net_group *g, int 
 typedef struct tt__net_batch {
     const tt__net_job *job;
     int jobs;
+    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
     size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
 } tt__net_batch;
 
@@ -20031,7 +20035,7 @@ static void tt__net_place(const tt__launch *l, const tt__net_group *g, tt__net_b
 static tt_status tt__net_lay_out(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
                                  const tt__net_batch *b)
 {
-    char *to = (char *)p->settings.crew->stage[rank] + TT__STAGE;
+    char *to = (char *)p->settings.crew->stage[rank] + TT__STAGE + b->begin;
     tt_status status = TT_OK;
     for (int at = 0; at < g->processes * b->jobs; at++) {
         const int q = at / b->jobs, j = at % b->jobs;
@@ -20053,7 +20057,7 @@ static tt_status tt__net_pack(tt_program *p, int rank, const tt__launch *l, cons
 {
     tt__mat leaf[TT__RANKS];
     tt_status status = TT_OK;
-    size_t laid = TT__STAGE;
+    size_t laid = TT__STAGE + b->begin;
     int turn = 0;
     for (int j, at = 0; at < g->processes * b->jobs; at++) {
         const int q = at / b->jobs;
@@ -20107,41 +20111,69 @@ static tt_status tt__net_unpack(tt_program *p, int rank, const tt__launch *l, co
     return status;
 }
 
-/* Each member's piece of n sums. */
+/* A batch on its way. */
+typedef struct tt__net_flight {
+    tt__net_job job[TT__NET_JOBS];
+    tt__net_batch b;
+    tt__request r[2 * TT__RANKS];
+    int count;
+} tt__net_flight;
+
+/* Waits for a batch, and sums it. */
+static tt_status tt__net_land(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
+                              tt__net_flight *f)
+{
+    const char *stage = (const char *)p->settings.crew->stage[g->leader] + f->b.begin;
+    const int stream = l->instr->stream;
+    if (!f->b.jobs) return TT_OK;
+    tt_status status = tt__net_all_there(p, l->instr, f->r, &f->count);
+    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
+    if (status == TT_OK) status = tt__net_unpack(p, rank, l, g, &f->b, stage, stage + TT__STAGE);
+    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
+    f->b.jobs = 0;
+    return status;
+}
+
+/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
+   other, other batches are on their way. */
 static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
 {
     const tt__instr *i = l->instr;
     const bool apart = tt__is_apart(p->settings.crew, g->near);
     char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__net_job job[TT__NET_JOBS];
-    tt__request r[2 * TT__RANKS];
+    tt__net_flight flight[TT__NET_FLIGHTS];
     tt_status status = TT_OK;
     int64_t from = 0;
-    for (int k = 0; k < n && status == TT_OK;) {
-        tt__net_batch b = {job, tt__net_jobs(l, n, g, &k, &from, job), {0}, {0}};
-        if (!b.jobs && k < n)
+    int turn = 0;
+    for (int k = 0; k < TT__NET_FLIGHTS; k++) flight[k].b.jobs = 0;
+    for (int k = 0; k < n && status == TT_OK; turn++) {
+        tt__net_flight *f = &flight[turn % TT__NET_FLIGHTS];
+        tt__net_batch *b = &f->b;
+        b->job = f->job;
+        b->jobs = tt__net_jobs(l, n, g, &k, &from, f->job);
+        b->begin = turn % TT__NET_FLIGHTS * TT__NET_PART;
+        f->count = 0;
+        if (!b->jobs && k < n)
             return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
-        tt__net_place(l, g, &b);
-        if (apart) status = tt__net_lay_out(p, rank, l, g, &b);
+        tt__net_place(l, g, b);
+        if (apart) status = tt__net_lay_out(p, rank, l, g, b);
         if (apart && status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_pack(p, rank, l, g, &b, apart, stage);
+        if (status == TT_OK) status = tt__net_pack(p, rank, l, g, b, apart, stage + b->begin);
         if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
         if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
-        int count = 0;
         for (int q = 0; q < g->processes && status == TT_OK && rank == g->leader; q++) {
             const int process = tt__net_process(p, g, q);
             if (q == g->own) continue;
-            status = tt__net_receive(p, i, process, g->tag, stage + TT__STAGE + b.from[q],
-                                     b.from[q + 1] - b.from[q], r, &count);
+            status = tt__net_receive(p, i, process, g->tag, stage + TT__STAGE + b->begin + b->from[q],
+                                     b->from[q + 1] - b->from[q], f->r, &f->count);
             if (status == TT_OK)
-                status = tt__net_send(p, i, process, g->tag, stage + b.to[q], b.to[q + 1] - b.to[q], r,
-                                      &count);
+                status = tt__net_send(p, i, process, g->tag, stage + b->begin + b->to[q],
+                                      b->to[q + 1] - b->to[q], f->r, &f->count);
         }
-        if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_unpack(p, rank, l, g, &b, stage, stage + TT__STAGE);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
+        if (status == TT_OK) status = tt__net_land(p, rank, l, g, &flight[(turn + 1) % TT__NET_FLIGHTS]);
     }
+    for (int k = 0; k < TT__NET_FLIGHTS && status == TT_OK; k++)
+        status = tt__net_land(p, rank, l, g, &flight[(turn + k) % TT__NET_FLIGHTS]);
     return status;
 }
 

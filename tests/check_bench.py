@@ -24,6 +24,7 @@ RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80",
         "step --layers 1 --seqs 1 --length 16 --steps 1", "step --peaks --seconds 0",
         "step --vit Ti/16 --pixels 32 --layers 1 --seqs 1 --steps 1",
         "images --seconds 0 --vit Ti/16 --from 48 --pixels 32 --seqs 1 --steps 1",
+        "machines --vit Ti/16 --ranks 2 --batch 1 --zero 3 --steps 1",
         "lm --layers 1 --seqs 1 --length 16 --steps 1", "lm --layers 1 --generate 3 --prompt 2",
         "ranks --only moved", "ranks --only moved --ranks 3", "ranks --only replay --link 50 --latency 10",
         "ranks --only reduce --seconds 0 --elements 5000",
@@ -32,7 +33,8 @@ RUNS = ["gemm --seconds 0 --rows 64 --in 96 --out 80",
 REFUSED = ["gemm --precision foo", "tokenize --precision x", "rows --seconds", "attention --nonsense",
            "step --length 600", "step --device cuda --seqs 1 --length 16", "gemm --rows 4",
            "images --from 70000", "ranks --only nothing", "ranks --only reduce --cpu-ranks 1",
-           "ranks --only step --seqs 3", "ranks --only step --length 600"]
+           "ranks --only step --seqs 3", "ranks --only step --length 600", "machines --vit X/16",
+           "machines --zero 4"]
 LIBRARIES = ["gemm_openblas", "gemm_onednn"]
 failed = passed = 0
 

@@ -1,0 +1,129 @@
+/* Training steps of a vision transformer on the ranks of several processes, which bench/machines.py starts on
+   as many machines of its own making, beside what the plan forecasts for a network of --mbit and --delay. The
+   costs of computation are measured here, on one rank; those of the network are the flags' alone: a link of
+   --mbit in each direction, and 2 * --delay for ranks to meet, which ask and answer. Rows: seconds of a step,
+   the median, beside the forecast; bytes that a process sends, beside the least; and a sum over the bits of
+   all parameters, which is the same for as many ranks in one process. */
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* setenv */
+#endif
+#include "bench.h"
+
+static struct {
+    const char *size;
+    int ranks, batch, zero, steps, mbit, delay;
+} opt = {"S/16", 1, 16, 1, 3, 100, 1000};
+
+/* Of this process's machine, without the others. */
+static tt_costs measured_costs(void)
+{
+    tt_costs c = tt_costs_default();
+    setenv("TINYTRAIN_ALONE", "1", 1);
+    tt_context *ctx = tt_open(&bench.options);
+    if (!ctx || tt_measure_costs(ctx, "cpu", &c) != TT_OK) bench_die("%s", ctx ? tt_error(ctx) : "no memory");
+    tt_close(ctx);
+    unsetenv("TINYTRAIN_ALONE");
+    c.between_ranks = 1e6 / 8 * opt.mbit;
+    c.meeting = 2e-6 * opt.delay;
+    return c;
+}
+
+/* FNV-1a over the numbers of all parameters. */
+static uint32_t hash_of(tt_context *ctx)
+{
+    uint32_t hash = 2166136261u;
+    for (int k = 0; k < ctx->n_params; k++) {
+        const tt_param *p = ctx->params[k];
+        float *x = (float *)malloc(sizeof *x * (size_t)p->size);
+        if (!x || tt_param_get(p, x) != TT_OK) bench_die("%s", x ? tt_error(ctx) : "no memory");
+        for (size_t b = 0; b < sizeof *x * (size_t)p->size; b++)
+            hash = (hash ^ ((const unsigned char *)x)[b]) * 16777619u;
+        free(x);
+    }
+    return hash;
+}
+
+int main(int argc, char **argv)
+{
+    const bench_flag flags[] = {
+        {"--vit", NULL, &opt.size, NULL, "SIZE: Ti/16, S/16, B/16, L/16 or H/14"},
+        {"--ranks", &opt.ranks, NULL, NULL, "of each process"},
+        {"--batch", &opt.batch, NULL, NULL, "images of a rank"},
+        {"--zero", &opt.zero, NULL, NULL, "1 to 3"},
+        {"--steps", &opt.steps, NULL, NULL, "measured, after one that is not"},
+        {"--mbit", &opt.mbit, NULL, NULL, "million bits a second of each machine's link, in each direction"},
+        {"--delay", &opt.delay, NULL, NULL, "microseconds from one machine to another"},
+    };
+    char device[32], name[64];
+    tt_vit m;
+    tt_batch b;
+    bench_open(argc, argv, flags, TT__COUNT(flags));
+    const tt_costs costs = measured_costs();
+    tt_context *ctx = tt_open(&bench.options); /* whose kernels are not timed, since ranks run at once */
+    if (!ctx) bench_die("the context does not open");
+    if (tt_process(ctx) && !freopen("/dev/null", "w", stdout)) bench_die("/dev/null: %s", strerror(errno));
+    const int ranks = opt.ranks * tt_processes(ctx);
+    tt_vit_config c = tt_vit_config_default(opt.size);
+    tt_train_options o = tt_train_options_default();
+    c.classes = 10;
+    snprintf(device, sizeof device, "cpu*%d", opt.ranks);
+    o.schedule.kind = TT_CONSTANT;
+    o.precision = bench.precision;
+    o.device = device;
+    o.costs = &costs;
+    o.max_seqs = opt.batch;
+    o.parallel.zero = opt.zero;
+    o.parallel.groups = ranks;
+    if (tt_vit_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
+    const tt_model model = tt_vit_classifier(&m);
+    tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+    if (!t) bench_die("%s", tt_error(ctx));
+    const tt_plan plan = tt_program_plan(tt_trainer_program(t));
+
+    const size_t image = (size_t)c.image_size * (size_t)c.image_size * (size_t)c.channels;
+    uint8_t *pixels = (uint8_t *)malloc(image * (size_t)opt.batch);
+    int32_t *labels = (int32_t *)malloc(sizeof *labels * (size_t)opt.batch);
+    double *seconds = (double *)calloc((size_t)opt.steps, sizeof *seconds);
+    if (!pixels || !labels || !seconds) bench_die("no memory");
+    memset(&b, 0, sizeof b);
+    b.seqs = opt.batch;
+    b.pixels = pixels;
+    b.image_bytes = (int64_t)image;
+    b.labels = labels;
+    uint32_t random = 1;
+    for (int step = -1; step < opt.steps; step++) {
+        double took = 0;
+        for (int k = 0; k < ranks; k++) {
+            for (size_t p = 0; p < image * (size_t)opt.batch; p++) {
+                random = random * 1664525u + 1013904223u;
+                pixels[p] = (uint8_t)(random >> 24);
+            }
+            for (int n = 0; n < opt.batch; n++) labels[n] = (n + k + step + 1) % c.classes;
+            b.last_of_step = k + 1 == ranks;
+            const double now = tt__seconds();
+            if (tt_train_batch(t, &b, NULL, NULL) != TT_OK) bench_die("%s", tt_error(ctx));
+            took += tt__seconds() - now;
+        }
+        if (step >= 0) seconds[step] = took;
+    }
+    qsort(seconds, (size_t)opt.steps, sizeof *seconds, bench_ascending);
+    const double forecast = plan.compute_seconds + plan.exposed_seconds;
+    bench_row("forecast: computation", plan.compute_seconds, "s", 0);
+    bench_row("forecast: what it waits for the network", plan.exposed_seconds, "s", 0);
+    bench_peer_row("a step, beside the forecast", seconds[opt.steps / 2], "s", 0, forecast);
+    if (plan.sent_bytes)
+        bench_peer_row("sent by a process, beside the least", (double)plan.sent_bytes / 1e6, "MB", 0,
+                       (double)plan.sent_least_bytes / 1e6);
+    const uint32_t hash = hash_of(ctx); /* all processes collect the parameters */
+    snprintf(name, sizeof name, "hash %08x of so many parameters", hash);
+    bench_row(name, ctx->n_params, "", 0);
+    free(pixels);
+    free(labels);
+    free(seconds);
+    tt_trainer_free(t);
+    tt_vit_free(&m);
+    tt_close(ctx);
+    bench_close();
+    return 0;
+}
