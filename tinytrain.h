@@ -130,9 +130,8 @@
      asks for MPI_THREAD_SERIALIZED or more. As tensor ranks talk within every layer, let the ranks of a
      process be a multiple of them. tt_plan.sent_bytes says what a process sends in a step.
      The processes of a host take its GPUs in turn: with "cuda*2" the first has cuda:0 and cuda:1, the second
-     cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. Stages
-     of a pipeline on GPUs lie in one process, so far. On CPUs the ranks of a stage divide those of a process,
-     or are a multiple of them.
+     cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. The
+     ranks of a pipeline's stage divide those of a process, or are a multiple of them.
      An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
      alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
      of all for good: each call then returns the sentence that names process, host and instruction.
@@ -729,7 +728,8 @@ typedef struct tt_plan {
        own, also each input twice, on its way there, and a buffer of 64 KiB, which such programs have in
        common; of several ranks each also 4 MiB that all programs have in common. Of several processes each
        rank has 8 MiB for messages, on any device. Of a pipeline also the inputs of parallel.micros micro-
-       batches of a data rank (of one, where that is 0; more are allocated when they come). */
+       batches of a data rank (of one, where that is 0; more are allocated when they come), and where devices
+       have memory of their own, what a stage passes on to another process of each micro-batch on its way. */
     size_t host_bytes;
     /* Bytes that a rank copies between the two memories because of `offload`, in a step of one full micro-
        batch on each data rank, and for each further one. */
@@ -15828,9 +15828,6 @@ static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_paralle
         tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
                   "for which it plans memory");
     p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
-    if (c->local < c->ranks && p->pipeline > 1 && !c->kind->host)
-        tt__print(&all, "; device '%s': stages of a pipeline are on 'cpu' where they are in several "
-                  "processes, so far", c->name);
     const int of_stage = ranks ? p->data * p->tensor : 1;
     if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
         tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
@@ -16511,6 +16508,7 @@ typedef struct tt__rank {
     double flops;           /* of the micro-batch that was run last */
     char *staging;          /* buffers of all inputs; NULL on the host's device */
     tt__staged *staged;     /* of each input */
+    char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by which way they go */
     char *host;             /* values in the host's memory (tt__host_region) */
     tt__launch *launches;   /* of instructions that run together */
     tt__mat *peers;         /* operands of these in other ranks */
@@ -18648,6 +18646,36 @@ static bool tt__has_data_rank(const tt_program *p, int data_rank)
     return has;
 }
 
+/* The ranks that take part in a collective of this rank, and which of them it is. */
+static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
+{
+    const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
+    const tt__members data = {rank - place + rank % tensor, tensor, p->arena->data};
+    const tt__members of_tensor = {rank - rank % tensor, 1, tensor};
+    const tt__members stages = {(p->arena->stages - 1) * each + place, -each, p->arena->stages};
+    const tt__members tied = {move->from * each + place, (move->to - move->from) * each, 2};
+    const tt__members m = move->over == TT__OVER_DATA ? data : move->over == TT__OVER_STAGES ? stages
+                        : move->over == TT__OVER_TIED ? tied : of_tensor;
+    *me = (rank - m.first) / m.stride;
+    return m;
+}
+
+/* Is a collective between two of its members? */
+static bool tt__is_pair(const tt__instr *i)
+{
+    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
+}
+
+/* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
+   next stage (0) or to the one before (1). */
+static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
+{
+    int me;
+    const tt__members all = tt__members_of(p, rank, &i->move, &me);
+    *way = i->move.to > i->move.from;
+    return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
+}
+
 /* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
 static int tt__slots(const tt_program *p)
 {
@@ -19047,12 +19075,29 @@ static size_t tt__micro_bytes(const tt__value *x)
     return tt__storage_bytes(x) / (size_t)tt__max(1, x->copies);
 }
 
-/* Bytes of a rank's buffers that the host writes such values from: one is filled while another is copied. */
+/* Bytes of the messages by which a stage passes a value on to one in another process, or gets it: they go
+   through the host's memory where the value lies in a device's. Sent are those of all micro-batches on their
+   way. 0: instruction i does nothing of that kind. */
+static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__mat x = tt__at_capacity(p->built.t, i->out[0] ? i->out[0] : i->in[0]);
+    const int rank = tt__first_rank(p->arena);
+    int way;
+    if (p->settings.kind->host || i->move.over != TT__OVER_STAGES || !tt__is_pair(i)) return 0;
+    if (tt__process_of(c, rank) == tt__process_of(c, tt__neighbour(p, rank, i, &way))) return 0;
+    const size_t bytes = tt__align_up((size_t)tt__elements(&x) * tt_dtype_bytes(x.dtype));
+    return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
+}
+
+/* Bytes of a rank's buffers: those that the host writes such values from, of which one is filled while
+   another is copied, and those of a stage's messages. */
 static size_t tt__staging_bytes(const tt_program *p)
 {
     size_t bytes = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
         if (tt__is_staged(p, v)) bytes += 2 * tt__micro_bytes(&p->built.t->values[v]);
+    for (int k = 0; k < p->built.t->n_code; k++) bytes += tt__message_bytes(p, &p->built.t->code[k]);
     return bytes;
 }
 
@@ -19076,6 +19121,13 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     for (int32_t v = 1; v < t->n_values; v++)
         for (int k = 0; k < 2 && tt__is_staged(p, v); k++, at += tt__micro_bytes(&t->values[v]))
             r->staged[v].buffer[k] = at;
+    for (int k = 0, way; k < t->n_code; k++) {
+        const size_t message = tt__message_bytes(p, &t->code[k]);
+        if (!message) continue;
+        tt__neighbour(p, rank, &t->code[k], &way);
+        *(t->code[k].out[0] ? &r->receives[way] : &r->sends[way]) = at;
+        at += message;
+    }
     return TT_OK;
 }
 
@@ -19085,7 +19137,7 @@ static tt_status tt__check_neighbours(const tt_program *p)
     const tt__crew *c = p->settings.crew;
     const int each = tt__stage_ranks(p->arena);
     char a[32], b[32];
-    for (int r = 0; r + each < c->ranks; r++)
+    for (int r = c->first; r + each < c->first + c->local; r++)
         if (c->apart[r][r + each] || c->apart[r + each][r])
             return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d needs devices that load from "
                             "each other's memory, and '%s' and '%s' do not: use data or tensor ranks",
@@ -19545,20 +19597,6 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 
 static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
 
-/* The ranks that take part in a collective of this rank, and which of them it is. */
-static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
-{
-    const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
-    const tt__members data = {rank - place + rank % tensor, tensor, p->arena->data};
-    const tt__members of_tensor = {rank - rank % tensor, 1, tensor};
-    const tt__members stages = {(p->arena->stages - 1) * each + place, -each, p->arena->stages};
-    const tt__members tied = {move->from * each + place, (move->to - move->from) * each, 2};
-    const tt__members m = move->over == TT__OVER_DATA ? data : move->over == TT__OVER_STAGES ? stages
-                        : move->over == TT__OVER_TIED ? tied : of_tensor;
-    *me = (rank - m.first) / m.stride;
-    return m;
-}
-
 /* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
    device goes. */
 static tt_status tt__sync(tt_program *p, int rank, tt__members members, int stream)
@@ -19906,12 +19944,6 @@ static double tt__net_least(const tt__launch *l, const tt__net_group *g)
 static void tt__net_count(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
 {
     for (int k = 0; k < n; k++) tt__net_must_send(p, tt__net_least(&l[k], g));
-}
-
-/* Is a collective between two of its members? */
-static bool tt__is_pair(const tt__instr *i)
-{
-    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
 }
 
 /* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
@@ -20490,17 +20522,8 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
 
 /* ---- from stage to stage */
 
-/* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
-   next stage (0) or to the one before (1). */
-static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
-{
-    int me;
-    const tt__members all = tt__members_of(p, rank, &i->move, &me);
-    *way = i->move.to > i->move.from;
-    return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
-}
-
-/* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. */
+/* The same to and from a stage in another process: a SEND does not wait for its messages, a RECV does. Those
+   of a device are in the host's memory. */
 static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l, int other, int way)
 {
     const bool receives = l->instr->out[0] != 0;
@@ -20510,19 +20533,30 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
     tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
     tt__request part[TT__PARTS], *r = receives ? part : own->part[way];
+    const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
+    char *data = (char *)x->data;
     int parts = 0;
     if (bytes > most * TT__PARTS)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
                         "at once", tt__instr_name(l->instr), bytes);
+    if (!host && receives) data = p->rank[rank].receives[way];
+    if (!host && !receives) {
+        const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
+        data = p->rank[rank].sends[way] + (size_t)(p->round % p->settings.in_flight) * each;
+        status = tt__net_copy(p, rank, l, data, x->data, (int64_t)bytes);
+    }
+    if (status == TT_OK) status = tt__await_stream(p, rank, l->instr->stream);
     for (size_t at = 0, n; at < bytes && status == TT_OK; at += n) {
         n = bytes - at < most ? bytes - at : most;
-        if (receives) status = tt__net_receive(p, l->instr, process, tag, (char *)x->data + at, n, r, &parts);
-        else status = tt__net_send(p, l->instr, process, tag, (char *)x->data + at, n, r, &parts);
+        if (receives) status = tt__net_receive(p, l->instr, process, tag, data + at, n, r, &parts);
+        else status = tt__net_send(p, l->instr, process, tag, data + at, n, r, &parts);
     }
     if (!receives) tt__net_must_send(p, (double)bytes);
     if (!receives) own->parts[way] = parts;
-    return receives && status == TT_OK ? tt__net_all_there(p, l->instr, r, &parts) : status;
+    if (receives && status == TT_OK) status = tt__net_all_there(p, l->instr, r, &parts);
+    if (receives && status == TT_OK) status = tt__net_copy(p, rank, l, x->data, data, (int64_t)bytes);
+    return status;
 }
 
 /* Messages of a rank that are on their way go on: with some MPI libraries only while it is called. */

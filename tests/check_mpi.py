@@ -79,7 +79,8 @@ def emulated_gpus(folder):
     """GPUs of several processes; without peers, those of a process do not see each other's memory either."""
     if not os.path.exists(EMULATED):
         return
-    for processes, ranks, peers, *tests in ((2, 1, 1, "gradients*"), (2, 2, 1, "tensor*", "bytes*"),
+    for processes, ranks, peers, *tests in ((2, 1, 1, "gradients*", "stages*"),
+                                            (2, 2, 1, "tensor*", "bytes*", "stages*"),
                                             (2, 2, 0, "processes*")):
         env = {"TINYTRAIN_DEVICE": "cuda", "EMU_DEVICES": "4", "EMU_PEERS": str(peers)}
         ranks_tests(folder, processes, ranks, *tests, program=EMULATED, env=env,

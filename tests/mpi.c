@@ -90,7 +90,6 @@ TEST(stages_of_processes)
 {
     static const layout on = {NULL, 1, 0};
     const int ranks = processes * local;
-    if (!on_cpu()) SKIP("stages in several processes are on CPUs so far");
     for (int stages = 2; stages <= 3; stages++)
         for (int k = 0; k < 3; k++) {
             const int data = ranks / stages;
