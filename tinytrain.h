@@ -356,6 +356,8 @@ void tt_recompute(tt_tape *t, tt_value v);
 tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b);
 /* ids i32 (rows, 1), table (vocab, D) -> (rows, D). An id outside [0, vocab) fails the run and is named. */
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table);
+/* ... rows ids + offset of the table */
+tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offset);
 /* (x - mean) / sqrt(var + eps) * w + b over each row (Ba et al. 2016).  x (rows, D), w (D), b (D) or NULL */
 tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps);
 /* x / sqrt(mean(x^2) + eps) * w over each row (Zhang, Sennrich 2019).  x (rows, D), w (D), eps >= 0 */
@@ -1242,12 +1244,20 @@ typedef struct tt_inputs {
 tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o);
 tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes);
 
-/* BERT (Devlin et al. 2019), DistilBERT (Sanh et al. 2019), MiniLM (Wang et al. 2020): one encoder, two
-   spellings. Parameters carry the names of transformers' (Distil)BertForSequenceClassification. */
+/* BERT (Devlin et al. 2019), MiniLM (Wang et al. 2020), DistilBERT (Sanh et al. 2019), RoBERTa (Liu et al.
+   2019) and BigBird (Zaheer et al. 2020): one encoder. Parameters carry the names of transformers'
+   ...ForSequenceClassification. */
+typedef enum tt_bert_kind {
+    TT_BERT,
+    TT_DISTILBERT, /* head: pre_classifier, ReLU; BERT's: pooler, tanh */
+    TT_ROBERTA,    /* positions from pad_token + 1 on, no token types; head: classifier.dense, tanh */
+    TT_BIG_BIRD    /* head: classifier.dense, `activation`. Its pooler is kept and not used */
+} tt_bert_kind;
 typedef struct tt_bert_config {
-    bool distil;              /* DistilBERT's names, head (pre_classifier, ReLU), not BERT's (pooler, tanh) */
+    tt_bert_kind kind;
     int vocab_size, hidden_size, layers, heads, intermediate_size, max_positions;
     int type_vocab_size;      /* 0: no token types */
+    int pad_token;            /* RoBERTa, BigBird. Default 1; 0 */
     bool pooler;              /* BERT: dense + tanh on the first token before the classifier. Default true */
     int classes;
     const char *activation;   /* "gelu", "gelu_new", "relu", "silu" */
@@ -1255,8 +1265,17 @@ typedef struct tt_bert_config {
     float dropout;            /* of embeddings and residual branches */
     float attention_dropout;
     float classifier_dropout;
+    /* BigBird: attention by blocks (attention_type "block_sparse"), where sequences of more than (5 + 2
+       random_blocks) block_size tokens see, as in transformers, the first and the last block, three around a
+       block, and in training random_blocks that a seed (the layer's number) chooses, those that transformers
+       chooses for max_positions tokens; without training, in place of these as often the first. No weights of
+       attention are then dropped. */
+    bool block_sparse;        /* default true */
+    int block_size, random_blocks;
+    bool qkv_bias;            /* BigBird. Default true */
+    bool scale_embeddings;    /* BigBird: words are multiplied with sqrt(hidden_size). Default false */
 } tt_bert_config;
-tt_bert_config tt_bert_config_default(bool distil); /* the base model's sizes, 2 classes */
+tt_bert_config tt_bert_config_default(tt_bert_kind kind); /* the base model's sizes, 2 classes */
 
 typedef struct tt_bert_layer { /* weights (out, in), biases (out), norms (hidden) */
     tt_param *q_w, *q_b, *k_w, *k_b, *v_w, *v_b;
@@ -1274,14 +1293,15 @@ typedef struct tt_bert {
     tt_bert_layer *layer;
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
+    tt_param *pooler_w, *pooler_b;          /* BigBird's, which the logits do not depend on */
 } tt_bert;
 
 /* Creates the parameters, which begin as in transformers (normal, initializer_range; norms 1, biases 0). */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
-/* From a Hugging Face folder: config.json and model.safetensors (with or without the "bert."/"distilbert."
-   prefix). Tensors stream into place when a program is allocated. classes 0: as config.json says. When the
-   file has no classifier or one of another size, it is made anew, and the logger is told; a missing or
-   misshapen tensor of the body is an error, before anything of the sizes in config.json is made. */
+/* From a Hugging Face folder: config.json and model.safetensors (with or without the prefix, as "bert.").
+   Tensors stream into place when a program is allocated. classes 0: as config.json says. When the file has no
+   classifier or one of another size, it is made anew, and the logger is told; a missing or misshapen tensor
+   of the body is an error, before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
    reads them. Of classes that share a name, all are in id2label, the last in label2id. Class names that are
@@ -1691,6 +1711,7 @@ typedef enum tt__act {
     X(float, clip_norm)   /* CLIP */ \
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
+    X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: of the table's rows */ \
     X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8 */ \
     X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
 
@@ -4460,6 +4481,9 @@ static bool tt__shape_EMBEDDING(tt_tape *t, const tt__instr *i, tt__shape *out)
     const tt__shape *table = tt__in(t, i, 1);
     tt__set_shape(&out[0], table->dtype, tt__in(t, i, 0), table->cols);
     if (!tt__index_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (i->attr.offset < 0 || i->attr.offset >= table->rows)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "embedding: offset %d is not in 0..%lld, the rows of the "
+                             "table", i->attr.offset, (long long)table->rows - 1);
     return !table->axis || tt__bad(t, i, 1, "a table with a fixed number of rows");
 }
 
@@ -4471,15 +4495,22 @@ static bool tt__layout_EMBEDDING(const tt_tape *t, const tt__instr *i, const tt_
     return in[1] <= TT__ROWS && tt__laid_out(i, in, 0, TT__WHOLE);
 }
 
+tt_value tt_embedding_offset(tt_tape *t, tt_value ids, tt_param *table, int offset)
+{
+    tt__instr i = tt__new_instr(TT__OP_EMBEDDING);
+    i.attr.offset = offset;
+    return tt__record(t, i, "vp", ids, table);
+}
+
 tt_value tt_embedding(tt_tape *t, tt_value ids, tt_param *table)
 {
-    return tt__record(t, tt__new_instr(TT__OP_EMBEDDING), "vp", ids, table);
+    return tt_embedding_offset(t, ids, table, 0);
 }
 
 static tt_status tt__check_EMBEDDING(const tt__launch *l)
 {
     const int64_t rows = l->whole_rows ? l->whole_rows : l->in[1].rows;
-    return tt__check_indices(l, 0, rows, NULL, "rows of the embedding table");
+    return tt__check_indices(l, 0, rows - l->instr->attr.offset, NULL, "rows of the embedding table");
 }
 
 static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__layout_EMBEDDING,
@@ -13540,7 +13571,7 @@ TT__INLINE void TT__K(take_rows)(const tt__launch *l, int64_t from, int64_t to, 
 }
 
 TT__RUN_ROWS(EMBEDDING, TT__K(take_rows)(l, from, to, scratch, &l->in[1], (const int32_t *)l->in[0].data,
-                                         l->first_row))
+                                         l->first_row - l->instr->attr.offset))
 TT__RUN_ROWS(GATHER_ROWS, TT__K(take_rows)(l, from, to, scratch, &l->in[0], (const int32_t *)l->in[1].data,
                                            0))
 
@@ -13571,7 +13602,7 @@ TT__ROWS_FN(embedding_backward_rows)
             const float *dy = TT__K(row_in)(&l->in[1], order[k], scratch, 1);
             TT__K(axpby)(sum, 1, sum, 1, dy, n);
         }
-        TT__K(row_end)(&l->out[0], l->add[0], id - l->first_row, sum, scratch, 2);
+        TT__K(row_end)(&l->out[0], l->add[0], id - l->first_row + l->instr->attr.offset, sum, scratch, 2);
     }
 }
 
@@ -13580,12 +13611,13 @@ TT__FN tt_status TT__K(run_EMBEDDING_BACKWARD)(const tt__launch *l)
     const int32_t *ids = (const int32_t *)l->in[0].data;
     int64_t rows = l->in[0].rows, vocab = l->out[0].rows, n = l->out[0].cols, id;
     int32_t *order = (int32_t *)l->workspace, *first = order + rows;
+    const int64_t first_row = l->first_row - l->instr->attr.offset;
     memset(first, 0, (size_t)(vocab + 1) * 4); /* counting sort */
     for (int64_t r = 0; r < rows; r++)
-        if ((id = ids[r] - l->first_row) >= 0 && id < vocab) first[id + 1]++;
+        if ((id = ids[r] - first_row) >= 0 && id < vocab) first[id + 1]++;
     for (int64_t v = 0; v < vocab; v++) first[v + 1] += first[v];
     for (int64_t r = 0; r < rows; r++)
-        if ((id = ids[r] - l->first_row) >= 0 && id < vocab) order[first[id]++] = (int32_t)r;
+        if ((id = ids[r] - first_row) >= 0 && id < vocab) order[first[id]++] = (int32_t)r;
     if (!l->add[0]) tt__for_rows(l, &l->out[0], 0, TT__K(zero_rows));
     return tt__for_chunks(l, first[vocab], n, 64, tt__align_up((size_t)(rows + vocab + 1) * 4),
                           TT__K(embedding_backward_rows));
@@ -29381,34 +29413,43 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-tt_bert_config tt_bert_config_default(bool distil)
+tt_bert_config tt_bert_config_default(tt_bert_kind kind)
 {
+    const bool distil = kind == TT_DISTILBERT, roberta = kind == TT_ROBERTA, big_bird = kind == TT_BIG_BIRD;
     tt_bert_config c;
     memset(&c, 0, sizeof c);
-    c.distil = distil;
-    c.vocab_size = 30522;
+    c.kind = kind;
+    c.vocab_size = roberta ? 50265 : big_bird ? 50358 : 30522;
     c.hidden_size = 768;
     c.layers = distil ? 6 : 12;
     c.heads = 12;
     c.intermediate_size = 3072;
-    c.max_positions = 512;
-    c.type_vocab_size = distil ? 0 : 2;
-    c.pooler = !distil;
+    c.max_positions = roberta ? 514 : big_bird ? 4096 : 512;
+    c.type_vocab_size = distil ? 0 : roberta ? 1 : 2;
+    c.pad_token = roberta;
+    c.pooler = kind == TT_BERT;
     c.classes = 2;
-    c.activation = "gelu";
-    c.layer_norm_eps = 1e-12f;
+    c.activation = big_bird ? "gelu_new" : "gelu";
+    c.layer_norm_eps = roberta ? 1e-5f : 1e-12f;
     c.initializer_range = 0.02f;
     c.dropout = 0.1f;
     c.attention_dropout = 0.1f;
     c.classifier_dropout = distil ? 0.2f : 0.1f;
+    c.block_sparse = big_bird;
+    c.block_size = 64;
+    c.random_blocks = 3;
+    c.qkv_bias = true;
     return c;
 }
 
-/* H hidden, I intermediate, V vocab, P positions, T types, C classes; Q: hidden, where there is a head. */
+/* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
+   BigBird, U where queries, keys and values have biases. */
 static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
-    size['Q' - 'A'] = c->distil || c->pooler ? c->hidden_size : 0;
+    size['Q' - 'A'] = c->kind != TT_BERT || c->pooler ? c->hidden_size : 0;
+    size['B' - 'A'] = c->kind == TT_BIG_BIRD ? c->hidden_size : 0;
+    size['U' - 'A'] = c->kind != TT_BIG_BIRD || c->qkv_bias ? c->hidden_size : 0;
 }
 
 static const tt__tensor_row tt__bert_tensors[] = {
@@ -29423,16 +29464,40 @@ static const tt__tensor_row tt__bert_tensors[] = {
 #undef T
 #undef W
 };
-static const tt__tensor_row tt__bert_layer_tensors[] = {
-#define W(...) TT__WEIGHT_BIAS(tt_bert_layer, __VA_ARGS__, false)
-    W(q, "attention.self.query", "attention.q_lin", "HH", "H", 'n'),
-    W(k, "attention.self.key", "attention.k_lin", "HH", "H", 'n'),
-    W(v, "attention.self.value", "attention.v_lin", "HH", "H", 'n'),
-    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'),
-    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'),
-    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'),
-    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'),
-    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
+#define TT__BERT_LAYER(W) \
+    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'), \
+    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'), \
+    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'), \
+    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'), \
+    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'), \
+    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'), \
+    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'), \
+    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1')
+#define TT__BERT_ROW(field, bert, distil, ...) \
+    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, distil, __VA_ARGS__, false)
+static const tt__tensor_row tt__bert_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
+#undef TT__BERT_ROW
+/* RoBERTa and BigBird */
+#define TT__BERT_ROW(field, bert, distil, ...) \
+    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, bert, __VA_ARGS__, false)
+static const tt__tensor_row tt__roberta_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
+#undef TT__BERT_ROW
+#undef TT__BERT_LAYER
+static const tt__tensor_row tt__roberta_tensors[] = {
+#define T(field, roberta, big_bird, shape, init, head) \
+    TT__TENSOR(tt_bert, field, roberta, big_bird, shape, init, head)
+#define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
+    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH", 'n', false),
+    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH",
+      'n', false),
+    T(type, ".embeddings.token_type_embeddings.weight", ".embeddings.token_type_embeddings.weight", "TH",
+      'n', false),
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
+    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', true),
+    T(pooler_b, NULL, ".pooler.bias", "B", '0', true),
+    W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
+    W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
+#undef T
 #undef W
 };
 static const tt__config_row tt__bert_rows[] = {
@@ -29451,6 +29516,29 @@ static const tt__config_row tt__bert_rows[] = {
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
 #undef C
 };
+static const tt__config_row tt__roberta_rows[] = {
+#define C(field, kind, letter, key) TT__CONFIG(tt_bert, field, kind, letter, key, key)
+#define B(field, kind, key) TT__CONFIG(tt_bert, field, kind, 0, NULL, key) /* BigBird's */
+    C(vocab_size, 'N', 'V', "vocab_size"),
+    C(hidden_size, 'N', 'H', "hidden_size"),
+    C(layers, 'N', 0, "num_hidden_layers"),
+    C(heads, 'N', 0, "num_attention_heads"),
+    C(intermediate_size, 'N', 'I', "intermediate_size"),
+    C(max_positions, 'N', 'P', "max_position_embeddings"),
+    C(type_vocab_size, '0', 'T', "type_vocab_size"),
+    C(pad_token, '0', 0, "pad_token_id"),
+    C(layer_norm_eps, 'f', 0, "layer_norm_eps"),
+    C(initializer_range, 'f', 0, "initializer_range"),
+    C(dropout, 'p', 0, "hidden_dropout_prob"),
+    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob"),
+    C(classifier_dropout, 'p', 0, "classifier_dropout"),
+    B(block_size, 'n', "block_size"),
+    B(random_blocks, '0', "num_random_blocks"),
+    B(qkv_bias, 'b', "use_bias"),
+    B(scale_embeddings, 'b', "rescale_embeddings"),
+#undef B
+#undef C
+};
 
 /* Spelling 1 is DistilBERT's. */
 static const tt__architecture tt__bert = {
@@ -29464,37 +29552,214 @@ static const tt__architecture tt__bert = {
     TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
     NULL, NULL, 0, NULL, NULL};
 
-tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
+static void tt__roberta_check(tt__text *all, const void *config)
 {
-    return tt__model_new(ctx, &tt__bert, m, config, config->distil);
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    const double listed = (double)c->heads * c->random_blocks * c->max_positions / tt__max(1, c->block_size);
+    if (c->kind == TT_ROBERTA && c->max_positions <= c->pad_token + 1)
+        tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
+    if (c->kind == TT_ROBERTA && c->type_vocab_size > 1)
+        tt__print(all, "; type_vocab_size is %d, of which only 1 is supported", c->type_vocab_size);
+    if (c->kind == TT_BIG_BIRD && (c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
+        tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
+    if (c->kind == TT_BIG_BIRD && listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
+    if (c->kind == TT_BIG_BIRD && (2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
+        tt__print(all, "; block_size is %d", c->block_size);
 }
 
-void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert, m); }
+static void tt__roberta_print(tt__text *json, const void *self, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    (void)self;
+    if (c->kind == TT_BIG_BIRD)
+        tt__print(json, "  \"attention_type\": \"%s\",\n",
+                  c->block_sparse ? "block_sparse" : "original_full");
+}
+
+/* Spelling 1 is BigBird's. */
+static const tt__architecture tt__roberta = {
+    "RoBERTa or BigBird", {"RobertaForSequenceClassification", "BigBirdForSequenceClassification"},
+    {"roberta", "big_bird"}, {"hidden_act", "hidden_act"},
+    {"  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 2,\n",
+     "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n"},
+    {"roberta.", "bert."}, {"encoder.layer.%d.", "encoder.layer.%d."},
+    tt__roberta_tensors, tt__roberta_layer_tensors, tt__roberta_rows, TT__COUNT(tt__roberta_tensors),
+    TT__COUNT(tt__roberta_layer_tensors), TT__COUNT(tt__roberta_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
+    tt__roberta_check, NULL, 0, tt__roberta_print, NULL};
+
+/* A kind's architecture, and which of its spellings. */
+static const tt__architecture *tt__bert_of(tt_bert_kind kind)
+{
+    return kind >= TT_ROBERTA ? &tt__roberta : &tt__bert;
+}
+static int tt__bert_spelling(tt_bert_kind kind) { return kind == TT_DISTILBERT || kind == TT_BIG_BIRD; }
+
+tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
+{
+    return tt__model_new(ctx, tt__bert_of(config->kind), m, config, tt__bert_spelling(config->kind));
+}
+
+void tt_bert_free(tt_bert *m) { tt__model_free(tt__bert_of(m->config.kind), m); }
 
 tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d)
 {
     return tt__name_classes(m->ctx, m->class_names, m->config.classes, d);
 }
 
+/* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
+
+/* MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), as numpy.random.seed begins it. */
+typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
+
+static void tt__twister_seed(tt__twister *m, uint32_t seed)
+{
+    for (int k = 0; k < 624; k++) {
+        m->word[k] = seed;
+        seed = 1812433253u * (seed ^ seed >> 30) + (uint32_t)k + 1;
+    }
+    m->at = 624;
+}
+
+static uint32_t tt__twister_next(tt__twister *m)
+{
+    if (m->at == 624) {
+        for (int k = 0; k < 624; k++) {
+            const uint32_t y = (m->word[k] & 0x80000000u) | (m->word[(k + 1) % 624] & 0x7fffffffu);
+            m->word[k] = m->word[(k + 397) % 624] ^ y >> 1 ^ (y & 1 ? 0x9908b0dfu : 0);
+        }
+        m->at = 0;
+    }
+    uint32_t y = m->word[m->at++];
+    y ^= y >> 11;
+    y ^= y << 7 & 0x9d2c5680u;
+    y ^= y << 15 & 0xefc60000u;
+    return y ^ y >> 18;
+}
+
+/* Shuffles x (n) as numpy.random.permutation does. */
+static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
+{
+    for (int k = n - 1; k > 0; k--) {
+        uint32_t mask = (uint32_t)k, j;
+        for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
+        while ((j = tt__twister_next(m) & mask) > (uint32_t)k) {}
+        const int32_t was = x[k];
+        x[k] = x[j];
+        x[j] = was;
+    }
+}
+
+/* The plan of the paper, which transformers has for 1024, 3072 and 4096 positions: blocks of the first 1024
+   tokens that are not near block i of n. Fills x and returns how many. */
+static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
+{
+    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks [start + 1, end + 1] are left out */
+    if (1024 > 2 * size) last = 1024 / size - 1;
+    if (i == 1) start = 0, end = 1;
+    else if (i == 2) start = 0, end = 2;
+    else if (i >= n - 3) start = last, end = n;
+    else if (start > last) start = last, end = n;
+    else if (end + 1 == last) end = n;
+    for (int k = 0; k < n - 2; k++)
+        if (k < start || (k > end && k < last)) x[count++] = k + 1;
+    return count;
+}
+
+/* Otherwise of the first 2 listed + 5 blocks all are shuffled; a block does not list those that it sees. */
+static bool tt__big_bird_may(int i, int j, int most)
+{
+    const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
+    return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
+}
+
+/* lists (heads, n, listed): the random blocks of each block of a sequence of n blocks of `size` rows. x: room
+   for n numbers. */
+static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
+                               int32_t *x)
+{
+    const int rows = n * size, most = 2 * listed + 5;
+    const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
+    tt__twister m;
+    tt__twister_seed(&m, seed);
+    memset(lists, 0, sizeof *lists * (size_t)heads * (size_t)n * (size_t)listed);
+    for (int h = 0; h < heads && paper; h++)
+        for (int i = 1; i < n - 1; i++) {
+            const int count = tt__big_bird_paper(i, n, size, x);
+            int32_t *list = lists + ((size_t)h * (size_t)n + (size_t)i) * (size_t)listed;
+            tt__twister_shuffle(&m, x, count);
+            for (int k = 0; k < listed; k++) list[k] = count ? x[k < count ? k : 0] : 0;
+        }
+    for (int i = 1; i < n && !paper && n >= most; i++)
+        for (int h = 0; h < heads; h++) {
+            int32_t *list = lists + ((size_t)h * (size_t)n + (size_t)i) * (size_t)listed;
+            int found = 0;
+            for (int k = 0; k < most; k++) x[k] = k;
+            tt__twister_shuffle(&m, x, most);
+            for (int k = 0; k < most && found < listed; k++)
+                if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
+        }
+}
+
+/* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
+static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
+{
+    const tt_bert_config *c = &m->config;
+    const int offset = c->kind == TT_ROBERTA ? c->pad_token + 1 : 0;
+    /* The order of these two decides the random numbers of the updates. */
+    tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
+    tt_value words = tt_embedding(t, in->ids, m->word);
+    if (c->kind == TT_BIG_BIRD && c->scale_embeddings)
+        words = tt_scale(t, words, sqrtf((float)c->hidden_size));
+    tt_value x = tt_add(t, words, places);
+    if (m->type && c->kind == TT_ROBERTA) return tt_add(t, x, tt_param_value(t, m->type));
+    return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
+}
+
+/* Attention of a layer. lists: room for those of BigBird, (heads, blocks, random_blocks) and blocks more. */
+static tt_attention_options tt__bert_attention(const tt_bert_config *c, int layer, int32_t *lists)
+{
+    tt_attention_options o = tt_attention_options_default(c->heads);
+    o.dropout = c->attention_dropout;
+    if (!lists) return o;
+    o.dropout = 0;
+    o.block = c->block_size;
+    o.dense = (5 + 2 * c->random_blocks) * c->block_size;
+    o.listed = c->random_blocks;
+    o.list_rows = (int)tt__ceil_div(c->max_positions, c->block_size);
+    o.lists = lists;
+    o.lists_for_training = true;
+    tt__big_bird_lists(lists, c->heads, o.list_rows, o.listed, o.block, (uint32_t)layer,
+                       lists + (size_t)o.heads * (size_t)o.list_rows * (size_t)o.listed);
+    return o;
+}
+
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    tt_attention_options attention = tt_attention_options_default(c->heads);
-    attention.dropout = c->attention_dropout;
-    /* All but h is (rows, hidden). The order of these two decides the random numbers of the updates. */
-    tt_value places = tt_embedding(t, in->positions, m->position);
-    tt_value x = tt_add(t, tt_embedding(t, in->ids, m->word), places);
-    if (m->type) x = tt_add(t, x, tt_embedding(t, in->types, m->type));
-    x = tt_dropout(t, tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps), c->dropout);
+    const bool sparse = c->kind == TT_BIG_BIRD && c->block_sparse;
+    const size_t blocks = (size_t)tt__ceil_div(c->max_positions, tt__max(1, c->block_size));
+    const size_t random = (size_t)c->random_blocks, lists_of = blocks * (size_t)c->heads * random;
+    int32_t *lists = NULL;
+    if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
+    if (sparse && !lists) {
+        tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
+        return tt__handle(0);
+    }
+    /* All but h is (rows, hidden). */
+    tt_value x = tt__bert_embed(m, t, in);
+    if (c->kind == TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
+    if (c->kind != TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
     tt_name(t, x, "embeddings");
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
         tt_value q = tt_linear(t, x, l->q_w, l->q_b), key = tt_linear(t, x, l->k_w, l->k_b);
         tt_value v = tt_linear(t, x, l->v_w, l->v_b);
+        const tt_attention_options attention = tt__bert_attention(c, k, lists);
         tt_value o = tt_attention(t, q, key, v, in->seq_start, &attention);
         tt_name(t, o, "layer.%d.attention", k);
         o = tt_linear(t, o, l->attention_w, l->attention_b);
-        if (!c->distil) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
+        if (c->kind != TT_DISTILBERT) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
@@ -29506,15 +29771,19 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         x = tt_layernorm(t, x, l->output_norm_w, l->output_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d", k);
     }
+    tt__free(m->ctx, lists);
     return x;
 }
 
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
+    const tt_bert_kind kind = m->config.kind;
+    if (kind >= TT_ROBERTA) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = m->config.distil ? tt_relu(t, h) : tt_tanh(t, h);
+        h = kind == TT_DISTILBERT ? tt_relu(t, h)
+            : kind == TT_BIG_BIRD ? tt__activation_of(m->activation)(t, h) : tt_tanh(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -29531,27 +29800,44 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
 tt_model tt_bert_classifier(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", c->max_positions, false};
+    const int length = c->max_positions - (c->kind == TT_ROBERTA ? c->pad_token + 1 : 0);
+    tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
     return model;
 }
 
 static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
 {
-    const char *type = NULL, *position = "absolute";
+    const char *type = NULL, *position = "absolute", *attention = "block_sparse";
+    bool decoder = false;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
-    if (strcmp(type, "distilbert") != 0 && strcmp(type, "bert") != 0)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
-                        "'%s': model_type is '%s'; this loader reads 'bert' (BERT, MiniLM) and 'distilbert'",
-                        j->path, type);
-    *c = tt_bert_config_default(strcmp(type, "distilbert") == 0);
-    if (!c->distil) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
-    status = tt__config_read(j, &tt__bert, c->distil, c);
+    int kind = 0;
+    while (kind <= TT_BIG_BIRD &&
+           strcmp(type, tt__bert_of((tt_bert_kind)kind)->type[tt__bert_spelling((tt_bert_kind)kind)]) != 0)
+        kind++;
+    if (kind > TT_BIG_BIRD)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'bert' "
+                        "(BERT, MiniLM), 'distilbert', 'roberta' and 'big_bird'", j->path, type);
+    *c = tt_bert_config_default((tt_bert_kind)kind);
+    if (kind != TT_DISTILBERT) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
+    status = tt__config_read(j, tt__bert_of(c->kind), tt__bert_spelling(c->kind), c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
-    if (status != TT_OK || strcmp(position, "absolute") == 0) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED,
-                    "'%s': position_embedding_type is '%s'; only 'absolute' is supported", j->path, position);
+    if (status == TT_OK && kind == TT_BIG_BIRD)
+        status = tt__json_read_string(j, 0, "attention_type", false, &attention);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
+    if (status != TT_OK) return status;
+    c->block_sparse = kind == TT_BIG_BIRD && strcmp(attention, "block_sparse") == 0;
+    if (strcmp(position, "absolute") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
+                        "'absolute' is supported", j->path, position);
+    if (!c->block_sparse && kind == TT_BIG_BIRD && strcmp(attention, "original_full") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
+                        "'original_full' are supported", j->path, attention);
+    if (decoder)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': is_decoder is true; only encoders are supported",
+                        j->path);
+    return TT_OK;
 }
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
@@ -29568,7 +29854,8 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
     if (status == TT_OK && !(s = tt_safetensors_open(ctx, path))) status = ctx->status;
     if (status == TT_OK)
-        status = tt__model_load(&tt__bert, m, &config, classes, 0, &j, config.distil, config.distil, &s, 1);
+        status = tt__model_load(tt__bert_of(config.kind), m, &config, classes, 0, &j,
+                                tt__bert_spelling(config.kind), tt__bert_spelling(config.kind), &s, 1);
     tt__json_free(&j);
     tt_safetensors_close(s);
     return status;
@@ -29578,7 +29865,8 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
     tt_bert_config config = m->config;
     config.activation = m->activation;
-    return tt__model_save(m->ctx, &tt__bert, m, &config, config.distil, config.distil, 0, folder);
+    const int spelling = tt__bert_spelling(config.kind);
+    return tt__model_save(m->ctx, tt__bert_of(config.kind), m, &config, spelling, spelling, 0, folder);
 }
 
 /* ---------------------------------------------------------------------------------------------------- ViT */

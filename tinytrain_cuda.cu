@@ -1372,7 +1372,8 @@ struct op_gather {
 cudaError_t run_gather(const tt__launch *l)
 {
     const bool embedding = l->instr->op == TT__OP_EMBEDDING;
-    const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data, embedding ? l->first_row : 0};
+    const op_gather op = {(const int32_t *)l->in[embedding ? 0 : 1].data,
+                          embedding ? l->first_row - l->instr->attr.offset : 0};
     return run_groups(l->device, l->in[embedding ? 1 : 0], no_operand, l->out[0], l->add[0], true, op);
 }
 
@@ -2179,7 +2180,7 @@ cudaError_t run_table_backward(const tt__launch *l)
     tt__device *d = l->device;
     const bool embedding = l->instr->op == TT__OP_EMBEDDING_BACKWARD;
     const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
-    const int64_t n = index->rows, first = embedding ? l->first_row : 0;
+    const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
     const op_fill zero = {0, NULL};
     cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, *to, false, false, zero);

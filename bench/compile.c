@@ -40,7 +40,7 @@ static void measure(int layers, bool verify, phases *best)
     tt_inputs in;
     double now[PHASES] = {0};
     int forward;
-    tt_bert_config c = tt_bert_config_default(false);
+    tt_bert_config c = tt_bert_config_default(TT_BERT);
     c.vocab_size = 64;
     c.max_positions = 32;
     c.hidden_size = 16;

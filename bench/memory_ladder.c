@@ -197,7 +197,7 @@ static result climb(const rung *g, bool run)
     char device[64];
     tt_context *ctx = bench_reopen();
     tt_vit_config v = tt_vit_config_default(opt.size);
-    const tt_bert_config b = tt_bert_config_default(true);
+    const tt_bert_config b = tt_bert_config_default(TT_DISTILBERT);
     const tt_train_options o = options_of(g, device);
     memset(&r, 0, sizeof r);
     v.image_size = opt.pixels;
@@ -319,7 +319,7 @@ static void fit_cards(const subject *s)
     tt_vit vit;
     tt_bert bert;
     const tt_vit_config v = tt_vit_config_default("L/16");
-    const tt_bert_config b = tt_bert_config_default(true);
+    const tt_bert_config b = tt_bert_config_default(TT_DISTILBERT);
     const bool decoder = s->decoder.layers > 0, images = !s->tokens;
     tt_model model;
     memset(&model, 0, sizeof model);

@@ -114,7 +114,7 @@ static void plan(tt_context *ctx, planned *to, int kind, const char *device, con
                  const char *recompute, const strategy *s, const tt_costs *costs)
 {
     tt_vit_config v = tt_vit_config_default("L/16");
-    tt_bert_config b = tt_bert_config_default(true);
+    tt_bert_config b = tt_bert_config_default(TT_DISTILBERT);
     tt_train_options o = tt_train_options_default();
     tt_compile_options c = tt_compile_options_default();
     memset(to, 0, sizeof *to);
@@ -288,7 +288,7 @@ typedef struct side {
 
 static void open_side(side *s, const char *device, int threads, int micros)
 {
-    tt_bert_config c = tt_bert_config_default(true);
+    tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
     tt_train_options o = tt_train_options_default();
     memset(s, 0, sizeof *s);
     if (opt.layers) c.layers = opt.layers;

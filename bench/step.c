@@ -301,7 +301,7 @@ int main(int argc, char **argv)
          "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
-    tt_bert_config c = tt_bert_config_default(true);
+    tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
     tt_vit_config v = tt_vit_config_default(size);
     tt_lm_config g = tt_lm_config_default("gpt2");
     tt_bert m;

@@ -190,7 +190,7 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
         if (own > tokens)
             printf("note: vocab.txt has %d tokens, the model %d: are they of one folder?\n", tokens, own);
     } else {
-        tt_bert_config c = tt_bert_config_default(true);
+        tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
         c.vocab_size = tokens;
         c.layers = 2, c.hidden_size = 128, c.heads = 4, c.intermediate_size = 256;
         c.classes = tt_dataset_classes(d);

@@ -220,7 +220,7 @@ static tt_context *open_context(void)
 static tt_bert_config config_of(const one_case *c)
 {
     bool distil = c->model == DISTILBERT, minilm = c->model == MINILM || c->model == POOLED;
-    tt_bert_config b = tt_bert_config_default(distil);
+    tt_bert_config b = tt_bert_config_default(distil ? TT_DISTILBERT : TT_BERT);
     b.vocab_size = VOCAB;
     b.max_positions = POSITIONS;
     b.hidden_size = distil || minilm ? 64 : 48;

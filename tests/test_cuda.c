@@ -108,7 +108,7 @@ static bool open_training(trained *t, const char *device, bool images, float dro
         c.dropout = c.attention_dropout = dropout;
         if (!CHECK(tt_vit_new(t->ctx, &t->vision, &c) == TT_OK)) return false;
     } else {
-        tt_bert_config c = tt_bert_config_default(true);
+        tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
         c.vocab_size = VOCAB;
         c.hidden_size = 24;
         c.heads = 3;

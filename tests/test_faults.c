@@ -119,7 +119,7 @@ static bool open_training(training *r, const tt_context_options *o)
     r->train = tt_loader_new(r->ctx, r->d, r->k, &lo);
     lo.shuffle = false;
     r->validation = tt_loader_new(r->ctx, r->d, r->k, &lo);
-    tt_bert_config c = tt_bert_config_default(false);
+    tt_bert_config c = tt_bert_config_default(TT_BERT);
     c.vocab_size = tt_tokenizer_size(r->k);
     c.hidden_size = c.intermediate_size = 4;
     c.layers = c.heads = 1;
@@ -502,7 +502,7 @@ static bool sweep_inputs(sweep *s)
 {
     tt_bert bert;
     tt_vit vit;
-    tt_bert_config bc = tt_bert_config_default(true);
+    tt_bert_config bc = tt_bert_config_default(TT_DISTILBERT);
     tt_vit_config vc = tt_vit_config_default("Ti/16");
     static const char texts[] = "text,label\na,x\nb,y\nc,x\nd,y\n\"e, f\",x\ng,y\nh,x\n";
     memset(s, 0, sizeof *s);

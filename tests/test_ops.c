@@ -351,7 +351,8 @@ static int linear(int x, int w, int b)
 TEST_PLAIN static void eval_rows(node *n) /* rows of in[0] by the index in[1] */
 {
     for (int r = 0; r < n->rows; r++)
-        for (int c = 0; c < n->cols; c++) n->v[r * n->cols + c] = IN(0)->v[IN(1)->index[r] * n->cols + c];
+        for (int c = 0; c < n->cols; c++)
+            n->v[r * n->cols + c] = IN(0)->v[(IN(1)->index[r] + n->k) * n->cols + c];
     n->magnitude = IN(0)->magnitude;
 }
 
@@ -359,6 +360,14 @@ static int embedding(int ids, int table)
 {
     int at = new_node(eval_rows, g->nodes[ids].kind, g->nodes[ids].rows, g->nodes[table].cols, table, ids, 0);
     record(at, tt_embedding(g->tape, g->nodes[ids].t, g->nodes[table].param));
+    return at;
+}
+
+static int embedding_offset(int ids, int table, int offset)
+{
+    int at = new_node(eval_rows, g->nodes[ids].kind, g->nodes[ids].rows, g->nodes[table].cols, table, ids, 0);
+    g->nodes[at].k = offset;
+    record(at, tt_embedding_offset(g->tape, g->nodes[ids].t, g->nodes[table].param, offset));
     return at;
 }
 
@@ -939,6 +948,8 @@ static int squared_error(int x, int target, bool weighted)
     X(linear_weight_as_value, LINEAR, int w = W(D, D); \
         return add(linear(V(ROWS, D), w, 0), gather_rows(param_value(w), I(ROWS, D)));) \
     X(embedding, EMBEDDING, return embedding(I(ROWS, C), W(C, D));) \
+    X(embedding_offset, EMBEDDING, int w = W(C + 3, D); \
+        return add(embedding_offset(I(ROWS, C + 1), w, 2), embedding(I(ROWS, 2), w));) \
     X(embedding_tied, EMBEDDING, int w = W(C, D); return linear(embedding(I(ROWS, C), w), w, 0);) \
     X(embedding_two, EMBEDDING, int w = W(C, D); \
         return add(embedding(I(ROWS, C), w), embedding(I(ROWS, C), w));) \
@@ -3078,6 +3089,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(linear_dtype, TT_ERR_SHAPE, "linear", "'i'", tt_linear(t, i, w, NULL)) \
     X(linear_no_weight, TT_ERR_ARGUMENT, "linear", "NULL", tt_linear(t, x, NULL, NULL)) \
     X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(999), w, NULL)) \
+    X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset 5 is not in 0..4", \
+        tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
     X(embedding_width, TT_ERR_SHAPE, "embedding", "'pairs'", tt_embedding(t, pairs, w)) \
     X(embedding_part, TT_ERR_SHAPE, "embedding", "'pairs'", tt_embedding(t, tt_slice(t, pairs, 1, 1), w)) \

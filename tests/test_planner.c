@@ -1291,7 +1291,7 @@ TEST(products_of_models_suit_cublaslt)
         tt_lm l;
         tt_model model;
         tt_vit_config of_vit = tt_vit_config_default("L/16");
-        tt_bert_config of_bert = tt_bert_config_default(m == 2);
+        tt_bert_config of_bert = tt_bert_config_default(m == 2 ? TT_DISTILBERT : TT_BERT);
         tt_lm_config of_lm = tt_lm_config_default(m == 3 ? "gpt2" : "llama");
         of_vit.layers = of_bert.layers = of_lm.layers = 2;
         if (m == 0) {

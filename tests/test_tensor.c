@@ -156,7 +156,7 @@ static tt_value record_words(net *n)
 static bool record(net *n, net_kind kind)
 {
     tt_train_options o = tt_train_options_default();
-    tt_bert_config bert = tt_bert_config_default(kind == DISTIL);
+    tt_bert_config bert = tt_bert_config_default(kind == DISTIL ? TT_DISTILBERT : TT_BERT);
     tt_vit_config vit = tt_vit_config_default("Ti/16");
     memset(n, 0, sizeof *n);
     n->kind = kind;
@@ -517,7 +517,7 @@ static int regions(bool vit, const char *size, int ranks, double *millions)
     net n;
     int found = 0;
     tt_train_options o = tt_train_options_default();
-    tt_bert_config bert = tt_bert_config_default(true);
+    tt_bert_config bert = tt_bert_config_default(TT_DISTILBERT);
     tt_vit_config config = tt_vit_config_default(size);
     tt_compile_options c = options_of(ranks == 2 ? "cpu*2" : "cpu*4", ranks, false);
     memset(&n, 0, sizeof n);

@@ -135,7 +135,7 @@ static bool open_world(world *w, const setup *s)
     lo.threads = 0;
     w->all = tt_loader_new(w->ctx, w->d, w->k, &lo);
     if (!CHECK(w->l && w->all)) return false;
-    tt_bert_config c = tt_bert_config_default(true);
+    tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
     c.vocab_size = tt_tokenizer_size(w->k);
     c.hidden_size = s->hidden;
     c.layers = s->layers;

@@ -595,7 +595,7 @@ TEST(misuse)
     CHECK(tt_train_batch(r, &b, &s, NULL) == TT_OK && s.targets == 3); /* nothing was lost */
     tt_trainer_free(r);
 
-    tt_bert_config c = tt_bert_config_default(true);
+    tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
     tt_train_options o = tt_train_options_default();
     c.vocab_size = 10;
     c.hidden_size = 8;

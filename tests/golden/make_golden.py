@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Golden training runs of tiny BERT-family and ViT classifiers, computed by PyTorch and Hugging Face transformers.
 
-    python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm,vit}/
+    python tests/golden/make_golden.py            writes tests/golden/{distilbert,bert,minilm,roberta,big_bird,big_bird_full,vit}/
     python tests/golden/make_golden.py --check    writes to a temporary folder and compares byte for byte
+    ... bert minilm                               only these
 
 needs: torch, torchvision, transformers, safetensors, numpy. Each folder gets
 
@@ -14,11 +15,14 @@ needs: torch, torchvision, transformers, safetensors, numpy. Each folder gets
         batchB.seq_start       (n_seqs + 1)   sequence s is tokens seq_start[s] .. seq_start[s + 1] - 1
         batchB.labels          (n_seqs)
         batchB.pixels          (n_seqs, 12 * 12 * 3)  `vit`, instead of the first three: 8-bit images, rows from the top, R G B together
-        logits (n_seqs, classes), loss (1)    of batch 0 with the starting weights; loss is the mean cross-entropy
+        logits (n_seqs, classes), loss (1)    of batch 0 with the starting weights; loss is the mean cross-entropy. The logits of
+                                              `big_bird` are those of model.eval(), where block 0 stands for each random block
         grad.NAME                             gradient of that loss, before clipping
         step5.NAME                            parameter after 5 steps, on batches 0..4
         losses (5), grad_norms (5)            of those steps; the norm is over all parameters, before clipping
         classifier.weight, classifier.bias    `minilm` only: the starting classifier, which its checkpoint lacks
+        texts (bytes), text_logits            `roberta` only: TEXTS, by lines, and their logits with the starting weights. The folder's
+                                              tokenizer.json is that of bpe/roberta
         positions.20           (26, hidden)   `vit` only: position embeddings interpolated to images of 20 x 20
       torchvision.safetensors                 `vit` only: the same weights in torchvision's spelling
       NAME is a name of the sequence-classification class (with "bert." for `minilm`).
@@ -37,11 +41,14 @@ What a comparison must know
   - transformers' word embedding has padding_idx 0: row 0 would get no gradient even if used. So id 0 is never used here.
   - attn_implementation="eager": the sdpa path of DistilBERT and BERT picks fused kernels by shape and mask, with other rounding.
     ViT's eager path takes its softmax in float32; its sdpa path does not, and is taken.
+  - BigBird sees each sequence by itself: in a padded batch the last block would be the longest sequence's. Sequences of at most
+    (5 + 2 * num_random_blocks) * block_size tokens attend in full. transformers does not use its pooler, which gets no gradient.
   - PyTorch is fed padded sequences with an attention mask. The script asserts that what is in the padding does not matter.
 """
 import argparse
 import filecmp
 import os
+import shutil
 import sys
 import tempfile
 
@@ -51,10 +58,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (BertConfig, BertForSequenceClassification, BertModel, DistilBertConfig,
-                          DistilBertForSequenceClassification, ViTConfig, ViTForImageClassification)
-from torchvision.models.vision_transformer import VisionTransformer
+from transformers import (BertConfig, BigBirdConfig, BigBirdForSequenceClassification, RobertaConfig,
+                          RobertaForSequenceClassification, BertForSequenceClassification, BertModel,
+                          DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast, ViTConfig, ViTForImageClassification)
 
+# with a character of several bytes, spaces in a row, more tokens than positions, nothing
+TEXTS = ["Hello, world!", "d\u00e9j\u00e0  vu: \u4f60\u597d", "A text that has more tokens than the model has positions, and is cut.", ""]
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS = 5
 
@@ -74,6 +83,18 @@ def shapes():
         "minilm": (BertForSequenceClassification,
                    BertConfig(hidden_size=48, num_attention_heads=12, intermediate_size=64, num_hidden_layers=2, vocab_size=89,
                               max_position_embeddings=21, type_vocab_size=2, num_labels=2, hidden_act="gelu", **off), 13, False),
+        "roberta": (RobertaForSequenceClassification,
+                    RobertaConfig(hidden_size=16, num_attention_heads=2, intermediate_size=28, num_hidden_layers=2, vocab_size=520,
+                                  max_position_embeddings=21, type_vocab_size=1, num_labels=3, pad_token_id=1, layer_norm_eps=1e-5,
+                                  **off), 15, False),
+        "big_bird": (BigBirdForSequenceClassification,
+                     BigBirdConfig(hidden_size=24, num_attention_heads=3, intermediate_size=36, num_hidden_layers=2, vocab_size=61,
+                                   max_position_embeddings=52, type_vocab_size=2, num_labels=3, block_size=4, num_random_blocks=2,
+                                   rescale_embeddings=True, **off), 16, True),
+        "big_bird_full": (BigBirdForSequenceClassification,
+                          BigBirdConfig(hidden_size=20, num_attention_heads=2, intermediate_size=28, num_hidden_layers=1, vocab_size=31,
+                                        max_position_embeddings=18, type_vocab_size=2, num_labels=2, attention_type="original_full",
+                                        use_bias=False, **off), 17, True),
         "vit": (ViTForImageClassification,
                 ViTConfig(hidden_size=36, num_attention_heads=3, intermediate_size=52, num_hidden_layers=2, image_size=12, patch_size=4,
                           num_labels=3, hidden_act="gelu", **off), 14, False),
@@ -116,19 +137,38 @@ def make_batch(rng, config, random_types):
     if config.model_type == "vit":
         return make_images(rng, config)
     longest = config.max_position_embeddings
+    first = 1
+    if config.model_type == "roberta":
+        first, longest = config.pad_token_id + 1, longest - config.pad_token_id - 1
     n = int(rng.randint(4, 7))
     lengths = [1, longest] + [int(rng.randint(2, longest)) for _ in range(n - 2)]
+    if config.model_type == "big_bird":
+        lengths[2] = longest - 11      # by blocks, of which the last is not whole
     lengths = [lengths[i] for i in rng.permutation(n)]
     tokens = sum(lengths)
     types = rng.randint(0, 2, tokens) if random_types else np.zeros(tokens)
     as_i32 = lambda x: torch.from_numpy(np.asarray(x).astype(np.int32))
-    return {"input_ids": as_i32(rng.randint(1, config.vocab_size, tokens)), "token_type_ids": as_i32(types),
+    return {"input_ids": as_i32(rng.randint(first, config.vocab_size, tokens)), "token_type_ids": as_i32(types),
             "seq_start": as_i32(np.concatenate([[0], np.cumsum(lengths)])),
             "labels": as_i32(rng.randint(0, config.num_labels, n))}
 
 
-def logits_of(model, batch, pad_id=0):
+def logits_of_big_bird(model, batch):
+    """Sequence by sequence. A short one makes the model attend in full until it is told otherwise."""
+    start, logits, kind = batch["seq_start"].tolist(), [], model.config.attention_type
+    for a, b in zip(start, start[1:]):
+        model.bert.set_attention_type(kind)
+        logits.append(model(input_ids=batch["input_ids"][None, a:b].long(), token_type_ids=batch["token_type_ids"][None, a:b].long()).logits)
+    model.bert.set_attention_type(kind)
+    return torch.cat(logits)
+
+
+def logits_of(model, batch, pad_id=None):
     """Pads, masks, and runs: (n_seqs, classes)"""
+    if model.config.model_type == "big_bird":
+        return logits_of_big_bird(model, batch)
+    if pad_id is None:
+        pad_id = getattr(model.config, "pad_token_id", 0)
     if model.config.model_type == "vit":
         return model(pixel_values=normalised(batch, model)).logits
     start = batch["seq_start"].tolist()
@@ -150,6 +190,7 @@ def normalised(batch, model):
 
 def save_torchvision(model, batch, path):
     """The weights in torchvision's spelling: what its own model, with these weights and the same logits, saves."""
+    from torchvision.models.vision_transformer import VisionTransformer
     c, old = model.config, {spelled(n): x for n, x in model.state_dict().items()}
     other = VisionTransformer(c.image_size, c.patch_size, c.num_hidden_layers, c.num_attention_heads, c.hidden_size, c.intermediate_size,
                               num_classes=c.num_labels, norm_layer=lambda n: torch.nn.LayerNorm(n, eps=c.layer_norm_eps)).double()
@@ -169,6 +210,16 @@ def save_torchvision(model, batch, path):
     error = (other(normalised(batch, model)) - logits_of(model, batch)).abs().max().item()
     assert error < 1e-12, f"torchvision's model differs by {error}"
     save_file({n: stored(x) for n, x in other.state_dict().items()}, path)
+
+
+def add_texts(model, folder, golden):
+    """Text in, logits out, as a user of the folder has them."""
+    shutil.copy(os.path.join(HERE, "bpe", "roberta", "tokenizer.json"), folder)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=os.path.join(folder, "tokenizer.json"), model_max_length=19)
+    model.eval()
+    with torch.no_grad():
+        golden["text_logits"] = stored(torch.cat([model(input_ids=tokenizer(t, truncation=True, return_tensors="pt")["input_ids"]).logits for t in TEXTS]))
+    golden["texts"] = torch.tensor(list("\n".join(TEXTS).encode()), dtype=torch.uint8)
 
 
 def stored(x):
@@ -196,6 +247,8 @@ def run(name, folder):
     else:
         model.save_pretrained(folder)
 
+    if name == "roberta":
+        add_texts(model.double(), folder, golden)
     model.double().train()                 # train mode; every dropout is 0
     named = {spelled(n): p for n, p in model.named_parameters()}
     optimizer = torch.optim.AdamW([{"params": [p for n, p in named.items() if decays(n)], "weight_decay": 0.01},
@@ -213,9 +266,13 @@ def run(name, folder):
         optimizer.zero_grad()
         loss.backward()
         if step == 0:
-            golden["logits"], golden["loss"] = stored(logits), stored(loss.reshape(1))
+            golden["loss"] = stored(loss.reshape(1))
+            with torch.no_grad():
+                golden["logits"] = stored(logits_of(model.eval(), batch))
+            model.train()
             for n, p in named.items():
-                golden["grad." + n] = stored(p.grad)
+                if p.grad is not None:
+                    golden["grad." + n] = stored(p.grad)
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False))
         losses.append(loss)
         optimizer.step()
@@ -241,10 +298,11 @@ def verify(name, folder):
     error = (logits - golden["logits"]).abs().max().item()
     assert error < 1e-5, (name, error)
     # the stored gradient is the gradient of the stored loss
+    model.train()
     loss = torch.nn.functional.cross_entropy(logits_of(model, batch), batch["labels"].long())
     loss.backward()
     worst = max(((p.grad - golden["grad." + spelled(n)]).norm() / (golden["grad." + spelled(n)].norm() + 1e-3)).item()
-                for n, p in model.named_parameters())
+                for n, p in model.named_parameters() if p.grad is not None)
     assert worst < 1e-3 and abs(loss.item() - golden["loss"].item()) < 1e-5, (name, worst)
     return f"{name}: float32 logits within {error:.1e}, gradients within {worst:.1e} of the float64 reference; " \
            f"losses {[round(x, 4) for x in golden['losses'].tolist()]}, norms {[round(x, 3) for x in golden['grad_norms'].tolist()]}"
@@ -252,13 +310,14 @@ def verify(name, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="of folders; default: all")
     parser.add_argument("--check", action="store_true", help="compare with the committed files, byte for byte")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     root = tempfile.mkdtemp() if args.check else HERE
     bad = []
-    for name in shapes():
+    for name in args.names or shapes():
         print(run(name, os.path.join(root, name)))
         if args.check:
             bad += filecmp.cmpfiles(os.path.join(root, name), os.path.join(HERE, name),
