@@ -437,7 +437,7 @@ static inline tt_context *open_context(int seed, int threads)
 /* The options of every program that trains. */
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
-    const char *zero, *out;
+    const char *zero, *memory, *out;
     int seed, threads;
     double lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
@@ -448,8 +448,8 @@ typedef struct cli_training {
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .update = "end", .zero = "1", .seed = 1, .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
-    .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
+    .update = "end", .memory = "device", .zero = "1", .seed = 1, .warmup = 0.1, .decay = 0.01, .clip = 1, \
+    .dropout = -1, .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
@@ -479,6 +479,9 @@ typedef struct cli_training {
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
      "500MiB; a plan that needs more is refused; --recompute, --offload and --zero budget make it fit if " \
      "they can (no limit)"}, \
+    {"--memory", "M", CLI_CHOICE, &(run).memory, .help = "on a GPU: its own, or CUDA's unified memory, " \
+     "which may only be larger than what the GPU has free if it says so", \
+     .choices = "device managed managed-oversubscribed"}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
      "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .least = 1, .most = 1000}, \
     {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
@@ -551,6 +554,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.device = run->device;
     o.parallel = run->parallel;
     o.memory_budget = run->budget;
+    o.memory = run->memory;
     return o;
 }
 
