@@ -17291,7 +17291,7 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 #define TT__ESTIMATES 400000
 #endif
 /* The most builds of a choice; of these, for the smallest candidates, and to say what each step saves. */
-enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 4, TT__STEP_BUILDS = 10 };
+enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 4, TT__STEP_BUILDS = 9, TT__STEPS = 12 };
 
 /* What is compiled, and the arena that it joins; NULL: a new one. */
 typedef struct tt__job { tt_program *p; const tt_tape *t; int32_t root; tt__arena *shared; } tt__job;
@@ -18044,6 +18044,10 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         if (o->train) x->update = TT__UPDATE_HOST;
         snprintf(name, capacity, "update \"host\"");
     }
+    if (k > 9 && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
+        x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
+        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
+    }
     return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
            x->update != was.update;
 }
@@ -18068,9 +18072,9 @@ static tt_status tt__refuse(const tt__job *j, const tt__chooser *c, const tt__ch
     tt_status status = tt__check_extent(p, j->shared, e);
     now.ahead = 0;
     steps[0] = 0;
-    for (int k = 0; k < 2 * TT__STEP_BUILDS && !fits && status == TT_OK; k++) {
-        const int step = k % TT__STEP_BUILDS;
-        const bool advice = k >= TT__STEP_BUILDS;
+    for (int k = 0; k < 2 * TT__STEPS && !fits && status == TT_OK; k++) {
+        const int step = k % TT__STEPS;
+        const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
@@ -18465,8 +18469,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               r->reduce_micros ? ", reduce_micros" : "");
     tt__print(&text, "precision '%s', matmul %d\n", tt__precision_names[p->settings.precision.kind],
               (int)p->settings.matmul);
-    tt__print(&text, "train %d, accumulate %d, update in backward %d\n", o->train, o->accumulate,
-              p->built.t->early);
+    tt__print(&text, "train %d, accumulate %d, update '%s'\n", o->train, o->accumulate,
+              tt__update_names[p->chosen.update]);
     if (o->train)
         tt__print(&text, "optimizer %d with weight_decay %.9g, clip_norm %.9g, %.9g, %.9g, %.9g, %.9g\n",
                   (int)u->kind, (double)u->weight_decay, (double)u->clip_norm, (double)u->beta1,

@@ -35,7 +35,7 @@ typedef struct rung {
     const char *offload;        /* NULL: nothing                                                            */
     int ranks;                  /* 2 and more: with ZeRO 3                                                  */
     double budget_gb;           /* 0: any                                                                   */
-    bool early;                 /* update = "backward"                                                      */
+    const char *update;         /* NULL: "end"                                                              */
     bool texts;                 /* DistilBERT-base on texts of 512 tokens, the article's other model        */
 } rung;
 
@@ -56,12 +56,13 @@ static const rung rungs[] = {
     {"16-mixed, blocks", "16-mixed", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
     {"fp32, blocks", "32-true", "blocks", TT_ADAM, 64, 1, .article_gb = 0},
     {"bf16-true, blocks, 16 images, update in the backward", "bf16-true", "blocks", TT_ADAM, 16, 1,
-     .early = true},
-    {"and SGD", "bf16-true", "blocks", TT_SGD, 16, 1, .early = true},
+     .update = "backward"},
+    {"and SGD", "bf16-true", "blocks", TT_SGD, 16, 1, .update = "backward"},
     {"and activations offloaded", "bf16-true", "blocks", TT_SGD, 16, 1,
-     .offload = "activations", .early = true},
+     .offload = "activations", .update = "backward"},
     {"bf16-true, optimizer offloaded", "bf16-true", "cheap", TT_ADAM, 64, 1, .offload = "optimizer"},
     {"bf16-true, blocks, optimizer offloaded", "bf16-true", "blocks", TT_ADAM, 64, 1, .offload = "optimizer"},
+    {"bf16-true, blocks, updated by the host", "bf16-true", "blocks", TT_ADAM, 64, 1, .update = "host"},
     {"bf16-true, blocks, 4 x 16, gradients offloaded, in 2.15 GB", "bf16-true", "blocks", TT_ADAM, 16, 4,
      .offload = "gradients", .budget_gb = 2.15},
     {"bf16-true, blocks, 4 x 16, optimizer offloaded", "bf16-true", "blocks", TT_ADAM, 16, 4,
@@ -71,7 +72,10 @@ static const rung rungs[] = {
     {"bf16-true, blocks, SGD, 4 x 16, gradients, activations offloaded, in 0.87 GB",
      "bf16-true", "blocks", TT_SGD, 16, 4, .offload = "gradients,activations", .budget_gb = 0.87},
     {"bf16-true, blocks, all offloaded", "bf16-true", "blocks", TT_ADAM, 64, 1, .offload = ALL},
-    {"and update in the backward", "bf16-true", "blocks", TT_ADAM, 64, 1, .offload = ALL, .early = true},
+    {"bf16-true, blocks, all offloaded, updated by the host", "bf16-true", "blocks", TT_ADAM, 64, 1,
+     .offload = ALL, .update = "host"},
+    {"bf16-true, blocks, all offloaded, update in the backward", "bf16-true", "blocks", TT_ADAM, 64, 1,
+     .offload = ALL, .update = "backward"},
     {"bf16-true, blocks, 4 x 16, all offloaded, in 0.24 GB", "bf16-true", "blocks", TT_ADAM, 16, 4,
      .offload = ALL, .budget_gb = 0.24},
     {"bf16-true, blocks, 16 x 4, all offloaded, in 0.1 GB", "bf16-true", "blocks", TT_ADAM, 4, 16,
@@ -91,6 +95,8 @@ static const rung rungs[] = {
     {"and optimizer offloaded", "32-true", "blocks", TT_ADAM, 64, 1, .offload = "optimizer", .ranks = 4},
     {"and parameters offloaded", "32-true", "blocks", TT_ADAM, 64, 1,
      .article_gb = 6.03, .offload = "optimizer,parameters", .ranks = 4},
+    {"and updated by the host", "32-true", "blocks", TT_ADAM, 64, 1,
+     .offload = "optimizer,parameters", .ranks = 4, .update = "host"},
     {"and all offloaded", "32-true", "blocks", TT_ADAM, 64, 1, .offload = ALL, .ranks = 4},
     {"and all offloaded, 8 x 8", "32-true", "blocks", TT_ADAM, 8, 8, .offload = ALL, .ranks = 4},
     {"DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, .texts = true},
@@ -166,7 +172,7 @@ static tt_train_options options_of(const rung *g, char device[64])
     o.precision = g->precision;
     o.recompute = g->recompute;
     o.offload = g->offload;
-    if (g->early) o.update = "backward";
+    if (g->update) o.update = g->update;
     o.memory_budget = (size_t)(g->budget_gb * 1e9);
     snprintf(device, 64, g->ranks > 1 ? "%s*%d" : "%s", opt.device, g->ranks);
     o.device = device;

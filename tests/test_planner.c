@@ -2151,6 +2151,46 @@ TEST(plans_of_updates_in_the_hosts_memory)
     together = 4096;
 }
 
+/* Nothing chooses an update in the host's memory, but where nothing fits the error says what it would save:
+   of one large matrix, what its state, once it is offloaded, takes on the device while it is updated. */
+TEST(updates_in_the_hosts_memory_are_advised)
+{
+    const int64_t dims[2] = {1024, 1024};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_compile_options o = tt_compile_options_default();
+    const tt_value none = {0};
+    tt_tape *t = tt_tape_new(ctx);
+    tt_value x = tt_input(t, "x", TT_F32, 4, 1024);
+    tt_value loss = tt_mean_squared_error(
+        t, tt_linear(t, x, tt_param_new(ctx, "w", 2, dims, normal_init(1)), NULL), x, none);
+    char text[128];
+    size_t bytes[2];
+    o.optimizer.clip_norm = 1; /* so that an update in the backward is no way */
+    o.offload = "optimizer,gradients,parameters";
+    for (int k = 0; k < 2; k++) {
+        o.update = k ? "host" : "end";
+        tt_program *p = tt_compile(t, loss, &o);
+        REQUIRE(p != NULL);
+        bytes[k] = tt_program_plan(p).bytes;
+        tt_program_free(p);
+    }
+    CHECK(bytes[1] + 2 * 1024 * 1024 * 4 <= bytes[0]);
+    o.update = "end";
+    o.offload = "budget";
+    o.memory_budget = bytes[1];
+    CHECK(!tt_compile(t, loss, &o));
+    CHECK_ERROR(ctx, TT_ERR_BUDGET, "; if more may change, update \"host\" ");
+    snprintf(text, sizeof text, ", then offload \"parameters\" %zu, which fits", bytes[1]);
+    CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
+    o.memory_budget = bytes[1] - 1;
+    CHECK(!tt_compile(t, loss, &o));
+    snprintf(text, sizeof text, "; the smallest possible is %zu with all of these", bytes[1]);
+    CHECK_ERROR(ctx, TT_ERR_BUDGET, text);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(numbers_in_names)
 {
     static const char *const names[][2] = {
@@ -2797,6 +2837,7 @@ static const test_case tests[] = {
     TEST_CASE(seconds_of_a_plan_by_costs), TEST_CASE(largest_batch_against_brute_force),
     TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),
+    TEST_CASE(updates_in_the_hosts_memory_are_advised),
     TEST_CASE(updates_in_the_hosts_memory), TEST_CASE(plans_of_updates_in_the_hosts_memory),
     TEST_CASE(numbers_in_names), TEST_CASE(marked_values_go_to_the_hosts_memory),
     TEST_CASE(vit_l16_with_the_host), TEST_CASE(copies_out_are_waited_for_in_their_order),
