@@ -8194,43 +8194,60 @@ static tt_status tt__pass_sums(tt_tape *t, bool persist)
     return t->data > 1 || t->slots > 1 ? tt__sum_steps(t) : TT_OK;
 }
 
-/* i is of the backward or of the forward, and reads more than the piece of parameter v as operand j. */
-static bool tt__reads_whole(const tt_tape *t, const tt__instr *i, int j, bool backward, int32_t v)
+/* Which operands are a value, or a view of it, in their order: of value v the first is first[v], and behind
+   operand x comes next[x]. Operand j of instruction k is number 1 + k * TT__MAX_IN + j; 0: none. */
+typedef struct tt__readers { int *first, *next; } tt__readers;
+
+static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
 {
-    if (!i->in[j] || t->values[i->in[j]].base != v) return false;
+    r->first = (int *)tt__calloc(t->ctx, sizeof *r->first * (size_t)t->n_values);
+    r->next = (int *)tt__alloc(t->ctx, sizeof *r->next * ((size_t)n * TT__MAX_IN + 1));
+    for (int x = n * TT__MAX_IN; x > 0 && r->first && r->next; x--) {
+        const int32_t v = t->code[(x - 1) / TT__MAX_IN].in[(x - 1) % TT__MAX_IN];
+        if (!v) continue;
+        r->next[x] = r->first[t->values[v].base];
+        r->first[t->values[v].base] = x;
+    }
+    return r->first && r->next;
+}
+
+/* Operand number x is of the backward or of the forward, and reads more than a piece of a parameter. */
+static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
+{
+    const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
     const bool casts_piece = tt__is(i, TT__CASTS) && t->values[i->out[0]].part.unit;
     return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
 }
 
-/* What reads all of v, or of a view of it, in the backward or the forward, reads w. */
-static bool tt__read_instead(tt_tape *t, int n, bool backward, int32_t v, int32_t w)
+/* What reads all of v, or of a view of it, in the backward or the forward, reads w. Returns the first
+   instruction of these; -1: there is none; -2: no memory. */
+static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
 {
-    for (int k = 0; k < n; k++)
-        for (int j = 0; j < TT__MAX_IN; j++) {
-            const int32_t x = t->code[k].in[j];
-            if (!tt__reads_whole(t, &t->code[k], j, backward, v)) continue;
-            const tt__value view = t->values[x];
-            int32_t with = x == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
-            if (!with) return false;
-            t->code[k].in[j] = with;
-        }
-    return true;
+    int first = -1;
+    for (int x = r->first[v]; x; x = r->next[x]) {
+        const int k = (x - 1) / TT__MAX_IN;
+        int32_t *in = &t->code[k].in[(x - 1) % TT__MAX_IN];
+        if (!tt__reads_whole(t, x, backward)) continue;
+        const tt__value view = t->values[*in];
+        *in = *in == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
+        if (!*in) return -2;
+        if (first < 0) first = k;
+    }
+    return first;
 }
 
-/* The first instruction of the forward, or of the backward, that reads all of v or of a view of it; n: none
-   does. */
-static int tt__first_reader(const tt_tape *t, int n, bool backward, int32_t v)
+/* Is all of v, or of a view of it, read in the backward or the forward? */
+static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
 {
-    for (int k = 0; k < n; k++)
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (tt__reads_whole(t, &t->code[k], j, backward, v)) return k;
-    return n;
+    for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
+    return false;
 }
 
 /* Casts of parameter v, a piece now, are of the piece, and what they wrote is gathered. */
-static bool tt__gather_casts(tt_tape *t, int n, int32_t v)
+static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
 {
-    for (int k = 0; k < n; k++) {
+    for (int x = r->first[v]; x; x = r->next[x]) {
+        const int k = (x - 1) / TT__MAX_IN;
         tt__instr cast = t->code[k];
         if (cast.op < 0 || !tt__is(&cast, TT__CASTS) || cast.in[0] != v) continue;
         const tt__part part = t->values[v].part;
@@ -8253,7 +8270,8 @@ static bool tt__gather_casts(tt_tape *t, int n, int32_t v)
 static tt_status tt__pass_gather(tt_tape *t)
 {
     const int values = t->n_values, n = tt__index(t);
-    bool ok = true;
+    tt__readers r = {NULL, NULL};
+    bool ok = t->zero != 3 || tt__find_readers(t, n, &r);
     for (int32_t v = 1; v < values && t->zero == 3 && ok; v++) {
         const tt__value x = t->values[v];
         const tt__part part = tt__data_part(t, v);
@@ -8261,17 +8279,19 @@ static tt_status tt__pass_gather(tt_tape *t)
         t->values[v].shape = tt__piece_shape(t, x.shape.dtype, &part);
         t->values[v].ld = t->values[v].shape.cols;
         t->values[v].part = part;
-        ok = tt__gather_casts(t, n, v);
+        ok = tt__gather_casts(t, &r, v);
         for (int backward = 0; backward < 2 && ok; backward++) {
-            const int k = tt__first_reader(t, n, backward, v);
-            if (k == n) continue;
+            if (!tt__is_read_whole(t, &r, backward, v)) continue;
             const int32_t w = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
             tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, v, w, &part);
             t->values[w].part.split = part.split;
             gather.backward = backward;
-            ok = w && tt__read_instead(t, n, backward, v, w) && tt__insert(t, k, &gather);
+            const int k = w ? tt__read_instead(t, &r, backward, v, w) : -2;
+            ok = k >= 0 && tt__insert(t, k, &gather);
         }
     }
+    tt__free(t->ctx, r.first);
+    tt__free(t->ctx, r.next);
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
@@ -17286,10 +17306,11 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
    how many bytes are live at its peak. The cheapest that could fit is built, and the next if its placement
    does not fit. Cost is the seconds of a replay; where only what is computed again may change, FLOPs. */
 
-/* Instructions that all estimates of a choice may go through together, about 1 us each. */
+/* Instructions that all estimates of a choice may go through together, about 0.3 us each. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
-#define TT__ESTIMATES 400000
+#define TT__ESTIMATES 1200000
 #endif
+#define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
 /* The most builds of a choice; of these, for the smallest candidates, and to say what each step saves. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 4, TT__STEP_BUILDS = 9, TT__STEPS = 12 };
 
@@ -17685,7 +17706,7 @@ static tt_status tt__try_sets(tt__chooser *c)
     tt__choice how = c->base;
     tt_status status = TT_OK;
     int at;
-    const int64_t left = c->by_seconds ? c->left / 4 * 3 : 0; /* to be left for configurations */
+    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* is to be left */
     const int64_t most = tt__max(64, (c->left - left) / (c->front[how.zero].t->n_code + 1));
     how.ahead = 0;
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
@@ -17900,6 +17921,7 @@ static tt_status tt__list_candidates(tt__chooser *c)
     tt_status status;
     if (c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most)) return tt__try_all(c);
     status = tt__try_sets(c);
+    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have taken more */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
     return status;

@@ -99,6 +99,8 @@ static const rung rungs[] = {
      .offload = "optimizer,parameters", .ranks = 4, .update = "host"},
     {"and all offloaded", "32-true", "blocks", TT_ADAM, 64, 1, .offload = ALL, .ranks = 4},
     {"and all offloaded, 8 x 8", "32-true", "blocks", TT_ADAM, 8, 8, .offload = ALL, .ranks = 4},
+    {"fp32, each of 4 ranks with ZeRO 3, offload chosen too, in 2.2 GB", "32-true", "budget", TT_ADAM, 64, 1,
+     .offload = "budget", .ranks = 4, .budget_gb = 2.2},
     {"DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, .texts = true},
     {"DistilBERT-base, 12 x 512, bf16-true, all offloaded, in 0.23 GB", "bf16-true", "cheap", TT_ADAM, 12, 1,
      .offload = ALL, .budget_gb = 0.23, .texts = true},

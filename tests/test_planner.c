@@ -2776,6 +2776,54 @@ TEST(budgets_of_a_deep_network)
     TEST_CLOSE(ctx, &a);
 }
 
+/* What "budget" chooses for ViT-L/16 within the bytes of fixed options takes no longer than these do. */
+TEST(no_fixed_options_beat_a_budget)
+{
+    static const char *const offloads[] = {"optimizer", "optimizer,parameters", "optimizer,activations",
+                                           "optimizer,gradients,parameters"};
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+    co.verify = false;
+    test_estimates = 1200000; /* the library's own */
+    for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
+        if (TEST_SANITIZED && k != 1) continue; /* which needs a second there */
+        tt_context *ctx = tt_open(&co);
+        tt_vit m;
+        tt_vit_config c = tt_vit_config_default("L/16");
+        tt_train_options o = tt_train_options_default();
+        double fixed = 0;
+        c.image_size = 224;
+        c.classes = 10;
+        o.schedule.kind = TT_CONSTANT;
+        o.optimizer.clip_norm = 0;
+        o.device = k % 2 ? "cuda*4" : "cuda";
+        o.parallel.zero = k % 2 ? 3 : 1;
+        o.max_seqs = 64;
+        o.recompute = "blocks";
+        o.offload = offloads[k / 2];
+        REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
+        const tt_model model = tt_vit_classifier(&m);
+        for (int chosen = 0; chosen < 2; chosen++) {
+            tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+            REQUIRE(t != NULL);
+            const tt_plan plan = tt_program_plan(tt_trainer_program(t));
+            const double seconds = plan.compute_seconds + plan.exposed_seconds;
+            char text[256];
+            snprintf(text, sizeof text, "%s, %s: %zu bytes, %.4g s; chosen: %zu bytes, %.4g s, offload %s",
+                     o.device, offloads[k / 2], o.memory_budget, fixed, plan.bytes, seconds, plan.offload);
+            const bool good = !chosen || (plan.bytes <= o.memory_budget && seconds <= 1.005 * fixed);
+            test__check(good, __FILE__, __LINE__, text);
+            fixed = seconds;
+            o.memory_budget = plan.bytes;
+            o.recompute = o.offload = "budget";
+            tt_trainer_free(t);
+        }
+        tt_vit_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+    test_estimates = 400000;
+}
+
 /* How many instructions of a program compute something again; of one op, if >= 0. */
 static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
 {
@@ -2822,7 +2870,8 @@ TEST(marks_of_values) /* are obeyed whatever the options say */
 static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places),
     TEST_CASE(budgets_against_brute_force), TEST_CASE(seconds_within_a_budget_against_brute_force),
-    TEST_CASE(candidates_against_all_sets), TEST_CASE(budgets_of_a_deep_network), TEST_CASE(marks_of_values),
+    TEST_CASE(candidates_against_all_sets), TEST_CASE(budgets_of_a_deep_network),
+    TEST_CASE(no_fixed_options_beat_a_budget), TEST_CASE(marks_of_values),
     TEST_CASE(random_networks_replay_bit_for_bit), TEST_CASE(random_networks_have_true_gradients),
     TEST_CASE(verifier_finds_what_is_not_waited_for), TEST_CASE(verifier_finds_bad_groups),
     TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
