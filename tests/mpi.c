@@ -61,6 +61,7 @@ TEST(processes_have_the_bits_of_one)
         const int data = processes * local;
         setup s = setup_of(how[k], precisions[k % 5], leaves(data, k % 2), 1 + k % 3);
         s.sgd = k % 3 == 2;
+        s.on_host = k % 3 == 1;
         s.poison = true;
         s.at_once = k == 1 && s.groups == data && s.per_leaf == 1;
         same_as_threads(s, &how[k]);
@@ -100,6 +101,7 @@ TEST(stages_of_processes)
             s.most = k == 1 ? 4 : 0;
             s.on.zero = k != 2;
             s.sgd = k == 2;
+            s.on_host = k > 0;
             s.poison = true;
             same_as_threads(s, &s.on);
             if (k) continue;
