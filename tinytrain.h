@@ -9306,6 +9306,14 @@ static void tt__move_to(tt__order *o, int x, int to)
     o->place[x] = to;
 }
 
+/* Is place k amid updates in the host's memory that run together? They take long: what would move so far runs
+   beside all of them. */
+static bool tt__amid_updates(const tt__order *o, int k)
+{
+    const tt__instr *i = &o->t->code[o->at[k - 1]];
+    return i->on_host && i->with_next;
+}
+
 /* Moves x up until computation before it has come no further than `until`, but not amid instructions that run
    together, nor in front of what block number `first` begins with. with_others: also what is in its way. */
 static void tt__rise(tt__order *o, int x, double until, int first, bool with_others)
@@ -9313,7 +9321,7 @@ static void tt__rise(tt__order *o, int x, double until, int first, bool with_oth
     const tt__instr *code = o->t->code;
     int k = o->place[x], best = k;
     double begin = o->begin[x];
-    while (k > 0 && begin > until) {
+    while (k > 0 && (begin > until || tt__amid_updates(o, k))) {
         const int q = o->at[k - 1];
         if (code[q].segment != code[x].segment || o->block[q] < first) break;
         if (tt__must_follow(o->t, &code[q], &code[x])) {
@@ -9338,7 +9346,7 @@ static void tt__sink(tt__order *o, int x, double until, int last)
     const tt__instr *code = o->t->code;
     int best = o->place[x];
     double begin = o->begin[x];
-    for (int k = best + 1; k < o->n && begin < until; k++) {
+    for (int k = best + 1; k < o->n && (begin < until || tt__amid_updates(o, k)); k++) {
         const int q = o->at[k];
         if (code[q].segment != code[x].segment || tt__must_follow(o->t, &code[x], &code[q])) break;
         if (o->block[q] + o->ends[q] > last) break;
@@ -9505,8 +9513,11 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     for (int k = n - 1; k >= 0 && ok; k--) {
         double *next = &due[t->code[k].stream];
         if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
-        tt__hoist(&o, k, fmin(*next, o.begin[o.wait[k]]), ahead);
-        *next = fmin(*next, o.begin[k]);
+        const double end = fmin(*next, o.begin[o.wait[k]]);
+        const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
+        tt__hoist(&o, k, end, ahead);
+        const double latest = end - o.moves[k]; /* updates that run together may have made it earlier */
+        *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
     }
     for (int at = 0; at < o.n && ok; at++) { /* as their stream has them now: some have risen above others */
         const int k = o.at[at];
