@@ -36,7 +36,8 @@ typedef struct rung {
     int ranks;                  /* 2 and more: with ZeRO 3                                                  */
     double budget_gb;           /* 0: any                                                                   */
     const char *update;         /* NULL: "end"                                                              */
-    bool texts;                 /* DistilBERT-base on texts of 512 tokens, the article's other model        */
+    int tokens;                 /* of texts. 512: DistilBERT-base, the article's other model; 4,096:
+                                   BigBird-base                                                             */
 } rung;
 
 #define ALL "optimizer,gradients,parameters,activations"
@@ -101,12 +102,19 @@ static const rung rungs[] = {
     {"and all offloaded, 8 x 8", "32-true", "blocks", TT_ADAM, 8, 8, .offload = ALL, .ranks = 4},
     {"fp32, each of 4 ranks with ZeRO 3, offload chosen too, in 2.2 GB", "32-true", "budget", TT_ADAM, 64, 1,
      .offload = "budget", .ranks = 4, .budget_gb = 2.2},
-    {"DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, .texts = true},
+    {"DistilBERT-base, 12 x 512, bf16-true", "bf16-true", "cheap", TT_ADAM, 12, 1, .tokens = 512},
     {"DistilBERT-base, 12 x 512, bf16-true, all offloaded, in 0.23 GB", "bf16-true", "cheap", TT_ADAM, 12, 1,
-     .offload = ALL, .budget_gb = 0.23, .texts = true},
+     .offload = ALL, .budget_gb = 0.23, .tokens = 512},
     {"DistilBERT-base, 3 x 512 on 4 ranks, ZeRO 3, optimizer offloaded, in 0.23 GB",
      "bf16-true", "cheap", TT_ADAM, 3, 1,
-     .article_gb = 1.15, .offload = "optimizer", .ranks = 4, .budget_gb = 0.23, .texts = true},
+     .article_gb = 1.15, .offload = "optimizer", .ranks = 4, .budget_gb = 0.23, .tokens = 512},
+    {"BigBird-base, 1 x 4,096, bf16-true, blocks", "bf16-true", "blocks", TT_ADAM, 1, 1, .tokens = 4096},
+    {"BigBird-base, 1 x 4,096, update in the backward", "bf16-true", "blocks", TT_ADAM, 1, 1,
+     .update = "backward", .tokens = 4096},
+    {"BigBird-base, 1 x 4,096, optimizer offloaded", "bf16-true", "blocks", TT_ADAM, 1, 1,
+     .offload = "optimizer", .tokens = 4096},
+    {"BigBird-base, 1 x 4,096, both", "bf16-true", "blocks", TT_ADAM, 1, 1, .offload = "optimizer",
+     .update = "backward", .tokens = 4096},
 };
 
 typedef struct result {
@@ -151,7 +159,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     b.pixels = pixels;
     b.image_bytes = (int64_t)bytes / n;
     b.labels = labels;
-    if (!c) bench_random_batch(&texts, n, 512, 30522), b = texts.batch[0];
+    if (!c) bench_random_batch(&texts, n, g->tokens, 30522), b = texts.batch[0];
     for (int k = 0; k < g->accumulate; k++) {
         b.last_of_step = k + 1 == g->accumulate;
         if (tt_train_batch(t, &b, NULL, NULL) != TT_OK) bench_die("%s: %s", g->name, tt_error(ctx));
@@ -181,7 +189,7 @@ static tt_train_options options_of(const rung *g, char device[64])
     if (g->ranks > 1) o.parallel.zero = 3;
     o.accumulate = g->accumulate > 1;
     o.max_seqs = batch_of(g);
-    o.max_tokens = o.max_seqs * 512;
+    o.max_tokens = o.max_seqs * tt__max(1, g->tokens);
     return o;
 }
 
@@ -205,14 +213,14 @@ static result climb(const rung *g, bool run)
     char device[64];
     tt_context *ctx = bench_reopen();
     tt_vit_config v = tt_vit_config_default(opt.size);
-    const tt_bert_config b = tt_bert_config_default(TT_DISTILBERT);
+    const tt_bert_config b = tt_bert_config_default(g->tokens > 512 ? TT_BIG_BIRD : TT_DISTILBERT);
     const tt_train_options o = options_of(g, device);
     memset(&r, 0, sizeof r);
     v.image_size = opt.pixels;
     v.classes = 10;
-    tt_status status = g->texts ? tt_bert_new(ctx, &bert, &b) : tt_vit_new(ctx, &vit, &v);
+    tt_status status = g->tokens ? tt_bert_new(ctx, &bert, &b) : tt_vit_new(ctx, &vit, &v);
     if (status != TT_OK) bench_die("%s", tt_error(ctx));
-    tt_model model = g->texts ? tt_bert_classifier(&bert) : tt_vit_classifier(&vit);
+    tt_model model = g->tokens ? tt_bert_classifier(&bert) : tt_vit_classifier(&vit);
     const double begin = tt__seconds();
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     r.planning = tt__seconds() - begin;
@@ -220,9 +228,9 @@ static result climb(const rung *g, bool run)
     if (!t && !r.ok) bench_die("%s: %s", g->name, tt_error(ctx));
     if (t) read_plan(g, tt_trainer_program(t), &r);
     if (t && run && g->initialise) measure_init(ctx, t, &r);
-    else if (t && run && g->ranks < 2) measure(ctx, t, g->texts ? NULL : &vit, g, &r);
+    else if (t && run && g->ranks < 2) measure(ctx, t, g->tokens ? NULL : &vit, g, &r);
     tt_trainer_free(t);
-    if (g->texts) tt_bert_free(&bert);
+    if (g->tokens) tt_bert_free(&bert);
     else tt_vit_free(&vit);
     return r;
 }

@@ -280,12 +280,14 @@ int main(int argc, char **argv)
 {
     int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
     bool turns = false, only_peaks = false, estimate = false, gpt2 = false, ops = false, updated;
-    const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL;
+    const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL, *big_bird = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
-        {"--length", &length, NULL, NULL, "tokens of each, up to 512"},
+        {"--length", &length, NULL, NULL, "tokens of each, up to 512; of GPT-2 1024, of BigBird 4096"},
         {"--layers", &layers, NULL, NULL, "layers of the model, if not its own number"},
         {"--vit", NULL, &size, NULL, "SIZE of a vision transformer, such as L/16, instead of DistilBERT"},
+        {"--big-bird", NULL, &big_bird, NULL,
+         "ATTENTION of BigBird-base, block_sparse or original_full, without dropout, instead of DistilBERT"},
         {"--gpt2", NULL, NULL, &gpt2, "GPT-2 of 124 million parameters, instead of DistilBERT"},
         {"--pixels", &side, NULL, NULL, "height and width of its images"},
         {"--steps", &steps, NULL, NULL, "steps measured; of --batches at least once each"},
@@ -301,7 +303,7 @@ int main(int argc, char **argv)
          "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
-    tt_bert_config c = tt_bert_config_default(TT_DISTILBERT);
+    tt_bert_config c = tt_bert_config_default(big_bird ? TT_BIG_BIRD : TT_DISTILBERT);
     tt_vit_config v = tt_vit_config_default(size);
     tt_lm_config g = tt_lm_config_default("gpt2");
     tt_bert m;
@@ -323,7 +325,12 @@ int main(int argc, char **argv)
     v.image_size = side;
     v.classes = 2;
     if (layers) c.layers = v.layers = g.layers = layers;
-    if (size && gpt2) bench_die("--vit and --gpt2 are two models");
+    if ((size != NULL) + gpt2 + (big_bird != NULL) > 1)
+        bench_die("--vit, --gpt2 and --big-bird are models of their own");
+    if (big_bird) c.dropout = c.attention_dropout = c.classifier_dropout = 0;
+    if (big_bird) c.block_sparse = strcmp(big_bird, "block_sparse") == 0;
+    if (big_bird && !c.block_sparse && strcmp(big_bird, "original_full") != 0)
+        bench_die("--big-bird %s: block_sparse or original_full", big_bird);
     const tt_status made = size ? tt_vit_new(ctx, &vit, &v)
                          : gpt2 ? tt_lm_new(ctx, &lm, &g)
                          : tt_bert_new(ctx, &m, &c);
