@@ -96,6 +96,27 @@ __device__ __forceinline__ float tt__exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+// Both halves of a product; of 64-bit C++ the compiler makes an addition more.
+__device__ __forceinline__ void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
+{
+    asm("{ .reg .u64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }"
+        : "=r"(low), "=r"(high) : "r"(a), "r"(b));
+}
+// The compiler forgets what it knows of x, so that it computes again what depends on it.
+__device__ __forceinline__ void tt__forget(uint32_t &x) { asm volatile("" : "+r"(x)); }
+// One instruction each, within 1 ulp; subnormal numbers count as 0.
+__device__ __forceinline__ float tt__reciprocal(float x)
+{
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+__device__ __forceinline__ float tt__root(float x)
+{
+    float r;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 // 8 x 8 matrices of 16-bit numbers from shared memory: lane 8j+i names row i (16 bytes) of matrix j. A thread
 // gets columns 2t and 2t+1 of row g of each; with _trans of its transpose.
 __device__ __forceinline__ void tt__ldmatrix_x1(uint32_t &r, const void *row)
@@ -659,26 +680,6 @@ __device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, fl
     else ((f16 *)p)[i] = round_to<f16>(x);
 }
 
-// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
-// that p is one of 16 bytes.
-__device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
-                                      bool wide, float absent = 0)
-{
-    if (!wide || left < 8) {
-        TT__UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? load_any(p, dtype, i + k) : absent;
-    } else if (dtype == TT_F32) {
-        const float4 a = ((const float4 *)p)[i / 4], b = ((const float4 *)p)[i / 4 + 1];
-        x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
-    } else {
-        const uint4 q = ((const uint4 *)p)[i / 8];
-        const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-        TT__UNROLL for (int k = 0; k < 8; k++) {
-            const unsigned short h = (unsigned short)(words[k / 2] >> (k % 2 * 16));
-            x[k] = dtype == TT_BF16 ? to_float(__ushort_as_bfloat16(h)) : to_float(__ushort_as_half(h));
-        }
-    }
-}
-
 // Eight 16-bit floats in 16 bytes, the first in the lowest bits.
 template <class T> __device__ __forceinline__ void widen8(float (&x)[8], const uint4 &q);
 template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const uint4 &q)
@@ -699,6 +700,36 @@ template <> __device__ __forceinline__ void widen8<f16>(float (&x)[8], const uin
     const uint32_t words[4] = {q.x, q.y, q.z, q.w};
     TT__UNROLL for (int k = 0; k < 8; k++)
         x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
+}
+
+// Two numbers rounded to nearest, the first in the lower bits.
+template <class T> __device__ __forceinline__ uint32_t pack(float low, float high);
+template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
+}
+template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
+{
+    const __half2 v = __floats2half2_rn(low, high);
+    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+}
+
+// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
+// that p is one of 16 bytes.
+__device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
+                                      bool wide, float absent = 0)
+{
+    if (!wide || left < 8) {
+        TT__UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? load_any(p, dtype, i + k) : absent;
+    } else if (dtype == TT_F32) {
+        const float4 a = ((const float4 *)p)[i / 4], b = ((const float4 *)p)[i / 4 + 1];
+        x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
+    } else {
+        const uint4 q = ((const uint4 *)p)[i / 8];
+        if (dtype == TT_BF16) widen8<bf16>(x, q);
+        else widen8<f16>(x, q);
+    }
 }
 
 // The same for the bits of 16-bit numbers.
@@ -726,10 +757,17 @@ __device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64
         }
         return;
     }
+    if (wide && left >= 8) {
+        const bool b = dtype == TT_BF16;
+        TT__UNROLL for (int k = 0; k < 4; k++)
+            h[k] = b ? pack<bf16>(x[2 * k], x[2 * k + 1]) : pack<f16>(x[2 * k], x[2 * k + 1]);
+        ((uint4 *)p)[i / 8] = make_uint4(h[0], h[1], h[2], h[3]);
+        return;
+    }
     TT__UNROLL for (int k = 0; k < 8; k++)
         h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(round_to<bf16>(x[k]))
             : __half_as_ushort(round_to<f16>(x[k]));
-    store8_bits(p, i, left, wide, h);
+    store8_bits(p, i, left, false, h);
 }
 
 __device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)
@@ -745,51 +783,102 @@ inline bool is_wide(const tt__mat *m)
 
 __device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
 
+// Of the normal distribution below -|x|: its share is f exp(-x^2 / 2), with f a polynomial of t = 1 / (1 +
+// 0.34 |x|), fitted here (the least greatest relative error for |x| up to 6: 1.3e-7; 1.7e-4 at 14, where the
+// share is 1e-44). GELU and its slope, which share f and the exponential, are within 3e-7 of the exact ones
+// for |x| up to 4, and of 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // e: the exponential; reach: |x|, at most 14, so that 0 e is 0
+
+__device__ __forceinline__ normal_tail tail_of(float x)
+{
+    const float a = fabsf(x), t = tt__reciprocal(fmaf(0.34f, a, 1.0f));
+    float f = 0.0464521124f;
+    f = fmaf(f, t, -0.207596006f);
+    f = fmaf(f, t, 0.276615384f);
+    f = fmaf(f, t, -0.0423069961f);
+    f = fmaf(f, t, 0.162437195f);
+    f = fmaf(f, t, 0.128213552f);
+    f = fmaf(f, t, 0.136184699f);
+    return {f * t, tt__exp2(-0.72134752f * x * x), fminf(a, 14.0f)};
+}
+
+// 1 / (1 + exp(-x)).
+__device__ __forceinline__ float sigmoid(float x)
+{
+    return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
+}
+
 // Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
 // others. Where exp or tanh have run into 0 or 1, nothing is left of a product with a large x.
 __device__ __forceinline__ float activate(int act, float x)
 {
     switch (act) {
-    case TT__ACT_GELU: return 0.5f * x * erfcf(-0.70710678118654752f * x);
+    case TT__ACT_GELU: {
+        const normal_tail n = tail_of(x);
+        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is
+    }
     // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)).
-    case TT__ACT_GELU_TANH: return x / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
+    case TT__ACT_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
     case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
     case TT__ACT_TANH: return tanhf(x);
-    case TT__ACT_SILU: return x / (1 + expf(-x));
+    case TT__ACT_SILU: return x * sigmoid(x);
     default: return x;
     }
 }
 __device__ __forceinline__ float activation_slope(int act, float x)
 {
     switch (act) {
-    case TT__ACT_GELU: return 0.5f * erfcf(-0.70710678118654752f * x)
-        + x * (0.39894228040143268f * expf(-0.5f * x * x));
+    case TT__ACT_GELU: {
+        const normal_tail n = tail_of(x);
+        const float below = (n.f - 0.39894228040143268f * n.reach) * n.e; // the slope at -|x|
+        return x < 0 ? below : 1 - below;
+    }
     case TT__ACT_GELU_TANH: {
-        float s = 1 / (1 + expf(-1.5957691216057308f * (x + 0.044715f * x * x * x))), ds = s * (1 - s);
+        float s = sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)), ds = s * (1 - s);
         return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
     }
     case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
     case TT__ACT_TANH: return 1 - x * x;
     case TT__ACT_SILU: {
-        float s = 1 / (1 + expf(-x)), ds = s * (1 - s);
+        float s = sigmoid(x), ds = s * (1 - s);
         return ds > 0 ? s + x * ds : s;
     }
     default: return 1;
     }
 }
 
+// A round of Philox4x32, with its key.
+__device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint32_t k1)
+{
+    uint32_t a_low, a_high, b_low, b_high;
+    tt__multiply(c[0], 0xD2511F53u, a_low, a_high);
+    tt__multiply(c[2], 0xCD9E8D57u, b_low, b_high);
+    c[0] = b_high ^ c[1] ^ k0;
+    c[2] = a_high ^ c[3] ^ k1;
+    c[1] = b_low;
+    c[3] = a_low;
+}
+
 // Philox4x32-10, as in tinytrain.h.
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = (uint32_t)key,
-        k1 = (uint32_t)(key >> 32);
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    TT__UNROLL for (int k = 0; k < 4; k++) out[k] = counter[k];
     TT__UNROLL for (int round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
-        uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)b; c3 = (uint32_t)a; c0 = n0; c2 = n2;
+        philox_round(out, k0, k1);
         k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
     }
-    out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+
+// The keys of the ten rounds, for kernels that draw with few keys from shared memory, two rounds a load.
+typedef uint4 philox_keys[5];
+__device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int pair = 0; pair < 5; pair++) {
+        to[pair] = make_uint4(k0, k1, k0 + 0x9E3779B9u, k1 + 0xBB67AE85u);
+        k0 += 2 * 0x9E3779B9u; k1 += 2 * 0xBB67AE85u;
+    }
 }
 
 // The key of a stream of random numbers, as tt__stream_key makes it.
@@ -905,6 +994,18 @@ __device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int6
 // any.
 enum { ANY = -1 };
 
+// The blocks of a kernel that goes through its work in strides: as many as there is work for, at most twice
+// as many as the device's processors run at a time.
+template <class... P>
+cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int64_t blocks, unsigned *grid)
+{
+    int resident = 1;
+    const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, 0);
+    const int64_t most = 2 * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
+    *grid = (unsigned)max((int64_t)1, min(blocks, most));
+    return e;
+}
+
 // An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which
 // all threads of a block call, and get(): the results v of the group of n columns that begins at column c of
 // row r, or false where nothing is to be written.
@@ -938,12 +1039,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP o
 template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group_args g, OP op)
 {
     cudaError_t e = cudaSuccess;
+    unsigned grid;
     const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
-        // twice as many blocks as run at a time on 132 processors
-        const int64_t blocks = min((g.all + TT__ROW_THREADS - 1) / TT__ROW_THREADS, (int64_t)2112);
-        e = TT__LAUNCH((each_group<OP, X, Y>), (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, g, op);
+        e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, blocks_for(g.all, TT__ROW_THREADS), &grid);
+        if (e == cudaSuccess)
+            e = TT__LAUNCH((each_group<OP, X, Y>), grid, TT__ROW_THREADS, 0, d->stream, g, op);
     }
     return e;
 }
@@ -1161,8 +1263,10 @@ cudaError_t run_rotary(const tt__launch *l)
     double frequency[TT__MOST_PAIRS];
     tt__rotary_frequencies(o, frequency);
     for (int j = 0; j < a.pairs; j++) a.frequency[j] = (float)frequency[j];
-    const int64_t blocks = min((a.all + TT__ROW_THREADS - 1) / TT__ROW_THREADS, (int64_t)2112);
-    return TT__LAUNCH(rotary_kernel, (unsigned)blocks, TT__ROW_THREADS, 0, l->device->stream, a);
+    unsigned grid;
+    const cudaError_t e = grid_of(l->device, rotary_kernel, TT__ROW_THREADS,
+                                  blocks_for(a.all, TT__ROW_THREADS), &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
 
 // y = a constant, times the loss scale if `scale` is not NULL. Bytes: y once.
@@ -1301,10 +1405,14 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     }
     g.per_row = (g.dy.cols + 7) / 8;
     alike = alike && g.vector;
-    const dim3 grid(grid_for(g.per_row, TT__ROW_THREADS, 64), (unsigned)min(g.dy.rows, (int64_t)2112));
+    const unsigned across = grid_for(g.per_row, TT__ROW_THREADS, 64);
+    unsigned blocks;
     const auto kernel = alike && g.dy.dtype == TT_F32 ? swiglu_backward<TT_F32>
         : alike && g.dy.dtype == TT_BF16 ? swiglu_backward<TT_BF16>
         : alike && g.dy.dtype == TT_F16 ? swiglu_backward<TT_F16> : swiglu_backward<ANY>;
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, g.dy.rows * across, &blocks);
+    if (e != cudaSuccess) return e;
+    const dim3 grid(across, min((blocks + across - 1) / across, 65535u));
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
@@ -1655,12 +1763,12 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, cons
     if (column + threadIdx.x < dy.cols) partial[blockIdx.x * dy.cols + column + threadIdx.x] = all;
 }
 
-// How many blocks sum rows: two for each of 132 processors, if there is room for their f32 sums of so many
-// bytes.
-int64_t sum_blocks(int64_t pieces, size_t used, size_t bytes)
+// How many blocks sum rows: two for each of the device's processors, if there is room for their f32 sums of
+// so many bytes.
+int64_t sum_blocks(const tt__device *d, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
-    return max((int64_t)1, min(min(pieces, (int64_t)264), room));
+    return max((int64_t)1, min(min(pieces, 2 * (int64_t)d->properties.multiProcessorCount), room));
 }
 
 cudaError_t run_set_rows_backward(const tt__launch *l)
@@ -1673,7 +1781,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     cudaError_t e = run_mark_rows(l, dy->rows);
     if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
         const int64_t all = (dy->rows + 31) / 32;
-        const int64_t blocks = sum_blocks((all + 7) / 8, used, (size_t)dy->cols * 4);
+        const int64_t blocks = sum_blocks(d, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
         e = TT__LAUNCH(sum_set_rows, dim3((unsigned)blocks, blocks_for(dy->cols, 256)), TT__ROW_THREADS, 0,
                        d->stream, *dy, bits, words, partial, is_wide(dy));
@@ -1884,10 +1992,46 @@ cudaError_t run_layernorm(const tt__launch *l)
                                    l->instr->attr.eps, centred, l->add[0], vector));
 }
 
+// Group k of row r.
+template <int LANES>
+__device__ __forceinline__ void load_part(float (&v)[8], const tt__mat &m, int64_t r, int k, int lane,
+                                          bool vector)
+{
+    const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
+    if (vector) {
+        load_group(v, m, r, c, c < m.cols ? 8 : 0, true);
+    } else {
+        TT__UNROLL for (int j = 0; j < 8; j++)
+            v[j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
+    }
+}
+
+// m[r] = or += v, of group k.
+template <int LANES>
+__device__ __forceinline__ void store_part(const tt__mat &m, int64_t r, int k, int lane, bool vector,
+                                           bool add, float (&v)[8])
+{
+    float old[8];
+    if (add) {
+        load_part<LANES>(old, m, r, k, lane, vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+    }
+    const int64_t c = column_of<LANES>(k, 0, lane, vector);
+    if (vector) {
+        if (c < m.cols) store8(row_at(m, r), m.dtype, c, 8, true, v);
+    } else {
+        TT__UNROLL for (int j = 0; j < 8; j++)
+            if (c + j * LANES < m.cols) store_any(m.data, m.dtype, r * m.ld + c + j * LANES, v[j]);
+    }
+}
+
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
-// = sum dy n, db = sum dy: partial holds `columns` of dw, then of db, for each block. Rows are in registers;
-// dx.data may be NULL. Bytes: dy, x and dx once. X: dtype of dy, x and dx, W: of w.
-template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__ROW_THREADS)
+// = sum dy n, db = sum dy: partial holds `columns` of dw, then of db, for each block. dx.data may be NULL. X:
+// dtype of dy, x and dx, W: of w. Two passes over a row: bf16 ones stay packed in registers in between,
+// others are read again, from the processor's cache, so that with the sums of 1,024 columns two blocks fit a
+// processor. Bytes: dy, x and dx once.
+template <int V, int LANES, int X, int W>
+__global__ void __launch_bounds__(TT__ROW_THREADS, LANES == 32 && X != ANY ? 2 : 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
                        float *partial, bool add, bool vector)
 {
@@ -1897,6 +2041,7 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
         vector = true;
     }
     constexpr int TEAMS = TT__ROW_THREADS / LANES;
+    constexpr bool PACKED = X == TT_BF16;
     const float each = 1.0f / (float)x.cols;
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
@@ -1904,29 +2049,60 @@ template <int V, int LANES, int X, int W> __global__ void __launch_bounds__(TT__
     TT__UNROLL for (int k = 0; k < V; k++)
         TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
     for (int64_t r = from + team; r < to; r += TEAMS) {
-        float g[V][8], n[V][8], scale[V][8], sum_g = 0, sum_gn = 0;
-        fetch_row<V, LANES>(g, dy, r, lane, vector);
-        fetch_row<V, LANES>(n, x, r, lane, vector);
-        load_row<V, LANES>(scale, w, 0, lane, vector);
-        widen_row(g, dy.dtype, vector);
-        widen_row(n, x.dtype, vector);
+        uint4 packed[2][PACKED ? V : 1];
+        uint32_t again = 0;
+        if (PACKED)
+            TT__UNROLL for (int k = 0; k < V; k++) {
+                const int64_t c = column_of<LANES>(k, 0, lane, true);
+                const uint4 none = make_uint4(0, 0, 0, 0);
+                const bool there = c < x.cols;
+                packed[0][k] = there ? *(const uint4 *)((const uint16_t *)dy.data + r * dy.ld + c) : none;
+                packed[1][k] = there ? *(const uint4 *)((const uint16_t *)x.data + r * x.ld + c) : none;
+            }
         const row_stats s = get_stats(stats, r);
         const float mean = s.mean, rstd = s.rstd;
-        TT__UNROLL for (int k = 0; k < V; k++)
-            TT__UNROLL for (int j = 0; j < 8; j++) { // beyond the last column g is 0
-                n[k][j] = (n[k][j] - mean) * rstd;
-                dw[k][j] += g[k][j] * n[k][j];
-                db[k][j] += g[k][j];
-                g[k][j] *= scale[k][j];
-                sum_g += g[k][j];
-                sum_gn += g[k][j] * n[k][j];
+        const auto parts = [&](int k, float (&g)[8], float (&n)[8], float (&scale)[8]) {
+            if (PACKED) {
+                widen8<bf16>(g, packed[0][k]);
+                widen8<bf16>(n, packed[1][k]);
+            } else {
+                load_part<LANES>(g, dy, r + again, k, lane, vector); // beyond the last column g is 0
+                load_part<LANES>(n, x, r + again, k, lane, vector);
             }
-        if (!dx.data) continue;
-        const float avg_g = s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
-        const float avg_gn = row_sum<LANES>(sum_gn) * each;
-        TT__UNROLL for (int k = 0; k < V; k++)
-            TT__UNROLL for (int j = 0; j < 8; j++) g[k][j] = (g[k][j] - avg_g - n[k][j] * avg_gn) * rstd;
-        store_row<V, LANES>(dx, r, lane, vector, add, g);
+            load_part<LANES>(scale, w, again, k, lane, vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) n[j] = (n[j] - mean) * rstd;
+        };
+        float sum_g = 0, sum_gn = 0;
+        if (dx.data)
+            TT__UNROLL for (int k = 0; k < V; k++) {
+                float g[8], n[8], scale[8];
+                parts(k, g, n, scale);
+                TT__UNROLL for (int j = 0; j < 8; j++) {
+                    sum_g += g[j] * scale[j];
+                    sum_gn += g[j] * scale[j] * n[j];
+                }
+            }
+        const float avg_g = dx.data && s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
+        const float avg_gn = dx.data ? row_sum<LANES>(sum_gn) * each : 0.0f;
+        tt__forget(again);
+        if (PACKED)
+            TT__UNROLL for (int k = 0; k < V; k++)
+                TT__UNROLL for (int o = 0; o < 2; o++) {
+                    tt__forget(packed[o][k].x);
+                    tt__forget(packed[o][k].y);
+                    tt__forget(packed[o][k].z);
+                    tt__forget(packed[o][k].w);
+                }
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            float g[8], n[8], scale[8];
+            parts(k, g, n, scale);
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                dw[k][j] += g[j] * n[j];
+                db[k][j] += g[j];
+                g[j] = (g[j] * scale[j] - avg_g - n[j] * avg_gn) * rstd;
+            }
+            if (dx.data) store_part<LANES>(dx, r, k, lane, vector, add, g);
+        }
     }
     float *to_dw = partial + (int64_t)blockIdx.x * 2 * x.cols, *to_db = to_dw + x.cols;
     TT__UNROLL for (int k = 0; k < V; k++)
@@ -2002,7 +2178,7 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
     float *partial = resident_of(l)->sums;
-    const int64_t most = sum_blocks((x->rows + 7) / 8, 0, (size_t)x->cols * 8);
+    const int64_t most = sum_blocks(d, (x->rows + 7) / 8, 0, (size_t)x->cols * 8);
     const int64_t each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
     cudaError_t e = cudaSuccess;
     if (x->cols > TT__ROW_COLUMNS) {
@@ -2896,21 +3072,40 @@ __device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype 
     return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
 }
 
+// x plus 16 random bits, whose upper half is x in bf16 by stochastic rounding. NaN as kernels compute it is
+// 0x7fffffff, from which an addition would run over; smaller ones stay NaN, as their upper half is.
+__device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
+{
+    return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
+}
+
 // Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8
 // of Philox counter {e / 8}, so that steps smaller than half a unit in the last place survive on average
 // (Gupta et al., "Deep learning with limited numerical precision", 2015). The vector begins at element
 // 8 * first of the tensor that elements are numbered in.
 __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
-                                        const float (&x)[8], uint64_t key, int64_t first)
+                                        const float (&x)[8], const philox_keys &keys, int64_t first)
 {
     if (dtype == TT_F32) {
         store8(p, TT_F32, i, left, wide, x);
         return;
     }
     const uint64_t group = (uint64_t)(first + i / 8);
-    const uint32_t counter[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0};
-    uint32_t random[4], h[8];
-    philox(counter, key, random);
+    uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
+    tt__forget(none); // or the keys would be kept in registers, of which there are too few
+    TT__UNROLL for (int pair = 0; pair < 5; pair++) {
+        const uint4 k = keys[pair + none];
+        philox_round(random, k.x, k.y);
+        philox_round(random, k.z, k.w);
+    }
+    if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
+        uint32_t pair[4];
+        TT__UNROLL for (int k = 0; k < 4; k++)
+            pair[k] = __byte_perm(round_up(x[2 * k], random[k] & 0xffff),
+                                  round_up(x[2 * k + 1], random[k] >> 16), 0x7632);
+        ((uint4 *)p)[i / 8] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        return;
+    }
     TT__UNROLL for (int k = 0; k < 8; k++)
         h[k] = round_16(x[k], random[k / 2] >> (k % 2 * 16) & 0xffff, dtype);
     store8_bits(p, i, left, wide, h);
@@ -3037,7 +3232,7 @@ template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
 {
-    TT__SHARED(uint64_t, keys, [3]);
+    TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
     if (!isfinite(u.clip[0])) return; // for all threads alike
     const param_update &t = u.of[tensor_of_block(u.of, u.count)];
@@ -3050,8 +3245,8 @@ __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
     const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2;
     const float decay = t.weight_decay;
     if (threadIdx.x < 3)
-        keys[threadIdx.x] = stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
-                                       (uint64_t)threadIdx.x << 32 | t.random);
+        expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
+                              (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
     // Bias corrections: a thread of the second warp for each, a power by squaring.
     if (ADAM && threadIdx.x / 2 == 16) {
         double power = 1, b = threadIdx.x % 2 ? b2 : b1;
@@ -3062,8 +3257,7 @@ __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
     const float step = ADAM ? of_step[0] : 0, root = ADAM ? of_step[1] : 0;
     const float l2 = ADAM && u.rule.decoupled ? 0 : decay;
     const float keep = ADAM && u.rule.decoupled ? 1 - lr * decay : 1;
-    for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
-        const int64_t left = to - i;
+    const auto update = [&](int64_t i, int64_t left) {
         float g[8], p[8], m[8] = {0}, v[8];
         load8(g, t.g, type_g, i, left, wide);
         load8(p, t.p, type_p, i, left, wide);
@@ -3074,8 +3268,8 @@ __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
             if (ADAM) {
                 m[k] = m[k] * b1 + d * (1 - b1);
                 v[k] = v[k] * b2 + d * d * (1 - b2);
-                // Within 2 ulp of the step.
-                p[k] = p[k] * keep - __fdividef(m[k] * step, sqrtf(v[k]) * root + u.rule.eps);
+                // Within 4 ulp of the step.
+                p[k] = p[k] * keep - m[k] * step * tt__reciprocal(tt__root(v[k]) * root + u.rule.eps);
             } else {
                 m[k] = m[k] * b1 + d;
                 if (t.m) d = u.rule.nesterov ? d + m[k] * b1 : m[k];
@@ -3085,6 +3279,13 @@ __global__ void __launch_bounds__(256, ADAM ? 4 : 3)
         update8(t.p, type_p, i, left, wide, p, keys[0], t.begin);
         if (ADAM || t.m) update8(t.m, type_m, i, left, wide, m, keys[1], t.begin);
         if (ADAM) update8(t.v, type_m, i, left, wide, v, keys[2], t.begin);
+    };
+    int64_t i = from + 8 * threadIdx.x;
+    if (P == ANY) {
+        for (; i < to; i += 2048) update(i, to - i);
+    } else { // whole groups, and then the last elements
+        for (; i + 8 <= to; i += 2048) update(i, 8);
+        if (i < to) update(i, to - i);
     }
 }
 
@@ -4215,16 +4416,9 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 // with 16 MT rows of the tile that the block owns; the other tiles come two at a time, one in use and one
 // under way. Rows in shared memory are 16 bytes longer than D, so that eight of them lie in different banks.
 
-template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high);
-template <> __device__ __forceinline__ uint32_t attention_pack<bf16>(float low, float high)
+template <class T> __device__ __forceinline__ uint32_t attention_pack(float low, float high)
 {
-    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
-}
-template <> __device__ __forceinline__ uint32_t attention_pack<f16>(float low, float high)
-{
-    const __half2 v = __floats2half2_rn(low, high);
-    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+    return pack<T>(low, high);
 }
 
 // to (ROWS, D + 8) = rows first ... first + count - 1 of a head, or where `at` says that they lie; the rest

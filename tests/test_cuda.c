@@ -380,6 +380,60 @@ TEST(sizes_that_kernels_refuse)
     }
 }
 
+/* GELU and its slope in f32 beside those in double precision. A step of SGD takes the gradient off what was
+   there, so what is missing afterwards is the slope; the target makes the gradient of each result 1. */
+TEST(gelu_is_as_exact_as_said)
+{
+    enum { N = 4096 };
+    const int64_t dims[2] = {1, N};
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    static float from[N], after[N], result[N], target[N];
+    test_allocator a;
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)16 << 20, 1, 4);
+#endif
+    for (int k = 0; k < N; k++) from[k] = (float)(k - N / 2) / 128;
+    for (int slope = 0; slope < 2; slope++) {
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_param *p = tt_param_new(ctx, "x", 2, dims, zeros);
+        tt_compile_options o = tt_compile_options_default();
+        const tt_value none = {0}, to = tt_input(t, "target", TT_F32, 1, N);
+        const tt_value x = slope ? tt_param_value(t, p) : tt_input(t, "in", TT_F32, 1, N), y = tt_gelu(t, x);
+        o.device = "cuda";
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = 0;
+        o.train = slope;
+        tt_program *run = tt_compile(t, slope ? tt_mean_squared_error(t, y, to, none) : y, &o);
+        if (!run) printf("%s\n", tt_error(ctx));
+        REQUIRE(run != NULL);
+        if (!slope) {
+            CHECK(tt_set(run, x, from, 1) == TT_OK && tt_run(run, NULL) == TT_OK &&
+                  tt_get(run, y, result, N) == TT_OK);
+        } else {
+            for (int k = 0; k < N; k++) target[k] = result[k] - N / 2;
+            CHECK(tt_param_set(p, from) == TT_OK && tt_set(run, to, target, 1) == TT_OK &&
+                  tt_step(run, 1, NULL) == TT_OK && tt_param_get(p, after) == TT_OK);
+        }
+        double worst = 0;
+        for (int k = 0; k < N; k++) {
+            const double v = from[k], share = 0.5 * erfc(-v / sqrt(2));
+            const double density = exp(-v * v / 2) * 0.3989422804014327;
+            const double exact = slope ? share + v * density : v * share;
+            const double got = slope ? v - after[k] : result[k];
+            /* the target is rounded to an integer's size, and what the step leaves once more */
+            const double error = fabs(got - exact) - (slope ? 1.3e-7 + 6e-8 * fabs(v) : 0);
+            const double most = fabs(v) > 4 ? 1e-7 * fabs(v) : 3e-7;
+            if (!(error / most <= worst)) worst = error / most;
+        }
+        CHECK(worst <= 1);
+        if (!(worst <= 1) || getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %.3f of the error\n", worst);
+        tt_program_free(run);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 TEST(trains_distilbert_as_the_cpu_does) { compare_with_cpu(false, 0.1f, true); }
 TEST(trains_vit_as_the_cpu_does) { compare_with_cpu(true, 0, false); }
 
@@ -1499,7 +1553,7 @@ static const test_case tests[] = {
     TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs),
     TEST_CASE(lengths_that_are_met_again_are_replayed), TEST_CASE(steps_go_on_without_graphs),
     TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
-    TEST_CASE(no_product_of_a_model_needs_that_kernel),
+    TEST_CASE(no_product_of_a_model_needs_that_kernel), TEST_CASE(gelu_is_as_exact_as_said),
     TEST_CASE(a_lost_device_says_so), TEST_CASE(an_op_that_fails_is_named), TEST_CASE(any_call_may_fail_once),
     TEST_CASE(any_call_may_fail_for_ever), TEST_CASE(any_call_may_fail_while_saving),
     TEST_CASE(pinned_memory_is_what_was_planned), TEST_CASE(fp8_asks_its_own_device),

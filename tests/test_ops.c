@@ -875,6 +875,7 @@ TEST_PLAIN static void eval_soft_cross_entropy(node *n)
         total += w;
     }
     n->v[0] = loss / total;
+    note(n, n->v[0]); /* of many classes, more than any of its terms: it is an f32, too */
 }
 
 /* Targets of which some are 0, and which do not sum to 1. */

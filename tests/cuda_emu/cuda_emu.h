@@ -807,6 +807,22 @@ inline uint32_t tt__tf32(float f) // nearest, ties away from zero
     return (u & 0x7f800000) == 0x7f800000 ? u : (u + 0x1000) & 0xffffe000;
 }
 inline float tt__exp2(float x) { return exp2f(x); }
+inline float tt__reciprocal(float x) { return 1 / x; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
+{
+    const uint64_t both = (uint64_t)b << 32 | a;
+    unsigned r = 0;
+    for (int k = 0; k < 4; k++) r |= (unsigned)(both >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
+    return r;
+}
+inline void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
+{
+    const uint64_t both = (uint64_t)a * b;
+    low = (uint32_t)both;
+    high = (uint32_t)(both >> 32);
+}
+inline void tt__forget(uint32_t &) {}
+inline float tt__root(float x) { return sqrtf(x); }
 
 #include "emu_cublas.h"
 #endif

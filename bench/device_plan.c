@@ -1,0 +1,221 @@
+/* What a training step costs a GPU by its plan: launches, bytes and FLOPs of each kind of work, and the time
+   that these should take by rates that are stated. It needs no GPU: programs are compiled for "cuda" and
+   never run. The models are ViT-L/16 on 64 images, DistilBERT-base on 12 x 512 tokens and GPT-2 of 124
+   million on 16 x 1,024 tokens, with AdamW and clipping, in --precision (bf16-true), --recompute (cheap).
+
+   The rates are an H200's: 650 TFLOP/s for products of 16-bit operands of these sizes and 4.3 TB/s for what
+   goes through memory; attention's products are those of all pairs of a sequence, or half if it is causal,
+   at 174 TFLOP/s forward and 147 TFLOP/s backward. Products whose operands have different dtypes take the
+   kernel for any product, 10 TFLOP/s. A processor issues 128 instructions a clock, 29.6e12 a second in all:
+   element-wise work takes the longer of its bytes and its instructions, so many for 8 elements as
+   bench/kernels.py prints (--instructions GELU,SLOPE,ADAM for other kernels than today's). --norm is the rate
+   of layer norm's backward in TB/s. A launch takes 1 microsecond besides. These are sums of parts that run
+   one after another: no measurement.
+
+   Bytes are those of each operand and result once. Launches are what tinytrain_cuda.cu makes of an
+   instruction; those of tables' gradients, which depend on the ids, are counted as 12. */
+#define TINYTRAIN_IMPLEMENTATION
+#include "tinytrain.h"
+
+enum {
+    PRODUCTS, ANY_PRODUCTS, BIASES, ATTENTION, ATTENTION_BACKWARD, ACTIVATIONS, NORMS, NORMS_BACKWARD,
+    UPDATES, OTHERS, KINDS
+};
+static const char *const kinds[KINDS] = {
+    "products", "products of unlike dtypes", "bias gradients", "attention", "attention backward",
+    "GELU and its slope", "norms", "norms backward", "norm of gradients and AdamW", "the rest"};
+
+typedef struct cost { double launches, bytes, flops, seconds; } cost;
+
+static double gelu_instructions = 217, slope_instructions = 250, adam_instructions = 379, norm_rate = 4.3;
+
+static double bytes_of(const tt_tape *t, int32_t id)
+{
+    const tt__shape *s = &t->values[id].shape;
+    return id ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
+}
+
+static void add(cost *to, double launches, double bytes, double flops, double flops_rate, double instructions,
+                double bytes_rate)
+{
+    double seconds = bytes / (bytes_rate * 1e12), by_flops = flops / flops_rate;
+    const double by_instructions = instructions / 29.6e12;
+    if (by_flops > seconds) seconds = by_flops;
+    if (by_instructions > seconds) seconds = by_instructions;
+    to->launches += launches;
+    to->bytes += bytes;
+    to->flops += flops;
+    to->seconds += seconds + launches * 1e-6;
+}
+
+static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes)
+{
+    const bool sums = i->op == TT__OP_LINEAR_DW; /* over rows: dw (out, in) = dy^T x */
+    const tt__shape *a = &t->values[i->in[0]].shape, *b = &t->values[i->in[1]].shape;
+    const bool alike = a->dtype == b->dtype;
+    const double m = (double)a->rows, flops = 2 * m * (double)a->cols * (double)(sums ? b->cols : i->op ==
+        TT__OP_LINEAR ? b->rows : b->cols);
+    const int32_t to = i->out[0];
+    if (to)
+        add(&costs[alike ? PRODUCTS : ANY_PRODUCTS], 1, bytes, flops, alike ? 650e12 : 10e12, 0, 4.3);
+    if (sums && i->out[1]) /* a pass over dy, and one over its parts */
+        add(&costs[BIASES], to ? 1 : 2, bytes_of(t, i->in[0]), 0, 1, 0, 4.3);
+    if (sums || i->attr.act == TT__ACT_NONE || i->attr.act == TT__ACT_GELU_TANH) return;
+    const bool slope = i->op == TT__OP_LINEAR_DX;
+    const double size = bytes_of(t, to), elements = size / (double)tt_dtype_bytes(t->values[to].shape.dtype);
+    add(&costs[ACTIVATIONS], 1, (slope ? 3 : 2) * size, 0, 1,
+        elements / 8 * (slope ? slope_instructions : gelu_instructions), 4.3);
+}
+
+/* The fused loss, by chunks of rows: logits, their loss and gradient, dx, dw. */
+static void count_head(const tt_tape *t, const tt__instr *i, cost *costs, int64_t chunk)
+{
+    const tt__shape *x = &t->values[i->in[0]].shape, *w = &t->values[i->in[3]].shape;
+    const double rows = (double)x->rows, chunks = ceil(rows / (double)chunk);
+    const double logits = rows * (double)w->rows, weights = (double)w->rows * (double)w->cols;
+    const double products = 1 + (i->out[1] != 0) + (i->out[3] != 0), half = (double)tt_dtype_bytes(x->dtype);
+    add(&costs[PRODUCTS], products * chunks, 0, products * 2 * logits * (double)w->cols, 650e12, 0, 4.3);
+    if (i->out[3]) add(&costs[PRODUCTS], 0, chunks * 8 * weights, 0, 1, 0, 4.3); /* reads and writes dw */
+    add(&costs[OTHERS], chunks + 2, logits * (8 + 3 * half), 0, 1, 0, 4.3);
+}
+
+static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, double length)
+{
+    const bool backward = i->op == TT__OP_ATTENTION_BACKWARD;
+    const tt__shape *q = &t->values[i->in[backward]].shape;
+    /* Tiles in which no query sees a key are left out. */
+    const double pairs = (double)q->rows * length / (i->attr.causal ? 2 : 1);
+    const double flops = 4 * pairs * (double)q->cols * (backward ? 3.5 : 1);
+    add(&costs[backward ? ATTENTION_BACKWARD : ATTENTION], backward ? 3 : 1, bytes, flops,
+        backward ? 147e12 : 174e12, 0, 4.3);
+}
+
+static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double length)
+{
+    memset(costs, 0, KINDS * sizeof *costs);
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        double bytes = 0;
+        for (int j = 0; j < TT__MAX_IN; j++) bytes += bytes_of(t, i->in[j]);
+        for (int j = 0; j < TT__MAX_OUT; j++) bytes += bytes_of(t, i->out[j]) * (1 + (i->add >> j & 1));
+        switch (i->op) {
+        case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW:
+            count_product(t, i, costs, bytes);
+            break;
+        case TT__OP_LINEAR_CROSS_ENTROPY: count_head(t, i, costs, chunk); break;
+        case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD:
+            count_attention(t, i, costs, bytes, length);
+            break;
+        case TT__OP_ACTIVATION: {
+            const double elements = (double)t->values[i->out[0]].shape.rows *
+                                    (double)t->values[i->out[0]].shape.cols;
+            add(&costs[ACTIVATIONS], 1, bytes, 0, 1, elements / 8 * gelu_instructions, 4.3);
+            break;
+        }
+        case TT__OP_LAYERNORM: case TT__OP_RMSNORM: add(&costs[NORMS], 1, bytes, 0, 1, 0, 4.3); break;
+        case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD:
+            add(&costs[NORMS_BACKWARD], 3, bytes, 0, 1, 0, norm_rate);
+            break;
+        case TT__OP_ADAM: { /* p, m and v are read and written; tensors share a launch */
+            const double elements = bytes_of(t, i->out[0]) /
+                                    (double)tt_dtype_bytes(t->values[i->out[0]].shape.dtype);
+            const double moved = 2 * (bytes_of(t, i->out[0]) + bytes_of(t, i->out[1]) +
+                                      bytes_of(t, i->out[2])) + bytes_of(t, i->in[0]);
+            add(&costs[UPDATES], !i->with_next, moved, 0, 1, elements / 8 * adam_instructions, 4.3);
+            break;
+        }
+        case TT__OP_SUM_SQUARES: add(&costs[UPDATES], 2 * !i->with_next, bytes, 0, 1, 0, 4.3); break;
+        case TT__OP_EMBEDDING_BACKWARD: case TT__OP_GATHER_ROWS_BACKWARD:
+            add(&costs[OTHERS], 12, bytes_of(t, i->in[0]) * 2, 0, 1, 0, 4.3);
+            break;
+        case TT__OP_EMBEDDING: case TT__OP_GATHER_ROWS:
+            add(&costs[OTHERS], 1, bytes_of(t, i->out[0]) * 2, 0, 1, 0, 4.3);
+            break;
+        default: add(&costs[OTHERS], 1, bytes, 0, 1, 0, 4.3); break;
+        }
+    }
+}
+
+static void print_model(tt_context *ctx, const char *name, const tt_model *m, const char *precision,
+                        const char *recompute, int seqs, int length, double goal)
+{
+    tt_train_options o = tt_train_options_default();
+    cost costs[KINDS], sum = {0, 0, 0, 0};
+    o.schedule.kind = TT_CONSTANT;
+    o.device = "cuda";
+    o.precision = precision;
+    o.recompute = recompute;
+    o.max_seqs = seqs;
+    o.max_tokens = seqs * length;
+    tt_trainer *r = tt_trainer_new(ctx, m, &o);
+    if (!r) {
+        fprintf(stderr, "%s\n", tt_error(ctx));
+        exit(1);
+    }
+#ifdef TT__CUDA_LOSS_CHUNK
+    const int64_t chunk = TT__CUDA_LOSS_CHUNK;
+#else
+    const int64_t chunk = TT__LOSS_CHUNK;
+#endif
+    count(tt_trainer_program(r)->built.t, costs, chunk, length);
+    printf("\n| %s, %s | launches | GB | TFLOP | ms |\n", name, precision);
+    printf("| --- | ---: | ---: | ---: | ---: |\n");
+    for (int k = 0; k < KINDS; k++) {
+        const cost *c = &costs[k];
+        if (c->launches > 0)
+            printf("| %s | %.0f | %.2f | %.2f | %.2f |\n", kinds[k], c->launches, c->bytes / 1e9,
+                   c->flops / 1e12, c->seconds * 1e3);
+        sum.launches += c->launches;
+        sum.bytes += c->bytes;
+        sum.flops += c->flops;
+        sum.seconds += c->seconds;
+    }
+    printf("| sum | %.0f | %.2f | %.2f | %.2f, goal %.1f |\n", sum.launches, sum.bytes / 1e9,
+           sum.flops / 1e12, sum.seconds * 1e3, goal);
+    tt_trainer_free(r);
+}
+
+int main(int argc, char **argv)
+{
+    const char *precision = "bf16-true", *recompute = "cheap";
+    for (int k = 1; k + 1 < argc; k += 2) {
+        if (!strcmp(argv[k], "--precision")) precision = argv[k + 1];
+        else if (!strcmp(argv[k], "--recompute")) recompute = argv[k + 1];
+        else if (!strcmp(argv[k], "--norm")) norm_rate = atof(argv[k + 1]);
+        else if (strcmp(argv[k], "--instructions") ||
+                 sscanf(argv[k + 1], "%lf,%lf,%lf", &gelu_instructions, &slope_instructions,
+                        &adam_instructions) != 3) {
+            fprintf(stderr, "%s %s? See the top of bench/device_plan.c.\n", argv[k], argv[k + 1]);
+            return 2;
+        }
+    }
+    for (int k = 0; k < 3; k++) {
+        tt_context *ctx = tt_open(NULL);
+        tt_vit v;
+        tt_bert b;
+        tt_lm l;
+        if (!ctx) return 1;
+        if (k == 0) {
+            const tt_vit_config c = tt_vit_config_default("L/16");
+            if (tt_vit_new(ctx, &v, &c) != TT_OK) return 1;
+            const tt_model m = tt_vit_classifier(&v);
+            print_model(ctx, "ViT-L/16, 64 images", &m, precision, recompute, 64, 197, 47);
+            tt_vit_free(&v);
+        } else if (k == 1) {
+            const tt_bert_config c = tt_bert_config_default(true);
+            if (tt_bert_new(ctx, &b, &c) != TT_OK) return 1;
+            const tt_model m = tt_bert_classifier(&b);
+            print_model(ctx, "DistilBERT-base, 12 x 512 tokens", &m, precision, recompute, 12, 512, 5.4);
+            tt_bert_free(&b);
+        } else {
+            const tt_lm_config c = tt_lm_config_default("gpt2");
+            if (tt_lm_new(ctx, &l, &c) != TT_OK) return 1;
+            const tt_model m = tt_lm_model(&l);
+            print_model(ctx, "GPT-2 of 124 million, 16 x 1,024 tokens", &m, precision, recompute, 16, 1024,
+                        30);
+            tt_lm_free(&l);
+        }
+        tt_close(ctx);
+    }
+    return 0;
+}
