@@ -2025,13 +2025,20 @@ __device__ __forceinline__ void store_part(const tt__mat &m, int64_t r, int k, i
     }
 }
 
+// Blocks a processor of layernorm_backward: for two, the compiler spills registers on compute capability 10.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
+#define TT__NORM_BLOCKS(lanes, x) ((lanes) == 32 && (x) != ANY ? 2 : 1)
+#else
+#define TT__NORM_BLOCKS(lanes, x) 1
+#endif
+
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
 // = sum dy n, db = sum dy: partial holds `columns` of dw, then of db, for each block. dx.data may be NULL. X:
 // dtype of dy, x and dx, W: of w. Two passes over a row: bf16 ones stay packed in registers in between,
 // others are read again, from the processor's cache, so that with the sums of 1,024 columns two blocks fit a
 // processor. Bytes: dy, x and dx once.
 template <int V, int LANES, int X, int W>
-__global__ void __launch_bounds__(TT__ROW_THREADS, LANES == 32 && X != ANY ? 2 : 1)
+__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
                        float *partial, bool add, bool vector)
 {
@@ -3226,10 +3233,10 @@ cudaError_t run_squares(const tt__launch *l, int count)
 enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
 
 // Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
-// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. SGD of
-// any dtypes needs more than the 64 registers of four blocks a processor.
+// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. Any
+// dtypes need more than the 64 registers of four blocks a processor.
 template <bool ADAM, int G, int P>
-__global__ void __launch_bounds__(256, ADAM ? 4 : 3)
+__global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
 {
     TT__SHARED(philox_keys, keys, [3]);
