@@ -2025,7 +2025,7 @@ __device__ __forceinline__ void store_part(const tt__mat &m, int64_t r, int k, i
     }
 }
 
-// Blocks a processor of layernorm_backward: for two, the compiler spills registers on compute capability 10.0.
+// Blocks a processor of layernorm_backward: for two, the compiler spills registers for 10.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
 #define TT__NORM_BLOCKS(lanes, x) ((lanes) == 32 && (x) != ANY ? 2 : 1)
 #else
