@@ -2039,10 +2039,12 @@ static inline tt__attention_operands tt__attention_of(bool backward)
     return backward ? of_backward : of_forward;
 }
 
-/* Bytes of tt__launch.lists. */
-static inline size_t tt__lists_bytes(const tt__attr *a)
+/* Numbers in tt__launch.lists. */
+static inline int64_t tt__listed_blocks(const tt__attr *a)
 {
-    return a->lists ? (size_t)a->list_heads * (size_t)a->list_rows * (size_t)a->listed * sizeof(uint16_t) : 0;
+    int64_t n = a->lists ? a->list_heads : 0;
+    n *= a->list_rows;
+    return n * a->listed;
 }
 
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
@@ -5153,7 +5155,7 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     size_t rows = (size_t)tt__in(t, i, at.q)->rows, starts = (size_t)tt__in(t, i, at.starts)->rows;
     size_t order = i->in[at.numbers] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0;
-    order += tt__align_to(tt__lists_bytes(&i->attr), TT__CUDA_ALIGN);
+    order += tt__align_to(sizeof(uint16_t) * (size_t)tt__listed_blocks(&i->attr), TT__CUDA_ALIGN);
     return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
 }
 
@@ -20252,7 +20254,7 @@ static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, c
         tt__net_batch *b = &f->b;
         b->job = f->job;
         b->jobs = tt__net_jobs(l, n, g, &k, &from, f->job);
-        b->begin = turn % TT__NET_FLIGHTS * TT__NET_PART;
+        b->begin = (size_t)(turn % TT__NET_FLIGHTS) * TT__NET_PART;
         f->count = 0;
         if (!b->jobs && k < n)
             return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
@@ -20726,12 +20728,11 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
    host's memory. */
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
-    const tt__crew *c = p->settings.crew;
     const bool on_host = l->instr->on_host;
     tt_status status = on_host ? tt__await_stream(p, rank, TT__COMPUTE_STREAM) : TT_OK;
     if (status != TT_OK) return status;
     if (on_host) return tt__cpu_launch(l, n);
-    return tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
+    return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
 }
 
 /* How far a rank has come in a segment. */
@@ -29592,7 +29593,8 @@ static const tt__architecture tt__bert = {
 static void tt__roberta_check(tt__text *all, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
-    const double listed = (double)c->heads * c->random_blocks * c->max_positions / tt__max(1, c->block_size);
+    const double listed = (double)c->heads * c->random_blocks * c->max_positions /
+                          (double)tt__max(1, c->block_size);
     if (c->kind == TT_ROBERTA && c->max_positions <= c->pad_token + 1)
         tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
     if (c->kind == TT_ROBERTA && c->type_vocab_size > 1)

@@ -4974,8 +4974,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     cudaError_t e = cudaSuccess;
     if (p->block && l->lists) {
         enum { MOST = sizeof(attention_lists) / sizeof(uint16_t) };
-        const size_t bytes = tt__lists_bytes(attr);
-        const int n = (int)(bytes / sizeof(uint16_t));
+        const int n = (int)tt__listed_blocks(attr);
         uint16_t *lists = (uint16_t *)l->workspace;
         for (int k = 0; k < n && e == cudaSuccess; k += MOST) {
             attention_lists some;
@@ -4985,7 +4984,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
             e = TT__LAUNCH(attention_write_lists, 1, 256, 0, l->device->stream, some, lists + k, count);
         }
         p->lists = lists;
-        *used = tt__align_to(bytes, TT__CUDA_ALIGN);
+        *used = tt__align_to(sizeof(uint16_t) * (size_t)n, TT__CUDA_ALIGN);
     }
     if (e != cudaSuccess || !numbers->data || p->q.rows == 0) return e;
     const int n = (int)p->q.rows;
