@@ -16,7 +16,7 @@ import textwrap
 def kernels_of(path):
     with open(path) as f:
         text = re.sub(r"//[^\n]*", "", f.read())
-    text = re.sub(r"__launch_bounds__\([^)]*\)|\bvoid\b|\bstatic\b", "", text)
+    text = re.sub(r"__launch_bounds__\((?:[^()]|\([^()]*\))*\)|\bvoid\b|\bstatic\b", "", text)
     return list(dict.fromkeys(re.findall(r"__global__\s+(\w+)\s*\(", text)))
 
 
