@@ -20280,7 +20280,8 @@ static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, c
     return status;
 }
 
-/* The pieces of other processes come into the leader's results, where others of this process find them. */
+/* The pieces of other processes come into the leader's results, where others of this process find them. In
+   small messages, so that one direction of a link does not wait for the end of a long one of the other. */
 static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
 {
     enum { REQUESTS = 4 * TT__RANKS };
@@ -20291,7 +20292,7 @@ static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__n
     int count = 0;
     for (int k = 0; k < n; k++) {
         const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)TT__STAGE / item};
+        tt__net_job job = {k, 0, (int64_t)TT__NET_PART / 4 / item};
         for (; job.from < longest && status == TT_OK; job.from += job.most) {
             for (int m = 0; m < g->all.count && status == TT_OK; m++) {
                 const int q = m / g->near.count, own = g->low + m % g->near.count;
