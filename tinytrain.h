@@ -18517,28 +18517,34 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
 
-/* All processes have compiled, and the same. */
-static tt_status tt__agree_program(tt_program *p, tt_status status)
+/* All processes have come to `where` without an error, and with the same lines of text. */
+static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
 {
-    tt__net *n = p->ctx->net;
-    char own[TT__NOTE], name[96];
+    tt__net *n = ctx->net;
+    char name[96];
     if (!n) return status;
-    memset(own, 0, sizeof own);
-    if (status == TT_OK) tt__program_lines(p, own, sizeof own);
-    status = tt__agree(p->ctx, "tt_compile", status, own, sizeof own);
-    const char *first = (const char *)tt__noted(p->ctx, 0, own);
+    status = tt__agree(ctx, where, status, own, TT__NOTE);
+    const char *first = (const char *)tt__noted(ctx, 0, own);
     for (int k = 1; k < n->processes && status == TT_OK; k++) {
-        const char *a = first, *b = (const char *)tt__noted(p->ctx, k, own);
+        const char *a = first, *b = (const char *)tt__noted(ctx, k, own);
         if (strcmp(a, b) == 0) continue;
         for (size_t m = strcspn(a, "\n"); strncmp(a, b, m + 1) == 0; m = strcspn(a, "\n")) {
             a += m + 1;
             b += m + 1;
         }
-        status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: %s has %.*s, and process 0 has %.*s: all "
-                          "processes must compile the same", tt__process_name(n, k, name),
-                          (int)strcspn(b, "\n"), b, (int)strcspn(a, "\n"), a);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s: %s has %.*s, and process 0 has %.*s: all processes must "
+                          "%s the same", where, tt__process_name(n, k, name), (int)strcspn(b, "\n"), b,
+                          (int)strcspn(a, "\n"), a, strcmp(where, "tt_compile") == 0 ? "compile" : "train");
     }
     return status;
+}
+
+/* All processes have compiled, and the same. */
+static tt_status tt__agree_program(tt_program *p, tt_status status)
+{
+    char own[TT__NOTE] = {0};
+    if (status == TT_OK && p->ctx->net) tt__program_lines(p, own, sizeof own);
+    return tt__agree_lines(p->ctx, "tt_compile", status, own);
 }
 
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
@@ -32083,6 +32089,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
+    char lines[TT__NOTE] = {0}; /* of what a program does not know */
+    snprintf(lines, sizeof lines,
+             "schedule %d with lr %.9g, min_lr %.9g, warmup_steps %lld, total_steps %lld\n",
+             (int)o.schedule.kind, (double)o.schedule.lr, (double)o.schedule.min_lr,
+             (long long)o.schedule.warmup_steps, (long long)o.schedule.total_steps);
+    status = tt__agree_lines(ctx, "tt_trainer_new", status, lines);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
     return NULL;
@@ -33477,6 +33489,10 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool save = false;
     tt_status status = tt__fit_begin(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
+    char lines[TT__NOTE] = {0};
+    snprintf(lines, sizeof lines, "epochs %lld of %lld steps\nvalidation of %lld steps\n",
+             (long long)f->o.epochs, (long long)f->steps, (long long)(validation ? validation->steps : 0));
+    status = tt__agree_lines(ctx, "tt_fit", status, lines);
     bool began = status == TT_OK;
     f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;
     f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;

@@ -100,6 +100,7 @@ def start_network(machines, rate, delay):
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))  # a network waits for no processor
         carry(links, rate, delay)
     for link in links:
@@ -148,6 +149,9 @@ def main():
         sys.exit(f"machines.py needs {', '.join(missing)}: see its first lines")
     if not 2 <= args.machines <= 64:
         sys.exit(f"--machines {args.machines}: 2 to 64")
+    if args.mbit < 1 or args.delay < 0:
+        sys.exit(f"--mbit {args.mbit} --delay {args.delay}: at least 1, and at least 0")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` removes the network
     env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     print(f"{args.machines} machines, {args.mbit} Mbit/s, {args.delay} us from each to each")
     print(f"{'':40} {'step':>8} {'forecast':>8} {'ratio':>6} {'network':>8} {'sent / least':>12}  bits")

@@ -184,7 +184,7 @@ static inline bool cli_bytes(const char *text, size_t *bytes)
     if (unit == text) return false;
     while (*unit == ' ') unit++;
     for (int k = 0; k < 10; k++) {
-        if (strcasecmp(unit, units[k]) != 0 || !(n >= 0 && n * of[k] < 0x1p62)) continue;
+        if (strcasecmp(unit, units[k]) != 0 || !(n * of[k] >= 1 && n * of[k] < 0x1p62)) continue;
         *bytes = (size_t)(n * of[k]);
         return true;
     }

@@ -198,6 +198,13 @@ def examples(folder):
             wrong = f"each process reports: {out[-600:]}"
         check(f"example_in_two_processes{name}", wrong)
 
+    small = [VIT, *"--train 60 --test 40 --threads 1 --out".split(), f"{folder}/other"]
+    for flag, one, other in ("--lr", "1e-3", "0.5"), ("--epochs", "1", "2"):
+        status, out, _ = mpirun(1, *small, flag, one, ":", "-n", "1", *small, flag, other)
+        named = re.search(r"process 1 \(.*\) has schedule .*, and process 0 has schedule ", out)
+        check(f"{flag[2:]}_of_one_process_differs",
+              None if status and named else f"status {status}: {out[-600:]}")
+
 
 def main():
     global OPEN_MPI
