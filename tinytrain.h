@@ -1298,10 +1298,11 @@ typedef struct tt_bert {
 
 /* Creates the parameters, which begin as in transformers (normal, initializer_range; norms 1, biases 0). */
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config);
-/* From a Hugging Face folder: config.json and model.safetensors (with or without the prefix, as "bert.").
-   Tensors stream into place when a program is allocated. classes 0: as config.json says. When the file has no
-   classifier or one of another size, it is made anew, and the logger is told; a missing or misshapen tensor
-   of the body is an error, before anything of the sizes in config.json is made. */
+/* From a Hugging Face folder: config.json and model.safetensors (with or without the prefix, as "bert."), or
+   the files that model.safetensors.index.json names in place of that. Tensors stream into place when a
+   program is allocated. classes 0: as config.json says. When the file has no classifier or one of another
+   size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an error,
+   before anything of the sizes in config.json is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
    reads them. Of classes that share a name, all are in id2label, the last in label2id. Class names that are
@@ -29886,24 +29887,89 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
+/* The files of a checkpoint, opened; each named once by an index. */
+typedef struct tt__shards {
+    tt_safetensors **file;
+    int files;
+} tt__shards;
+
+static void tt__shards_close(tt_context *ctx, tt__shards *s)
+{
+    for (int k = 0; k < s->files; k++) tt_safetensors_close(s->file[k]);
+    tt__free(ctx, s->file);
+}
+
+/* Opens the files that weight_map of model.safetensors.index.json names. */
+static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__shards *s)
+{
+    char path[TT__PATH];
+    tt__json j;
+    memset(&j, 0, sizeof j);
+    tt_status status = tt__path_join(ctx, path, folder, "model.safetensors.index.json");
+    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
+    const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
+    if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no \"weight_map\", which says what file has what "
+                          "tensor", path);
+    const int n = status == TT_OK ? j.nodes[map].count : 0;
+    const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
+    if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
+    if (status == TT_OK && (!name || !s->file)) status = TT_ERR_MEMORY;
+    int named = 0;
+    for (int k = 0, at = map + 1; k < n && status == TT_OK; k++, at = j.nodes[at].after) {
+        const char *file = tt__json_text(&j, at);
+        bool known = false;
+        for (int i = named - 1; i >= 0 && file && !known; i--) known = strcmp(name[i], file) == 0;
+        if (known) continue;
+        if (!file || !*file || strpbrk(file, "/\\:") || *file == '.')
+            status = tt__json_wrong(&j, j.pool + j.nodes[at].key, at, file,
+                                    "the name of a file in this folder");
+        else name[named++] = file;
+    }
+    for (int k = 0; k < named && status == TT_OK; k++) {
+        status = tt__path_join(ctx, path, folder, name[k]);
+        if (status == TT_OK && !(s->file[s->files] = tt_safetensors_open(ctx, path))) status = ctx->status;
+        if (status == TT_OK) s->files++;
+    }
+    tt__free(ctx, (void *)(uintptr_t)name);
+    tt__json_free(&j);
+    return status;
+}
+
+static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
+{
+    char path[TT__PATH];
+    bool one = false, index = false;
+    tt_status status = tt__folder_has(ctx, folder, "model.safetensors", &one);
+    if (status == TT_OK && !one) status = tt__folder_has(ctx, folder, "model.safetensors.index.json", &index);
+    if (status != TT_OK) return status;
+    if (index) return tt__shards_of_index(ctx, folder, s);
+    status = tt__path_join(ctx, path, folder, "model.safetensors");
+    s->file = status == TT_OK ? (tt_safetensors **)tt__alloc(ctx, sizeof *s->file) : NULL;
+    if (status == TT_OK && !s->file) return TT_ERR_MEMORY;
+    if (status == TT_OK && !(s->file[0] = tt_safetensors_open(ctx, path))) status = ctx->status;
+    if (status == TT_OK) s->files = 1;
+    return status;
+}
+
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
     char path[TT__PATH];
     tt__json j;
     tt_bert_config config;
-    tt_safetensors *s = NULL;
+    tt__shards s = {NULL, 0};
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
     tt_status status = tt__path_join(ctx, path, folder, "config.json");
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     if (status == TT_OK) status = tt__bert_read_config(&j, &config);
-    if (status == TT_OK) status = tt__path_join(ctx, path, folder, "model.safetensors");
-    if (status == TT_OK && !(s = tt_safetensors_open(ctx, path))) status = ctx->status;
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
     if (status == TT_OK)
         status = tt__model_load(tt__bert_of(config.kind), m, &config, classes, 0, &j,
-                                tt__bert_spelling(config.kind), tt__bert_spelling(config.kind), &s, 1);
+                                tt__bert_spelling(config.kind), tt__bert_spelling(config.kind), s.file,
+                                s.files);
     tt__json_free(&j);
-    tt_safetensors_close(s);
+    tt__shards_close(ctx, &s);
     return status;
 }
 
@@ -30882,71 +30948,6 @@ void tt_lm_free(tt_lm *m)
     tt__free(m->ctx, m->kept);
     tt__free(m->ctx, m->lora);
     tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
-}
-
-/* The files of a checkpoint, opened; each named once by an index. */
-typedef struct tt__shards {
-    tt_safetensors **file;
-    int files;
-} tt__shards;
-
-static void tt__shards_close(tt_context *ctx, tt__shards *s)
-{
-    for (int k = 0; k < s->files; k++) tt_safetensors_close(s->file[k]);
-    tt__free(ctx, s->file);
-}
-
-/* Opens the files that weight_map of model.safetensors.index.json names. */
-static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__shards *s)
-{
-    char path[TT__PATH];
-    tt__json j;
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "model.safetensors.index.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    const int map = status == TT_OK ? tt__json_get(&j, 0, "weight_map") : -1;
-    if (status == TT_OK && (map < 0 || j.nodes[map].kind != TT__JSON_OBJECT || !j.nodes[map].count))
-        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no \"weight_map\", which says what file has what "
-                          "tensor", path);
-    const int n = status == TT_OK ? j.nodes[map].count : 0;
-    const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)(n + 1));
-    if (status == TT_OK) s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file * (size_t)n);
-    if (status == TT_OK && (!name || !s->file)) status = TT_ERR_MEMORY;
-    int named = 0;
-    for (int k = 0, at = map + 1; k < n && status == TT_OK; k++, at = j.nodes[at].after) {
-        const char *file = tt__json_text(&j, at);
-        bool known = false;
-        for (int i = named - 1; i >= 0 && file && !known; i--) known = strcmp(name[i], file) == 0;
-        if (known) continue;
-        if (!file || !*file || strpbrk(file, "/\\:") || *file == '.')
-            status = tt__json_wrong(&j, j.pool + j.nodes[at].key, at, file,
-                                    "the name of a file in this folder");
-        else name[named++] = file;
-    }
-    for (int k = 0; k < named && status == TT_OK; k++) {
-        status = tt__path_join(ctx, path, folder, name[k]);
-        if (status == TT_OK && !(s->file[s->files] = tt_safetensors_open(ctx, path))) status = ctx->status;
-        if (status == TT_OK) s->files++;
-    }
-    tt__free(ctx, (void *)(uintptr_t)name);
-    tt__json_free(&j);
-    return status;
-}
-
-static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
-{
-    char path[TT__PATH];
-    bool one = false, index = false;
-    tt_status status = tt__folder_has(ctx, folder, "model.safetensors", &one);
-    if (status == TT_OK && !one) status = tt__folder_has(ctx, folder, "model.safetensors.index.json", &index);
-    if (status != TT_OK) return status;
-    if (index) return tt__shards_of_index(ctx, folder, s);
-    status = tt__path_join(ctx, path, folder, "model.safetensors");
-    s->file = status == TT_OK ? (tt_safetensors **)tt__alloc(ctx, sizeof *s->file) : NULL;
-    if (status == TT_OK && !s->file) return TT_ERR_MEMORY;
-    if (status == TT_OK && !(s->file[0] = tt_safetensors_open(ctx, path))) status = ctx->status;
-    if (status == TT_OK) s->files = 1;
-    return status;
 }
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)

@@ -324,6 +324,42 @@ TEST(roberta_of_texts)
     golden_close(&g);
 }
 
+/* A checkpoint in shards, named by an index. */
+TEST(bert_of_shards)
+{
+    static const char *const names[][2] = {{"config.json", "config.json"},
+                                           {"model.safetensors", "part-1.safetensors"}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_bert m;
+    char folder[512], path[1024];
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "shards"));
+    CHECK(mkdir(folder, 0700) == 0);
+    for (int k = 0; k < 2; k++) {
+        char bytes[1 << 12];
+        size_t n;
+        snprintf(path, sizeof path, "%s/%s", TEST_GOLDEN("roberta"), names[k][0]);
+        FILE *from = fopen(path, "rb");
+        snprintf(path, sizeof path, "%s/%s", folder, names[k][1]);
+        FILE *to = fopen(path, "wb");
+        REQUIRE(from && to);
+        while ((n = fread(bytes, 1, sizeof bytes, from)) > 0) CHECK(fwrite(bytes, 1, n, to) == n);
+        fclose(from);
+        CHECK(fclose(to) == 0);
+    }
+    CHECK(tt_bert_load(ctx, &m, folder, 0) != TT_OK);
+    CHECK_ERROR(ctx, tt_error_code(ctx), "model.safetensors'");
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
+    FILE *index = fopen(path, "w");
+    REQUIRE(index != NULL);
+    fputs("{\"weight_map\": {\"any\": \"part-1.safetensors\"}}", index);
+    CHECK(fclose(index) == 0);
+    CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK);
+    CHECK(m.config.kind == TT_ROBERTA && m.config.layers > 0);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* The random blocks are those that transformers 5.24 draws from numpy: FNV-1a of rand_attn (heads, blocks -
    2, random blocks) for a sequence of so many tokens, as BigBirdBlockSparseAttention's functions return
    them. */
@@ -1765,7 +1801,8 @@ TEST(allocation_failures)
 }
 
 static const test_case tests[] = {
-    TEST_CASE(golden_roberta), TEST_CASE(golden_big_bird), TEST_CASE(golden_big_bird_full),
+    TEST_CASE(bert_of_shards), TEST_CASE(golden_roberta), TEST_CASE(golden_big_bird),
+    TEST_CASE(golden_big_bird_full),
     TEST_CASE(big_bird_lists), TEST_CASE(roberta_of_texts),
     TEST_CASE(golden_distilbert), TEST_CASE(golden_bert), TEST_CASE(golden_minilm), TEST_CASE(golden_vit),
     TEST_CASE(golden_vit_of_torchvision), TEST_CASE(golden_portable), TEST_CASE(golden_avx2),
