@@ -185,6 +185,9 @@ def main():
                 os.kill(carrier, signal.SIGTERM)
                 os.waitpid(carrier, 0)
             for k in range(args.machines):
+                pids = subprocess.run(["ip", "netns", "pids", name(k)], capture_output=True, text=True).stdout
+                for pid in map(int, pids.split()):  # what mpirun has left there, if it was stopped
+                    os.kill(pid, signal.SIGKILL)
                 subprocess.run(["ip", "netns", "del", name(k)], stderr=subprocess.DEVNULL)
     sys.exit(wrong > 0)
 
