@@ -127,14 +127,19 @@
      rows must be right. Process 0 alone writes files, and each reads what its ranks need: name files by paths
      that all see. tt_param_get and what saves a model collect pieces, so all processes call them. The first
      context starts MPI, which ends with the process; a caller who starts it calls MPI_Init_thread before, and
-     asks for MPI_THREAD_SERIALIZED or more. As tensor ranks talk within every layer, let the ranks of a
+     asks for MPI_THREAD_SERIALIZED or more. MPI_Init cannot be interrupted, so the context calls it on a
+     thread of its own: tt_open fails after the timeout where a process does not come, and the program, which
+     then exits, makes mpirun end the job. MPI_Init of a caller and MPI_Finalize, which waits for the others
+     when a process exits, have no bound but that of the whole job: mpirun --timeout SECONDS. As tensor ranks talk within every layer, let the ranks of a
      process be a multiple of them. tt_plan.sent_bytes says what a process sends in a step.
      The processes of a host take its GPUs in turn: with "cuda*2" the first has cuda:0 and cuda:1, the second
      cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. The
      ranks of a pipeline's stage divide those of a process, or are a multiple of them.
      An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
      alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
-     of all for good: each call then returns the sentence that names process, host and instruction.
+     of all for good: each call then returns the sentence that names process, host and instruction: the one
+     that waits, or the last of which a message came. mpirun ends the job of a process that was killed, with
+     its own sentence on rank, host and signal, before that.
 
    LIMITS
      "cuda" needs compute capability 8.0. Little-endian machines. At most 4 dimensions for parameters, 2 for
@@ -252,7 +257,8 @@ typedef struct tt_context_options {
     bool verify;            /* run the verifier after each pass. Default: true unless NDEBUG is defined */
     const char *isa;        /* instruction set: NULL (best), "portable", "avx2", "avx512", "neon"; also the
                                environment's TINYTRAIN_ISA */
-    double timeout;         /* seconds, above 0, that a rank waits for another before all fail. Default 600 */
+    double timeout;         /* seconds, above 0, that a rank waits for another, or a process for others to
+                               come to tt_open and tt_close, before all fail. Default 600 */
     const char *bf16;       /* products of two bf16 matrices: "convert" (to fp32), "dot" (bf16 dot-product
                                instructions), "tiles" (Intel AMX), NULL (the fastest on this CPU model); also
                                TINYTRAIN_BF16. With the second and third, attention on x86 uses them too, and
@@ -265,7 +271,7 @@ typedef struct tt_context_options {
 tt_context_options tt_context_options_default(void);
 
 /* NULL options: defaults. NULL result, the logger is told why: no memory, threads, or such an isa or bf16; of
-   several processes, another version, isa, bf16 or seed than the others. */
+   several processes, another version, isa, bf16 or seed than the others, or one that has not come in time. */
 tt_context *tt_open(const tt_context_options *options);
 /* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
@@ -14499,6 +14505,9 @@ typedef struct tt__world {
     int sleepers;            /* threads that wait for `wake` */
     int spins;               /* times that a rank looks for another before it sleeps */
     int failed;              /* atomic: a rank has failed, and none waits any more */
+    int outside;             /* atomic: ranks that wait for messages of other processes, no longer than these
+                                may take. Who waits for such a rank has to wait as long */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; what each rank does, and on which value, or NULL */
     uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to meet b */
     /* Atomic; of the micro-batches that a pipeline runs: how many values a rank has sent to the next stage
        (0) and gradients to the one before (1), and how many it has taken of each from the other side. */
@@ -14549,7 +14558,16 @@ static void tt__world_reset(tt__world *w)
     memset(w->met, 0, sizeof w->met);
     memset(w->sent, 0, sizeof w->sent);
     memset(w->taken, 0, sizeof w->taken);
+    memset(w->op, 0, sizeof w->op);
+    memset(w->on, 0, sizeof w->on);
     w->failed = 0;
+}
+
+/* Notes what a rank does, for the sentence of one that waits for it in vain. */
+static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
+{
+    __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->on[rank], on, __ATOMIC_RELAXED);
 }
 
 static bool tt__has_come(const uint64_t *count, uint64_t times)
@@ -14560,7 +14578,7 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
 /* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
-    const double begin = tt__seconds();
+    double begin = tt__seconds();
     bool done = false;
     pthread_mutex_lock(&w->mutex);
     __atomic_add_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
@@ -14572,6 +14590,7 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
         until.tv_nsec = (long)((second - floor(second)) * 1e9);
         done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
         if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+        if (__atomic_load_n(&w->outside, __ATOMIC_SEQ_CST)) begin = tt__seconds();
     }
     done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
     __atomic_sub_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
@@ -14585,8 +14604,14 @@ static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, 
     for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
     const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
     if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
-        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come", me,
-                 w->timeout, rank);
+        char where[2][128] = {"", ""};
+        for (int k = 0; k < 2; k++) {
+            const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
+            const char *on = __atomic_load_n(&w->on[k ? rank : me], __ATOMIC_RELAXED);
+            if (op && on) snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; it is at " : " to ", op, on);
+        }
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come%s%s", me,
+                 w->timeout, rank, where[0], where[1]);
         tt__world_wake(w);
     }
     return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -14637,7 +14662,7 @@ enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
 typedef struct tt__request {
     uint64_t handle;        /* the wire's */
     int process;            /* that it goes to, or comes from */
-    bool done;
+    bool done, comes;       /* comes: it is of an instruction of the other process */
 } tt__request;
 
 /* What carries messages between processes. Those of one tag from one process to another come in the order in
@@ -14670,14 +14695,17 @@ typedef struct tt__net {
     const tt__wire *wire;
     int processes, me;
     char host[TT__RANKS][64];
-    pthread_mutex_t mutex;  /* of the wire, `sent` and `least` */
+    pthread_mutex_t mutex;  /* of the wire, and of what is said to be of the mutex below */
     int failed;             /* atomic: they no longer work together, because of ... */
     tt_status status;
     char why[1100];         /* ... this */
-    tt__end end, ended[TT__RANKS]; /* own, and those of processes that have closed their contexts */
-    bool has_ended[TT__RANKS];
+    tt__end end, ended[TT__RANKS]; /* own; of the mutex: those of processes that have closed their contexts */
+    bool has_ended[TT__RANKS];     /* of the mutex */
+    char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each of which a message has come */
+    int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
     tt__note *note;         /* of each process, as agreed last */
-    double sent, least;     /* bytes of collectives so far, and what no way to do the same needs less than */
+    double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
+                               less than */
     tt_files files;         /* those of the context's options */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* notes and ends; collectives */
@@ -14748,7 +14776,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     for (int k = 0; k < count; k++) r[k].done = false;
     while (left > 0) {
         const int before = left;
-        int slow = -1;
+        int slow = -1, closed = -1; /* a process that is waited for; one that has closed its context */
         pthread_mutex_lock(&n->mutex);
         for (int k = 0; k < count && !*why; k++) {
             if (r[k].done) continue;
@@ -14757,15 +14785,16 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
             if (!r[k].done && slow < 0) slow = r[k].process;
         }
         if (!*why) *why = tt__net_ends(n);
+        for (int k = 0; k < count; k++)
+            if (!r[k].done && n->has_ended[r[k].process]) closed = r[k].process;
         pthread_mutex_unlock(&n->mutex);
         if (*why) return false;
         if (!left) break;
         if (tt__net_has_failed(n) || (stop && __atomic_load_n(stop, __ATOMIC_SEQ_CST))) return false;
         now = tt__seconds();
         if (left < before) since = now;
-        for (int k = 0; k < count; k++)
-            if (!r[k].done && n->has_ended[r[k].process]) slow = r[k].process;
-        if (now - since > (n->has_ended[slow] ? grace : timeout)) {
+        if (closed >= 0) slow = closed;
+        if (now - since > (closed >= 0 ? grace : timeout)) {
             *late = slow;
             return false;
         }
@@ -14774,24 +14803,36 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* Fails because tt__net_wait has; `where` is what waited, for one of so many ranks of a process (0: for the
-   process). */
-static tt_status tt__net_waited(tt__net *n, const char *where, int late, int ranks, const char *why)
+/* "rank 1, process 1 (host b)," or, where a process has more, "one of the ranks 2 to 3, process 1 (host b)," */
+static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
-    char name[160], process[96];
+    char name[96];
+    const int first = process * n->ranks;
+    tt__process_name(n, process, name);
+    if (!n->ranks) snprintf(to, 160, "%s", name);
+    else if (n->ranks == 1) snprintf(to, 160, "rank %d, %s,", first, name);
+    else snprintf(to, 160, "one of the ranks %d to %d, %s,", first, first + n->ranks - 1, name);
+    return to;
+}
+
+/* Fails because tt__net_wait has; `where` is what waited. */
+static tt_status tt__net_waited(tt__net *n, const char *where, int late, const char *why)
+{
+    char name[160], heard[128];
     tt_context *ctx = n->ctx;
     if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI has failed: %s", where, why);
     if (late < 0) return tt__net_status(ctx);
-    tt__process_name(n, late, process);
-    if (!ranks) snprintf(name, sizeof name, "%s", process);
-    else if (ranks == 1) snprintf(name, sizeof name, "rank %d, %s,", late, process);
-    else
-        snprintf(name, sizeof name, "one of the ranks %d to %d, %s,", late * ranks, (late + 1) * ranks - 1,
-                 process);
-    if (n->has_ended[late])
+    tt__ranks_name(n, late, name);
+    pthread_mutex_lock(&n->mutex);
+    const bool closed = n->has_ended[late];
+    const tt__end end = n->ended[late];
+    memcpy(heard, n->heard[late], sizeof heard);
+    pthread_mutex_unlock(&n->mutex);
+    if (closed)
         return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
-                        n->ended[late].why[0] ? ", after: " : "", n->ended[late].why);
-    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s", where, name, ctx->options.timeout);
+                        end.why[0] ? ", after: " : "", end.why);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s%s%s", where, name, ctx->options.timeout,
+                    heard[0] ? "; its last message came in " : "", heard);
 }
 
 /* Sends own `end` to all, for so many seconds at most. False: it is not with all of them. */
@@ -14829,10 +14870,10 @@ static tt_status tt__net_fail(tt_context *ctx, tt_status status)
     if (tt__net_has_failed(n)) return tt__net_status(ctx);
     if (strncmp(ctx->error, "process ", 8) == 0) snprintf(why, sizeof why, "%s", ctx->error);
     else snprintf(why, sizeof why, "%s: %.900s", tt__process_name(n, n->me, name), ctx->error);
+    pthread_mutex_lock(&n->mutex);
     n->end.status = (int)status;
     n->end.failed = 1;
     snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
-    pthread_mutex_lock(&n->mutex);
     tt__net_stop(n, status, why);
     pthread_mutex_unlock(&n->mutex);
     tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay where they are */
@@ -14868,7 +14909,7 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     }
     pthread_mutex_unlock(&n->mutex);
     if (why || !tt__net_wait(n, NULL, r, count, &late, &why))
-        return tt__net_fail(ctx, tt__net_waited(n, where, late, 0, why));
+        return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
     const tt__note *failed = NULL, *elsewhere = NULL;
     for (int p = n->processes - 1; p >= 0; p--) {
         const tt__note *x = &n->note[p];
@@ -14907,7 +14948,7 @@ static tt_status tt__net_fetch(tt_context *ctx, int owner, const char *where, vo
         if (p != owner) why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
-    return tt__net_fail(ctx, tt__net_waited(n, where, late, 0, why));
+    return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
 }
 
 /* What is on a rank goes to the first process. */
@@ -14924,27 +14965,35 @@ static tt_status tt__net_move(tt_context *ctx, int owner, void *data, size_t byt
     else why = n->wire->send(n, 0, TT__FETCH_TAG, data, bytes, r);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, 1, &late, &why)) return TT_OK;
-    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, 0, why));
+    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, why));
 }
 
 /* Ends the work together: all processes come here when they close their contexts. */
 static void tt__net_close(tt_context *ctx)
 {
     tt__net *n = ctx->net;
+    char name[96];
     if (!n) return;
     bool all = !tt__net_has_failed(n);
     if (all) {
         const double begin = tt__seconds();
+        int late = 0; /* the first process that has not come */
         n->end.status = (int)ctx->status;
         if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
         all = tt__net_send_end(n, ctx->options.timeout);
-        for (int p = 0; p < n->processes && all; p++)
-            while (p != n->me && !n->has_ended[p] && all) {
-                pthread_mutex_lock(&n->mutex);
-                all = !tt__net_ends(n) && tt__seconds() - begin < ctx->options.timeout;
-                pthread_mutex_unlock(&n->mutex);
-                tt__net_rest(tt__seconds() - begin);
-            }
+        do {
+            pthread_mutex_lock(&n->mutex);
+            const bool failed = tt__net_ends(n) != NULL;
+            for (late = 0; late < n->processes && (late == n->me || n->has_ended[late]);) late++;
+            pthread_mutex_unlock(&n->mutex);
+            if (failed) all = false;
+            if (late < n->processes) tt__net_rest(tt__seconds() - begin);
+        } while (all && late < n->processes && tt__seconds() - begin < ctx->options.timeout);
+        if (late < n->processes) {
+            all = false;
+            tt__log(ctx, TT_LOG_ERROR, "close", "tt_close: %s has not come for %g s",
+                    tt__process_name(n, late, name), tt__seconds() - begin);
+        }
     }
     if (all) n->wire->close(n); /* else a process is gone, which closing would wait for */
     ctx->net = NULL;
@@ -15042,6 +15091,7 @@ static const char *tt__mpi_error(tt__net *n, int code)
 {
     int length = 0;
     if (code == MPI_SUCCESS) return NULL;
+    if (n->error[0]) return n->error; /* the first, which others may be reading; it ends all work */
     if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
     return n->error;
 }
@@ -15091,53 +15141,151 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* Contexts that are open, or that were closed while other processes may be gone: MPI then waits for these in
-   vain when it is finalised. The only state beside contexts, as MPI is the process's. */
-static int tt__mpi_in_use;
+/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. Starting it
+   waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
+   its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
+   wants of the thread that has begun. */
+typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;    /* `state` has changed */
+    tt__mpi_state state;
+    int code, level;        /* what MPI_Init_thread has said */
+    /* Contexts that are open, or that were closed while other processes may be gone: MPI then waits for these
+       in vain when it is finalised. */
+    int in_use;
+    pthread_t thread;
+} tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
+
+static void *tt__mpi_thread(void *unused)
+{
+    int level = MPI_THREAD_SINGLE, has = 0;
+    const int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    pthread_mutex_lock(&tt__mpi.mutex);
+    tt__mpi.code = code;
+    tt__mpi.level = level;
+    tt__mpi.state = TT__MPI_RUNS;
+    pthread_cond_broadcast(&tt__mpi.wake);
+    while (tt__mpi.state != TT__MPI_ENDS) pthread_cond_wait(&tt__mpi.wake, &tt__mpi.mutex);
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    MPI_Finalized(&has);
+    if (!has) MPI_Finalize();
+    return unused;
+}
 
 static void tt__mpi_finalise(void) /* when the process exits */
 {
-    int has = 0;
-    MPI_Finalized(&has);
-    if (!has && !tt__mpi_in_use) MPI_Finalize();
+    pthread_mutex_lock(&tt__mpi.mutex);
+    const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
+    if (ends) tt__mpi.state = TT__MPI_ENDS;
+    pthread_cond_broadcast(&tt__mpi.wake);
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    if (ends) pthread_join(tt__mpi.thread, NULL);
 }
 
 static void tt__mpi_close(tt__net *n)
 {
     MPI_Comm_free(&n->talk);
     MPI_Comm_free(&n->data);
-    tt__mpi_in_use--;
+    pthread_mutex_lock(&tt__mpi.mutex);
+    tt__mpi.in_use--;
+    pthread_mutex_unlock(&tt__mpi.mutex);
 }
 
 static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
                                       tt__mpi_close};
 
+/* Fails because others have not come to tt_open, and MPI does not say which. */
+static tt_status tt__mpi_late(tt_context *ctx, const char *what)
+{
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
+                                        "PMIX_RANK"};
+    char host[64] = "";
+    const char *rank = NULL;
+    for (int k = 0; k < TT__COUNT(ranks) && !rank; k++) rank = getenv(ranks[k]);
+    if (gethostname(host, sizeof host - 1) != 0) snprintf(host, sizeof host, "unnamed");
+    return tt__fail(ctx, TT_ERR_DEVICE, "process %s (%s) has waited %g s in tt_open for another process, which "
+                    "has not come there: it is stopped or busy, or opens no context (%s has not ended)",
+                    rank ? rank : "of unknown number", host, ctx->options.timeout, what);
+}
+
+/* Starts MPI, unless that has begun, and waits until it runs. */
+static tt_status tt__mpi_start(tt_context *ctx)
+{
+    const double begin = tt__seconds();
+    bool thread = true;
+    pthread_mutex_lock(&tt__mpi.mutex);
+    if (tt__mpi.state == TT__MPI_NONE) {
+        thread = tt__thread_start(&tt__mpi.thread, tt__mpi_thread, NULL);
+        if (thread) tt__mpi.state = TT__MPI_STARTS;
+        if (thread) atexit(tt__mpi_finalise);
+    }
+    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout) {
+        struct timespec until; /* at most 0.1 s, as somebody may set this clock */
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&tt__mpi.wake, &tt__mpi.mutex, &until);
+    }
+    const bool runs = tt__mpi.state == TT__MPI_RUNS;
+    const int code = tt__mpi.code;
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    if (!thread) return tt__fail(ctx, TT_ERR_DEVICE, "the thread that starts MPI cannot be started");
+    if (!runs) return tt__mpi_late(ctx, "MPI_Init");
+    if (code != MPI_SUCCESS) return tt__fail(ctx, TT_ERR_DEVICE, "MPI cannot be initialised (%d)", code);
+    return TT_OK;
+}
+
+/* A copy of MPI_COMM_WORLD, once all have come. */
+static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
+{
+    const double begin = tt__seconds();
+    MPI_Request request;
+    int done = 0, code = MPI_Comm_idup(MPI_COMM_WORLD, to, &request);
+    while (code == MPI_SUCCESS && !done) {
+        const double waited = tt__seconds() - begin;
+        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (done || code != MPI_SUCCESS) break;
+        if (waited > n->ctx->options.timeout) return tt__mpi_late(n->ctx, "MPI_Comm_idup");
+        tt__net_rest(waited);
+    }
+    if (code != MPI_SUCCESS) return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup has failed");
+    MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN);
+    return TT_OK;
+}
+
 /* Starts MPI, or takes the one that the caller has started. */
 static tt_status tt__mpi_open(tt__net *n)
 {
-    int has = 0, level = MPI_THREAD_SINGLE, code = MPI_SUCCESS, processes = 1;
+    int has = 0, level = MPI_THREAD_SINGLE, processes = 1;
     tt_context *ctx = n->ctx;
+    tt_status status = TT_OK;
     MPI_Finalized(&has);
     if (has)
         return tt__fail(ctx, TT_ERR_DEVICE, "MPI has been finalised: close contexts before that, and open "
                         "none after it");
     MPI_Initialized(&has);
-    if (has) code = MPI_Query_thread(&level);
-    else code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-    if (!has) atexit(tt__mpi_finalise);
-    tt__mpi_in_use++;
-    if (code != MPI_SUCCESS) return tt__fail(ctx, TT_ERR_DEVICE, "MPI cannot be initialised (%d)", code);
+    pthread_mutex_lock(&tt__mpi.mutex);
+    const bool by_caller = has && tt__mpi.state == TT__MPI_NONE;
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    if (by_caller) MPI_Query_thread(&level);
+    else status = tt__mpi_start(ctx);
+    if (status != TT_OK) return status;
+    pthread_mutex_lock(&tt__mpi.mutex);
+    if (!by_caller) level = tt__mpi.level;
+    tt__mpi.in_use++;
+    pthread_mutex_unlock(&tt__mpi.mutex);
     if (level < MPI_THREAD_SERIALIZED)
         return tt__fail(ctx, TT_ERR_DEVICE, "MPI was initialised for one thread, and the ranks of a process "
                         "take turns: call MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
     MPI_Comm_size(MPI_COMM_WORLD, &processes);
     if (processes > TT__RANKS)
         return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%d processes are more than %d", processes, (int)TT__RANKS);
-    if (MPI_Comm_dup(MPI_COMM_WORLD, &n->talk) != MPI_SUCCESS ||
-        MPI_Comm_dup(MPI_COMM_WORLD, &n->data) != MPI_SUCCESS)
-        return tt__fail(ctx, TT_ERR_DEVICE, "MPI_Comm_dup has failed");
-    MPI_Comm_set_errhandler(n->talk, MPI_ERRORS_RETURN);
-    MPI_Comm_set_errhandler(n->data, MPI_ERRORS_RETURN);
+    status = tt__mpi_copy(n, &n->talk);
+    if (status == TT_OK) status = tt__mpi_copy(n, &n->data);
+    if (status != TT_OK) return status;
     MPI_Comm_rank(n->talk, &n->me);
     n->processes = processes;
     n->wire = &tt__mpi_wire;
@@ -15630,6 +15778,7 @@ static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
         if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
     }
     if (c->kind->backend->peer) tt__crew_try(ctx, c);
+    if (ctx->net) ctx->net->ranks = c->local;
     if (!c->world) c->world = tt__world_new(ctx, c->local, ctx->options.timeout);
     if (c->world && !c->threads) c->threads = tt__pool_new(ctx, c->local);
     return c->threads ? TT_OK : ctx->status;
@@ -19998,26 +20147,42 @@ static tt_status tt__await_stream(tt_program *p, int rank, int stream)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
+/* "reduce 'd(w)'" */
+static void tt__net_where(const tt_program *p, const tt__instr *i, char to[128])
+{
+    const tt__value *x = &p->built.t->values[i->in[0] ? i->in[0] : i->out[0]];
+    snprintf(to, 128, "%s '%.96s'", tt__instr_name(i), x->name);
+}
+
 /* Fails because messages of a collective have not come, or others have failed. */
 static tt_status tt__net_late(tt_program *p, const tt__instr *i, int late, const char *why)
 {
-    char where[160];
-    const tt__value *x = &p->built.t->values[i->in[0]];
+    char where[128];
     const bool own = late < 0 && !why && !tt__net_has_failed(p->ctx->net); /* a rank of this process */
     if (own) return TT_ERR_DEVICE;
-    snprintf(where, sizeof where, "%s '%.96s'", tt__instr_name(i), x->name);
-    return tt__net_waited(p->ctx->net, where, late, p->settings.crew->local, why);
+    tt__net_where(p, i, where);
+    return tt__net_waited(p->ctx->net, where, late, why);
 }
 
 /* Waits for all of these, of which there are no more then. */
 static tt_status tt__net_all_there(tt_program *p, const tt__instr *i, tt__request *r, int *count)
 {
+    tt__net *net = p->ctx->net;
+    tt__world *w = p->settings.crew->world;
     const char *why;
+    char at[128];
     int late;
     const int n = *count;
     *count = 0;
-    if (!n || tt__net_wait(p->ctx->net, &p->settings.crew->world->failed, r, n, &late, &why)) return TT_OK;
-    return tt__net_late(p, i, late, why);
+    if (!n) return TT_OK;
+    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    const bool come = tt__net_wait(net, &w->failed, r, n, &late, &why);
+    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    tt__net_where(p, i, at);
+    pthread_mutex_lock(&net->mutex);
+    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
+    pthread_mutex_unlock(&net->mutex);
+    return come ? TT_OK : tt__net_late(p, i, late, why);
 }
 
 static tt_status tt__net_send(tt_program *p, const tt__instr *i, int process, int tag, const void *data,
@@ -20029,7 +20194,7 @@ static tt_status tt__net_send(tt_program *p, const tt__instr *i, int process, in
     const char *why = n->wire->send(n, process, tag, data, bytes, &r[*count]);
     n->sent += (double)bytes;
     pthread_mutex_unlock(&n->mutex);
-    (*count)++;
+    r[(*count)++].comes = false;
     return why ? tt__net_late(p, i, -1, why) : TT_OK;
 }
 
@@ -20041,7 +20206,7 @@ static tt_status tt__net_receive(tt_program *p, const tt__instr *i, int process,
     pthread_mutex_lock(&n->mutex);
     const char *why = n->wire->receive(n, process, tag, data, bytes, &r[*count]);
     pthread_mutex_unlock(&n->mutex);
-    (*count)++;
+    r[(*count)++].comes = true;
     return why ? tt__net_late(p, i, -1, why) : TT_OK;
 }
 
@@ -20826,6 +20991,9 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
     int some = 0; /* that have something to do */
+    if (p->settings.crew->world)
+        tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
+                       p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
     for (int n = 0; n == 0 || i[n - 1].with_next; n++) {
         tt__launch *l = &r->launches[some];
         if (tt__is_left_out(p, at, &i[n])) continue;
@@ -21041,6 +21209,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     const tt__crew *c = p->settings.crew;
     const bool micro = segment == TT__EACH_MICRO;
     tt_status status = tt__check_whole(p->ctx, p->arena);
+    if (p->ctx->net) p->ctx->net->ranks = c->local;
     if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);

@@ -50,6 +50,7 @@ typedef struct cli_flag {
     const char *help;         /* the default is added, unless this ends with a parenthesis */
     double least, most;       /* of an INTEGER or NUMBER; of a TEXT's length in bytes, if most is not 0 */
     const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
+    const char *also;         /* of a CHOICE: another CHOICE's name, with which it may be given too */
 } cli_flag;
 
 enum { CLI_WORD = -1 };
@@ -130,8 +131,9 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
         printf("%*s", INDENT - at, "");
         cli_default(f, standard, sizeof standard);
         const bool lists = f->type == CLI_CHOICE;
-        snprintf(text, sizeof text, "%s%s%s%s", f->help, lists ? ": " : "",
-                 lists ? cli_list(f->choices, list, sizeof list) : "", standard);
+        snprintf(text, sizeof text, "%s%s%s%s%s%s", f->help, lists ? ": " : "",
+                 lists ? cli_list(f->choices, list, sizeof list) : "", f->also ? "; or as " : "",
+                 f->also ? f->also : "", standard);
         cli_wrap(text, INDENT, INDENT, width);
     }
     printf("  -h, --help            this list\n");
@@ -189,6 +191,15 @@ static inline bool cli_bytes(const char *text, size_t *bytes)
         return true;
     }
     return false;
+}
+
+/* The option that a value given with f is for: one whose values may be given with that name too, or f. */
+static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const cli_flag *f, const char *value)
+{
+    for (int k = 0; k < count; k++)
+        if (flags[k].also && strcmp(flags[k].also, f->name) == 0 && cli_index(value, flags[k].choices) >= 0)
+            return &flags[k];
+    return f;
 }
 
 /* Takes a value, or ends the program with what is wrong with it. */
@@ -255,13 +266,16 @@ static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int c
         for (int k = 0; k < count; k++)
             if (strlen(flags[k].name) == name && memcmp(flags[k].name, argument, name) == 0) f = &flags[k];
         if (!f) cli_unknown(flags, count, argument);
-        if (value) cli_set(f, value + 1);
+        if (value) cli_set(cli_meant(flags, count, f, value + 1), value + 1);
         else if (f->type == CLI_SWITCH) *(bool *)f->to = true;
         else if (i + 1 == argc) die("%s needs a value: %s %s", f->name, f->name, f->value);
         else if (strncmp(argv[i + 1], "--", 2) == 0)
             die("%s needs a value, and '%s' looks like an option; if it is the value, write %s=%s", f->name,
                 argv[i + 1], f->name, argv[i + 1]);
-        else cli_set(f, argv[++i]);
+        else {
+            value = argv[++i];
+            cli_set(cli_meant(flags, count, f, value), value);
+        }
     }
 }
 
@@ -420,11 +434,12 @@ static inline void show_plan(const tt_program *p, const char *folder)
 
 /* ------------------------------------------------------------------------------------ models and trainers */
 
-static inline tt_context *open_context(int seed, int threads)
+static inline tt_context *open_context(int seed, int threads, double timeout)
 {
     tt_context_options o = tt_context_options_default();
     o.seed = (uint64_t)seed;
     o.threads = threads;
+    o.timeout = timeout;
     tt_context *ctx = tt_open(&o);
     if (!ctx) exit(1); /* the logger has said why */
     if (tt_process(ctx) > 0 && !freopen("/dev/null", "w", stdout)) exit(1); /* the first process speaks */
@@ -439,7 +454,7 @@ typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
     const char *zero, *memory, *out;
     int seed, threads;
-    double lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
+    double timeout, lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
     bool plan, resume;
     tt_parallel parallel; /* of the ranks of `device` */
@@ -448,8 +463,8 @@ typedef struct cli_training {
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .update = "end", .memory = "device", .zero = "1", .seed = 1, .warmup = 0.1, .decay = 0.01, .clip = 1, \
-    .dropout = -1, .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
+    .update = "end", .memory = "device", .zero = "1", .seed = 1, .timeout = 600, .warmup = 0.1, \
+    .decay = 0.01, .clip = 1, .dropout = -1, .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
@@ -493,7 +508,7 @@ typedef struct cli_training {
     {"--pipeline", "N", CLI_INTEGER, &(run).parallel.pipeline, \
      .help = "stages of consecutive layers, each on ranks of its own", .least = 1, .most = 64}, \
     {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, .help = "how micro-batches go through the " \
-     "stages: 1f1b, or gpipe, which needs --micros and more memory", .choices = "1f1b gpipe"}, \
+     "stages; gpipe needs --micros and more memory", .choices = "1f1b gpipe", .also = "--schedule"}, \
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
      "a step on a data rank, for which memory is planned (0: any)", .most = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
@@ -505,6 +520,8 @@ typedef struct cli_training {
      "gradients; with as many, any --data-ranks train the same bits (0: as --data-ranks)", .most = 64}, \
     {"--reduce-micros", "", CLI_SWITCH, &(run).parallel.reduce_micros, \
      .help = "sum gradients after each micro-batch, for the bits of --zero 2 and 3"}, \
+    {"--timeout", "SECONDS", CLI_NUMBER, &(run).timeout, .help = "that a rank waits for another, on this " \
+     "machine or another one, before all fail", .least = 0.1, .most = 1e6}, \
     {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .most = 1e9}, \
     {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .most = 256}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
@@ -528,7 +545,7 @@ static inline void check_training(const cli_training *run)
    the ranks of that cannot share the work like this. */
 static inline tt_context *open_training(cli_training *run)
 {
-    tt_context *ctx = open_context(run->seed, run->threads);
+    tt_context *ctx = open_context(run->seed, run->threads, run->timeout);
     run->parallel.zero = strcmp(run->zero, "budget") == 0 ? TT_ZERO_BUDGET : atoi(run->zero);
     must(ctx, tt_parallel_on(ctx, run->device, &run->parallel));
     return ctx;

@@ -196,7 +196,7 @@ static bool show_token(void *user, int seq, int32_t id)
 /* Continues a text with the model of a folder, and an adapter or NULL, in a context of its own. */
 static void continue_text(const char *folder, const char *adapter, const char *text)
 {
-    tt_context *ctx = open_context(opt.run.seed, opt.run.threads);
+    tt_context *ctx = open_context(opt.run.seed, opt.run.threads, opt.run.timeout);
     tt_lm m;
     must(ctx, tt_lm_load(ctx, &m, folder));
     if (adapter) {

@@ -97,6 +97,8 @@ def wrong_options_are_named(folder):
         refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")
         refused(program, "--out", "a" * 1200, saying="--out is 1200 characters long; 1 to 1000 are possible")
         refused(program, "--out=", saying="--out is 0 characters long")
+        for seconds in "0", "-1", "nan", "2e6":
+            refused(program, "--timeout", seconds, saying="--timeout is a number from 0.1 to 1e+06, not " + seconds)
 
 
 @check
@@ -120,7 +122,10 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         wrong("--device=cpu*8", "--batch=4", saying="set batch to 8 at least")
         wrong("--device=cpu*2", "--pipeline=3", saying="data 1 x tensor 1 x pipeline 3 want 3")
         wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="pipeline does not go with zero 2")
-        wrong("--device=cpu*2", "--pipeline=2", "--stages=gpipe", saying="schedule 'gpipe' needs micros")
+        for name in "--stages=gpipe", "--schedule=gpipe":
+            wrong("--device=cpu*2", "--pipeline=2", name, saying="schedule 'gpipe' needs micros")
+        wrong("--stages=linear", saying="--stages is 1f1b or gpipe, not 'linear'")
+        wrong("--schedule", "step", saying="--schedule is constant, linear or cosine, not 'step'")
 
 
 @check
@@ -364,12 +369,14 @@ def any_number_of_stages_trains_the_same(folder):
     for program, more in {TEXT: ["--train=200", "--epochs=1"], IMAGES: ["--train=80", "--test=20"]}.items():
         def run(name, *options):
             out = os.path.join(folder, os.path.basename(program) + "_" + name)
-            status, said, err = call(program, "--out", out, "--groups=4", "--epochs=1", *more, *options)
+            status, said, err = call(program, "--out", out, "--groups=4", "--epochs=1", "--schedule=constant",
+                                     *more, *options)
             expect(status == 0 and "warning" not in err, name, "status", status, said, err)
             return out
         one = run("one", "--device=cpu")
         others = [run("two", "--device=cpu*2", "--pipeline=2"),
-                  run("four", "--device=cpu*4", "--pipeline=2", "--stages=gpipe", "--micros=2")]
+                  run("four", "--device=cpu*4", "--pipeline=2", "--schedule", "gpipe", "--micros=2",
+                      "--timeout=60")]
         for other in others:
             for name in "model.safetensors", "state.safetensors":
                 expect(contents(one, name) == contents(other, name), name, "differs of", other)

@@ -105,7 +105,9 @@ def train(folder, processes, ranks, steps, kind="none", process=0, at=0):
 FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
-             r"\w+ '.*': rank \d, process \d \(.*\), has not come for|: process \d \(.*\) has not come for"),
+             r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
+             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|" # the first instruction
+             r": (tt_allocate|a micro-batch): rank \d, process \d \(.*\), has not come for 4 s$"), # before it
     "full": (lambda k: (0, 20000 + 45000 * k), # bytes of a file; the state has more
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
@@ -137,7 +139,7 @@ def faults(folder):
             status, out, seconds = train(here, 3, 1, most, kind, process, at)
             if status in (None, 0) or seconds > TIMEOUT + MARGIN:
                 wrong.append(f"moment {k}: status {status} after {seconds:.1f} s: {out[-300:]}")
-            elif not re.search(sentence, out):
+            elif not re.search(sentence, out, re.M):
                 wrong.append(f"moment {k}: no such sentence: {out[-600:]}")
             if kind in ("kill", "stop"):
                 continue
@@ -145,6 +147,21 @@ def faults(folder):
             if status != 0 or contents(f"{here}/final") != contents(f"{right}/final"):
                 wrong.append(f"moment {k}: goes on with status {status}, other bits: {out[-300:]}")
         check(f"ends_with_a_sentence_{kind}", "; ".join(wrong))
+
+
+def openings(folder):
+    """A process that does not come to tt_open, or to tt_close, lets others wait no longer than the timeout."""
+    late = r"process [12] \(.*\) has waited 2 s in tt_open for another process, which has not come there"
+    for kind, sentence in (("none", None), ("own_none", None), ("stop_before", late), ("own_stop_before", late),
+                           ("kill_before", "signal 9|non-zero exit code"), ("exit_before", late + "|exit"),
+                           ("stop_between", r"tt_close: process 0 \(.*\) has not come for 2"),
+                           ("own_stop_between", r"tt_close: process 0 \(.*\) has not come for 2")):
+        status, out, seconds = mpirun(3, RANKS, folder, 1, "open", 2, kind)
+        if sentence is None:
+            wrong = status != 0 or out.strip()
+        else:
+            wrong = status in (None, 0) or seconds > 2 + MARGIN or not re.search(sentence, out)
+        check(f"opening_{kind}", wrong and f"status {status} after {seconds:.1f} s: {out[-900:]}")
 
 
 def signals_resume(folder):
@@ -216,7 +233,7 @@ def main():
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
     OPEN_MPI = "Open MPI" in version or "OpenRTE" in version
     parts = sys.argv[1:]
-    for part in bits, emulated_gpus, differences, faults, signals_resume, examples:
+    for part in bits, emulated_gpus, differences, faults, openings, signals_resume, examples:
         if not parts or part.__name__ in parts:
             with tempfile.TemporaryDirectory() as folder:
                 part(folder)

@@ -291,6 +291,28 @@ static int differ(const char *what)
     return 3;
 }
 
+/* Opens a context and closes it. Process 0 is stopped, or ends, before or in between; `own`: after the program
+   has started MPI, not the context. */
+static int open_until(const char *kind)
+{
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    int level;
+    tt_context_options o = tt_context_options_default();
+    me = atoi(rank ? rank : getenv("PMI_RANK") ? getenv("PMI_RANK") : "0");
+    o.timeout = wait_seconds;
+    o.threads = 1;
+    if (strncmp(kind, "own", 3) == 0) MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    if (!me && strstr(kind, "stop_before")) raise(SIGSTOP);
+    if (!me && strstr(kind, "kill_before")) raise(SIGKILL);
+    if (!me && strstr(kind, "exit_before")) return 0;
+    tt_context *ctx = tt_open(&o); /* the default logger says why not */
+    if (!ctx) return 3;
+    if (!me && strstr(kind, "stop_between")) raise(SIGSTOP);
+    tt_close(ctx);
+    if (strcmp(kind, "own_none") == 0) MPI_Finalize();
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     int level, status;
@@ -298,6 +320,10 @@ int main(int argc, char **argv)
     if (argc < 3) return 2;
     shared_folder = argv[1];
     local = atoi(argv[2]);
+    if (argc > 5 && strcmp(argv[3], "open") == 0) { /* FOLDER LOCAL open TIMEOUT KIND */
+        wait_seconds = atof(argv[4]);
+        return open_until(argv[5]);
+    }
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
     MPI_Comm_size(MPI_COMM_WORLD, &processes);
     MPI_Comm_rank(MPI_COMM_WORLD, &me);

@@ -216,6 +216,112 @@ TEST(a_rank_that_does_not_come_is_named)
 
 /* ------------------------------------------------------------------------------------------------- pieces */
 
+/* ----------------------------------------------------------------------------------- several processes */
+
+/* Messages that no process sends; after some looks at them, the end of process 1. */
+static int looks;
+
+static const char *no_message(tt__net *n, tt__request *r)
+{
+    (void)n;
+    r->done = false;
+    return NULL;
+}
+
+static const char *late_end(tt__net *n, int *from, void *data, size_t bytes)
+{
+    tt__end end;
+    memset(&end, 0, sizeof end);
+    snprintf(end.why, sizeof end.why, "this");
+    (void)n;
+    *from = ++looks == 50 ? 1 : -1;
+    if (*from > 0) memcpy(data, &end, bytes);
+    return NULL;
+}
+
+typedef struct waits { tt__net *net; tt_status status[2]; bool come[2]; } waits;
+
+static void wait_for_message(void *arg, int rank)
+{
+    waits *w = (waits *)arg;
+    tt__request r = {0, 1, false, false};
+    const char *why;
+    int late;
+    w->come[rank] = tt__net_wait(w->net, NULL, &r, 1, &late, &why);
+    w->status[rank] = tt__net_waited(w->net, "here", late, why);
+}
+
+/* Two ranks of a process wait, each for a message of its own, while the end of the other process comes, which
+   one of them receives. It may not write what the other is reading: ThreadSanitizer looks at that. */
+TEST(ranks_wait_for_a_process_that_ends)
+{
+    static const tt__wire wire = {NULL, NULL, no_message, late_end, NULL};
+    tt_context_options o = tt_context_options_default();
+    o.threads = 1;
+    o.timeout = 60; /* one that has ended is waited for for 2 seconds at most */
+    tt_context *ctx = tt_open(&o);
+    REQUIRE(ctx != NULL);
+    tt__net *n = (tt__net *)calloc(1, sizeof *n);
+    REQUIRE(n != NULL);
+    waits w = {n, {TT_OK, TT_OK}, {true, true}};
+    n->ctx = ctx;
+    n->wire = &wire;
+    n->processes = 2;
+    n->ranks = 2;
+    snprintf(n->host[1], sizeof n->host[1], "b");
+    snprintf(n->heard[1], sizeof n->heard[1], "reduce 'x'");
+    pthread_mutex_init(&n->mutex, NULL);
+    looks = 0;
+    on_ranks(2, wait_for_message, &w);
+    CHECK(!w.come[0] && !w.come[1]);
+    CHECK(w.status[0] == TT_ERR_DEVICE && w.status[1] == TT_ERR_DEVICE);
+    CHECK_ERROR(ctx, TT_ERR_DEVICE,
+                "here: one of the ranks 2 to 3, process 1 (b), has closed its context, after: this");
+    pthread_mutex_lock(&n->mutex);
+    n->has_ended[1] = false;
+    pthread_mutex_unlock(&n->mutex);
+    ctx->options.timeout = 0.01;
+    wait_for_message(&w, 0);
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "here: one of the ranks 2 to 3, process 1 (b), has not come for 0.01 s; its "
+                "last message came in reduce 'x'");
+    pthread_mutex_destroy(&n->mutex);
+    free(n);
+    tt_close(ctx);
+}
+
+/* A rank that waits for messages, which may take as long as they need while some come, lets others wait; they
+   do not take it for one that is late. */
+typedef struct patience { tt__world *world; bool waits, met; } patience;
+
+static void be_outside(void *arg, int rank)
+{
+    patience *x = (patience *)arg;
+    const tt__members both = {0, 1, 2};
+    if (rank && x->waits) __atomic_add_fetch(&x->world->outside, 1, __ATOMIC_SEQ_CST);
+    if (rank) usleep(600000);
+    if (rank && x->waits) __atomic_sub_fetch(&x->world->outside, 1, __ATOMIC_SEQ_CST);
+    const bool met = tt__meet(x->world, rank, both);
+    if (!rank) x->met = met;
+}
+
+TEST(ranks_let_others_wait_for_messages)
+{
+    tt_context *ctx = tt_open(NULL);
+    REQUIRE(ctx != NULL);
+    for (int waits = 0; waits < 2; waits++) {
+        patience x = {tt__world_new(ctx, 2, 0.15), waits == 1, false};
+        REQUIRE(x.world != NULL);
+        tt__world_note(x.world, 0, "reduce", "d(w)");
+        tt__world_note(x.world, 1, "linear", "y");
+        on_ranks(2, be_outside, &x);
+        CHECK(x.met == x.waits);
+        tt__world_free(x.world);
+    }
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "rank 0 has waited 0.15 s for rank 1, which has not come to reduce 'd(w)'; "
+                "it is at linear 'y'");
+    tt_close(ctx);
+}
+
 TEST(pieces_of_ranks_make_the_whole)
 {
     static const int64_t elements[] = {0, 1, 2, 6, 7, 8, 4096, 4097, 12289, 1000003, TT__MOST_ELEMENTS},
@@ -1217,6 +1323,8 @@ static const test_case tests[] = {
     TEST_CASE(ranks_meet_along_each_axis),
     TEST_CASE(a_rank_that_fails_ends_all_waits),
     TEST_CASE(a_rank_that_does_not_come_is_named),
+    TEST_CASE(ranks_wait_for_a_process_that_ends),
+    TEST_CASE(ranks_let_others_wait_for_messages),
     TEST_CASE(pieces_of_ranks_make_the_whole),
     TEST_CASE(ranks_portable),
     TEST_CASE(ranks_avx2),
