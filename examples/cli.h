@@ -131,9 +131,9 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
         printf("%*s", INDENT - at, "");
         cli_default(f, standard, sizeof standard);
         const bool lists = f->type == CLI_CHOICE;
-        snprintf(text, sizeof text, "%s%s%s%s%s%s", f->help, lists ? ": " : "",
-                 lists ? cli_list(f->choices, list, sizeof list) : "", f->also ? "; or as " : "",
-                 f->also ? f->also : "", standard);
+        snprintf(text, sizeof text, "%s%s%s%s%s%s", f->help, f->also ? ", also taken by " : "",
+                 f->also ? f->also : "", lists ? ": " : "",
+                 lists ? cli_list(f->choices, list, sizeof list) : "", standard);
         cli_wrap(text, INDENT, INDENT, width);
     }
     printf("  -h, --help            this list\n");
@@ -508,7 +508,7 @@ typedef struct cli_training {
     {"--pipeline", "N", CLI_INTEGER, &(run).parallel.pipeline, \
      .help = "stages of consecutive layers, each on ranks of its own", .least = 1, .most = 64}, \
     {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, .help = "how micro-batches go through the " \
-     "stages; gpipe needs --micros and more memory", .choices = "1f1b gpipe", .also = "--schedule"}, \
+     "stages, of which gpipe needs --micros and more memory", .choices = "1f1b gpipe", .also = "--schedule"}, \
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
      "a step on a data rank, for which memory is planned (0: any)", .most = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
