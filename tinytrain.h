@@ -897,17 +897,21 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of two kinds:
+/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
      one token a line, its number the id, white space at the end of a line left out.
    - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
-     Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral. It may
-     have added tokens; the normalizers Sequence, NFC, Prepend and Replace (of a String); the pre-tokenizers
-     Sequence, ByteLevel, Split (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon),
-     Digits, Punctuation and Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing,
-     RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String),
-     ByteFallback, Fuse, Strip and Metaspace. What else a file asks for is refused by name. "truncation" and
-     "padding" are not read. Immutable: any number of threads may use one. */
+     Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral.
+   - Unigram (Kudo 2018; of all ways to spell a word with tokens the one with the largest sum of scores) from
+     a tokenizer.json, as BigBird, T5, XLM-RoBERTa and Pegasus have it.
+   A tokenizer.json may have added tokens; the normalizers Sequence, NFC, Prepend, Replace (of a String, or of
+   the regular expressions " {2,}" and "\n"), Strip and Precompiled (SentencePiece's); the pre-tokenizers
+   Sequence, ByteLevel (not with Unigram), Split (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k
+   and Falcon), Digits, Punctuation, WhitespaceSplit and Metaspace; the post-processors Sequence, ByteLevel,
+   TemplateProcessing, RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a
+   String), ByteFallback, Fuse, Strip and Metaspace. What else a file asks for is refused by name, as NFKD and
+   Lowercase of ALBERT. "truncation" and "padding" are not read. Immutable: any number of threads may use
+   one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
 /* What a token is for. */
@@ -927,22 +931,22 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
      config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with
      tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of byte-pair encoding
-   the files that it was loaded from, unchanged. */
+/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of the other
+   kinds the files that it was loaded from, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
 /* As the vocabulary has it: in byte-level encoding a space is U+0120. NULL: no token has this id. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding what
+/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding and Unigram what
    tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
    TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
-   [SEP] of WordPiece, what the post-processor says of byte-pair encoding. Returns how many; 0 if max_tokens
-   has no room for those around; -1: out of memory (byte-pair encoding takes some for texts that are
-   normalized and for words of more than 64 bytes). Invalid UTF-8 bytes count as U+FFFD, which WordPiece
+   [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
+   those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
+   of more than 64 bytes, Unigram for each text). Invalid UTF-8 bytes count as U+FFFD, which WordPiece
    drops. A special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes that
    token if the vocabulary has it, as in transformers: a text can forge the structure of a sequence, so remove
    these from texts that you don't trust. */
@@ -24187,6 +24191,16 @@ static const uint8_t *tt__letters_bits(const tt__letters *l);      /* (0x110000)
 /* NFC of the code points of a text, in place: up to four times as many must fit into `points`, and into
    `spare`. Returns how many there are. */
 static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
+/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
+   as that makes no difference to what asks. */
+enum {
+    TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
+    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
+    TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
+    TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
+    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
+};
+static int tt__grapheme_class(const tt__letters *l, uint32_t c);
 
 /* --------------------------------------------------------------------------------------------- tokenizer */
 
@@ -24210,7 +24224,7 @@ enum { TT__UNK, TT__CLS, TT__SEP };
 typedef struct tt__wordpiece { uint32_t start, bytes; bool continues; } tt__wordpiece;
 typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
 
-typedef struct tt__bpe tt__bpe; /* a byte-pair tokenizer */
+typedef struct tt__bpe tt__bpe; /* a tokenizer of a tokenizer.json: byte-pair or Unigram */
 enum { TT__AROUND = 16 };       /* ids that stand before or behind those of a text, at most */
 
 struct tt_tokenizer {
@@ -24581,13 +24595,14 @@ static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t ite
     return b->memory;
 }
 
-/* ------------------------------------------------------------------------------------ byte-pair tokenizer */
+/* ----------------------------------------------------------------------- byte-pair and Unigram tokenizers */
 
-/* A tokenizer.json with byte-pair encoding (Sennrich et al. 2016), as the Rust package `tokenizers` does it;
-   tests/golden/compare_bpe.py compares the two. A text is cut at the added tokens that are spelled out in it;
-   the rest is normalized, cut at the added tokens that are spelled out then, and cut into words by splitters;
-   the symbols of a word are merged, those of the earliest merge first; the post-processor's ids go around
-   all. Most words are one token: whether the merges make it of its text is found out when it is first met. */
+/* A tokenizer.json with byte-pair encoding (Sennrich et al. 2016) or with Unigram (see tt__unigram_word), as
+   the Rust package `tokenizers` does it; tests/golden/compare_bpe.py compares the two. A text is cut at the
+   added tokens that are spelled out in it; the rest is normalized, cut at the added tokens that are spelled
+   out then, and cut into words by splitters; the symbols of a word are merged, those of the earliest merge
+   first; the post-processor's ids go around all. Most words are one token: whether the merges make it of its
+   text is found out when it is first met. */
 #define TT__BPE_IDS (1 << 22)       /* a larger id is refused: memory is by id */
 #define TT__BPE_TOKEN_BYTES 4096    /* a longer added token is refused: it is looked for at every byte */
 #define TT__BPE_NONE UINT32_MAX
@@ -24597,9 +24612,10 @@ enum {
 };
 
 typedef enum tt__stage_kind {
-    TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE,                                    /* normalizers */
-    TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_METASPACE,
-    TT__STAGE_BYTES,                                                                        /* splitters */
+    TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM,
+    TT__STAGE_PRECOMPILED,                                                                  /* normalizers */
+    TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
+    TT__STAGE_METASPACE, TT__STAGE_BYTES,                                                   /* splitters */
     TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP                                /* decoders */
 } tt__stage_kind;
 
@@ -24635,7 +24651,10 @@ typedef struct tt__stage {
     bool splits;                   /* BYTES: by GPT-2's pattern; METASPACE: before each replacement */
     bool prefix_space;             /* BYTES */
     bool prefix_always, prefix_first; /* METASPACE */
-    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from) */
+    bool left, right;              /* TRIM: the ends that lose their white space */
+    const char *from, *to;         /* REPLACE, PREPEND (to), METASPACE (to), STRIP (from), SPACES (to: what
+                                      stands for two or more); PRECOMPILED: units, and texts that end with a
+                                      NUL */
     size_t from_bytes, to_bytes;
     int64_t start, stop;           /* STRIP: characters at most */
 } tt__stage;
@@ -24660,6 +24679,16 @@ typedef struct tt__trie {
     tt__trie_node *nodes;
     int count, capacity;
 } tt__trie;
+
+/* A tree of the bytes of all tokens: node 0 is its root. An edge is in a hash table with open addressing, at
+   most half full: its parent (28 bits), byte (8) and child (28); UINT64_MAX: none. */
+typedef struct tt__prefixes {
+    uint64_t *edges;
+    size_t slots;
+    int shift;         /* of a hash, to a slot */
+    int32_t *ids;      /* (count) the token that ends at a node; -1: none */
+    int count, capacity;
+} tt__prefixes;
 
 typedef struct tt__added {
     const char *text;  /* as it is looked for and decoded: normalized, where that is asked for */
@@ -24687,6 +24716,10 @@ struct tt__bpe {
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
+    bool unigram;
+    tt__prefixes prefixes;        /* of Unigram, as the two that follow */
+    double *scores;               /* (vocab) */
+    double unk_score;
     bool fuse_unk, byte_fallback, ignore_merges;
     int unk;                      /* -1: what has no token is left out */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
@@ -24709,7 +24742,7 @@ static void tt__bpe_free(tt__bpe *b)
     for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
     void *const owned[] = {b->letters, b->texts, b->words_text, b->text, b->word, b->by_text.slots,
                            b->by_word.slots, b->whole, b->merges, b->added, b->added_of, b->tries[0].nodes,
-                           b->tries[1].nodes, b};
+                           b->tries[1].nodes, b->prefixes.edges, b->prefixes.ids, b->scores, b};
     tt__free_all(b->ctx, owned, TT__COUNT(owned));
 }
 
@@ -24782,6 +24815,8 @@ typedef struct tt__encoder {
     int64_t count, room;   /* ids so far, of which `room` are kept */
     bool whole;            /* count all ids; else some of those beyond room */
     bool failed;           /* out of memory */
+    bool trimmed;          /* a normalizer took white space from the front of the text at hand */
+    size_t front;          /* so many bytes at its front stand for its first character; 0: one character */
     tt__buffer clean, normal[2], points, spare, stages[TT__BPE_STAGES], symbols, heap;
 } tt__encoder;
 
@@ -24938,9 +24973,94 @@ static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
     return left;
 }
 
+/* ---- Unigram */
+
+static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
+{
+    size_t at = (size_t)(key * 0x9E3779B97F4A7C15u >> t->shift);
+    while (t->edges[at] != UINT64_MAX && t->edges[at] >> 28 != key) at = (at + 1) & (t->slots - 1);
+    return at;
+}
+
+static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /* -1: no token goes on so */
+{
+    const uint64_t edge = t->edges[tt__prefix_slot(t, (uint64_t)node << 8 | (uint8_t)byte)];
+    return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
+}
+
+/* The best way to spell a word up to a byte, and from it on. */
+typedef struct tt__spelling {
+    double score;
+    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
+    int32_t to, next;      /* the next token of the best way through the word: where it ends */
+} tt__spelling;
+
+static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
+{
+    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
+    s->score = score;
+    s->from = (int32_t)from;
+    s->id = id;
+}
+
+/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
+static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__bpe *b = e->b;
+    const int id = tt__bpe_find(&b->by_word, text, bytes);
+    bool fallback = b->byte_fallback && id < 0;
+    for (size_t i = 0; i < bytes && fallback; i++) fallback = b->fallback[(uint8_t)text[i]] >= 0;
+    if (!fallback) tt__encoder_id(e, id >= 0 ? id : b->unk);
+    for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, b->fallback[(uint8_t)text[i]]);
+}
+
+/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
+   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
+static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__bpe *b = e->b;
+    tt__spelling *best = bytes < INT32_MAX
+                       ? (tt__spelling *)tt__encoder_room(e, &e->heap, bytes + 1, sizeof *best) : NULL;
+    if (!best) { e->failed = true; return; }
+    for (size_t i = 0; i <= bytes; i++) best[i].from = -1;
+    best[0].score = 0;
+    for (size_t at = 0, next = 0; at < bytes; at = next) {
+        const double score = best[at].score;
+        int32_t node = 0;
+        bool known = false;
+        tt__utf8_next(text, bytes, &next);
+        for (size_t i = at; i < bytes; i++) {
+            node = tt__prefix_next(&b->prefixes, node, text[i]);
+            if (node < 0) break;
+            const int32_t id = b->prefixes.ids[node];
+            if (id < 0) continue;
+            tt__spelling_try(&best[i + 1], b->scores[id] + score, at, id);
+            known |= i + 1 == next;
+        }
+        if (!known) tt__spelling_try(&best[next], b->unk_score + score, at, b->unk);
+    }
+    for (int32_t to = (int32_t)bytes; to > 0; to = best[to].from) {
+        best[best[to].from].to = to;
+        best[best[to].from].next = best[to].id;
+    }
+    for (size_t at = 0, to; at < bytes && !tt__encoder_done(e); at = to) {
+        to = (size_t)best[at].to;
+        if (best[at].next != b->unk) {
+            tt__encoder_id(e, best[at].next);
+            continue;
+        }
+        while (to < bytes && best[to].next == b->unk) to = (size_t)best[to].to;
+        tt__unigram_unknown(e, text + at, to - at);
+    }
+}
+
 static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__bpe *b = e->b;
+    if (b->unigram) {
+        tt__unigram_word(e, text, bytes);
+        return;
+    }
     int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
     const int id = bytes <= b->longest ? tt__bpe_find(&b->by_word, text, bytes) : -1;
     if (id >= 0 && (b->ignore_merges || __atomic_load_n(&b->whole[id], __ATOMIC_RELAXED) == 1)) {
@@ -25057,6 +25177,18 @@ static void tt__bpe_split_class(tt__encoder *e, int stage, const char *text, siz
     if (!tt__encoder_done(e)) tt__bpe_split(e, stage + 1, text + from, bytes - from, first && !from);
 }
 
+/* Words between white space. */
+static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const uint8_t *bits = e->b->bits;
+    for (size_t from = 0, at = 0; at < bytes && !tt__encoder_done(e); from = at) {
+        from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, from, SIZE_MAX);
+        at = tt__bits_end(bits, TT__IS_SPACE, 0, text, bytes, from, SIZE_MAX);
+        const bool start = first && !e->trimmed && (!from || from < e->front);
+        tt__bpe_split(e, stage + 1, text + from, at - from, start);
+    }
+}
+
 /* Three digits are a word. */
 static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -25136,6 +25268,7 @@ static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t by
         return;
     case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
     case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
+    case TT__STAGE_WHITE: tt__bpe_split_white(e, stage, text, bytes, first); return;
     default: break;
     }
     if (s->kind == TT__STAGE_BYTES) {
@@ -25188,10 +25321,139 @@ static const char *tt__bpe_nfc(tt__encoder *e, const char *text, size_t *bytes, 
     return out;
 }
 
+/* Where the grapheme that begins at `at` ends. */
+static size_t tt__grapheme_end(const tt__letters *l, const char *text, size_t bytes, size_t at)
+{
+    bool picture = false, joined = false;     /* a picture and what extends it; and a joiner */
+    bool consonant = false, linked = false;   /* a consonant and what extends it, with a linker in that */
+    int before = TT__GRAPHEME_OTHER;
+    for (size_t end = at, next = at; end < bytes; end = next) {
+        const uint32_t c = tt__utf8_next(text, bytes, &next);
+        const int kind = tt__grapheme_class(l, c);
+        const bool extends = kind == TT__GRAPHEME_EXTEND || kind == TT__GRAPHEME_EXTEND_ALONE ||
+                             kind == TT__GRAPHEME_LINKER;
+        if (end > at) {
+            const bool l_before = before == TT__GRAPHEME_L, v = kind == TT__GRAPHEME_V;
+            const bool syllable = kind == TT__GRAPHEME_LV || kind == TT__GRAPHEME_LVT;
+            const bool v_before = before == TT__GRAPHEME_V || before == TT__GRAPHEME_LV;
+            const bool t_before = before == TT__GRAPHEME_T || before == TT__GRAPHEME_LVT;
+            if (before == TT__GRAPHEME_CONTROL || kind == TT__GRAPHEME_CONTROL)
+                return c == '\n' && text[at] == '\r' && end == at + 1 ? next : end;
+            const bool together =
+                extends || kind == TT__GRAPHEME_JOINER || kind == TT__GRAPHEME_SPACING ||
+                before == TT__GRAPHEME_PREPEND || (l_before && (v || syllable || kind == TT__GRAPHEME_L)) ||
+                (v_before && (v || kind == TT__GRAPHEME_T)) || (t_before && kind == TT__GRAPHEME_T) ||
+                (joined && kind == TT__GRAPHEME_PICTURE) || (linked && kind == TT__GRAPHEME_CONSONANT);
+            if (!together) return end;
+        }
+        joined = picture && kind == TT__GRAPHEME_JOINER;
+        picture = kind == TT__GRAPHEME_PICTURE || (picture && extends);
+        linked = consonant && (kind == TT__GRAPHEME_LINKER ||
+                               (linked && (kind == TT__GRAPHEME_EXTEND || kind == TT__GRAPHEME_JOINER)));
+        consonant = kind == TT__GRAPHEME_CONSONANT ||
+                    (consonant && (kind == TT__GRAPHEME_EXTEND || kind == TT__GRAPHEME_LINKER ||
+                                   kind == TT__GRAPHEME_JOINER));
+        before = kind;
+    }
+    return bytes;
+}
+
+/* What a Precompiled has for the shortest start of a text that it knows; NULL: it knows none. Its units are a
+   double-array trie (Aoe 1989; Yata's darts-clone): a byte leads from a node to its position xor the byte,
+   where the unit's lowest bits repeat the byte. Bit 8 of a unit: a text is known here, and the first unit
+   behind has its place. */
+static const char *tt__precompiled_find(const tt__stage *s, const char *text, size_t bytes, size_t *to_bytes)
+{
+    const size_t count = s->from_bytes / 4;
+    size_t at = 0;
+    uint32_t unit;
+    memcpy(&unit, s->from, 4);
+    for (size_t i = 0; i <= bytes; i++) {
+        at ^= (size_t)(unit >> 10) << (unit >> 6 & 8);
+        if (at >= count) return NULL;
+        if (i && unit >> 8 & 1) {
+            memcpy(&unit, s->from + 4 * at, 4);
+            const size_t place = unit & INT32_MAX;
+            if (place > s->to_bytes || ((uint8_t)s->to[place] & 0xC0) == 0x80) return NULL;
+            *to_bytes = strlen(s->to + place); /* a NUL is behind the last one too */
+            return s->to + place;
+        }
+        if (i == bytes || !text[i]) return NULL;
+        at ^= (uint8_t)text[i];
+        if (at >= count) return NULL;
+        memcpy(&unit, s->from + 4 * at, 4);
+        if ((unit & 0x800000FF) != (uint8_t)text[i]) return NULL;
+    }
+    return NULL;
+}
+
+/* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
+   what it has for their start, and to the characters of others. Returns the bytes; out NULL: only these.
+   front: see tt__encoder. */
+static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *text, size_t bytes, char *out,
+                              size_t *front)
+{
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        size_t end = at + 1, to_bytes = 0;
+        const bool ascii = (uint8_t)text[at] < 0x80 && text[at] != '\r' &&
+                           (end == bytes || (uint8_t)text[end] < 0x80);
+        if (!ascii) end = tt__grapheme_end(b->letters, text, bytes, at);
+        const char *to = end - at < 6 ? tt__precompiled_find(s, text + at, end - at, &to_bytes) : NULL;
+        while (at < end) {
+            size_t next = end;
+            if (!to) {
+                next = at;
+                tt__utf8_next(text, end, &next);
+                to = tt__precompiled_find(s, text + at, next - at, &to_bytes);
+            }
+            if (!to) to_bytes = next - at;
+            if (!at) *front = tt__utf8_last(text, next) ? 0 : to_bytes;
+            if (out) memcpy(out + n, to ? to : text + at, to_bytes);
+            n += to_bytes;
+            at = next;
+            to = NULL;
+        }
+    }
+    return n;
+}
+
+/* Replaces runs of two and more spaces; out has room for all. Returns the bytes. */
+static size_t tt__replace_spaces(const tt__stage *s, const char *text, size_t bytes, char *out)
+{
+    size_t n = 0;
+    for (size_t at = 0, end; at < bytes; at = end) {
+        end = at + 1;
+        while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
+        const bool run = end - at > 1;
+        memcpy(out + n, run ? s->to : text + at, run ? s->to_bytes : 1);
+        n += run ? s->to_bytes : 1;
+    }
+    return n;
+}
+
+static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text, size_t *bytes)
+{
+    const uint8_t *bits = e->b->bits;
+    size_t from = 0, end = *bytes;
+    if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0, SIZE_MAX);
+    while (s->right && end > from) {
+        const size_t last = tt__utf8_last(text, end);
+        size_t next = last;
+        if (!(bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
+        end = last;
+    }
+    e->trimmed |= from > 0;
+    *bytes = end - from;
+    return text + from;
+}
+
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
 static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt__bpe *b = e->b;
+    e->trimmed = false;
+    e->front = 0;
     for (int i = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
         const tt__stage *s = &b->normalizers[i];
         tt__buffer *to = &e->normal[i % 2];
@@ -25210,11 +25472,19 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
             memcpy(out + s->to_bytes, text, *bytes);
             *bytes += s->to_bytes;
             text = out;
+        } else if (s->kind == TT__STAGE_TRIM) {
+            text = tt__trim(e, s, text, bytes);
+        } else if (s->kind == TT__STAGE_PRECOMPILED) {
+            out = (char *)tt__encoder_room(e, to, tt__precompiled(b, s, text, *bytes, NULL, &e->front), 1);
+            if (!out) break;
+            *bytes = tt__precompiled(b, s, text, *bytes, out, &e->front);
+            text = out;
         } else {
             const size_t room = tt__replace_bytes(s, *bytes);
             if (room < SIZE_MAX) out = (char *)tt__encoder_room(e, to, room, 1);
             if (!out) { e->failed = true; break; }
-            *bytes = tt__replace(s, text, *bytes, out);
+            *bytes = s->kind == TT__STAGE_SPACES ? tt__replace_spaces(s, text, *bytes, out)
+                                                 : tt__replace(s, text, *bytes, out);
             text = out;
         }
     }
@@ -25566,17 +25836,25 @@ static tt_status tt__bpe_sequence(tt__bpe *b, const tt__json *j, int node, const
     return status;
 }
 
-/* {"pattern": {"String": from}, "content": to} */
+/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
 static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
 {
-    static const char expected[] = "{\"String\": ...}";
+    static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
     tt_status status;
     const char *to = NULL;
     int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, expected, &status);
     if (pattern < 0) return status;
-    if (tt__json_get(j, pattern, "String") < 0)
-        return tt__bpe_unknown(j, pattern, "pattern", "of a Replace", expected);
-    status = tt__bpe_string(b, j, pattern, "String", &s->from, &s->from_bytes);
+    const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
+    const bool spaces = regex && strcmp(regex, " {2,}") == 0;
+    if (spaces || (regex && (strcmp(regex, "\\n") == 0 || strcmp(regex, "\n") == 0))) {
+        s->kind = spaces ? TT__STAGE_SPACES : TT__STAGE_REPLACE;
+        s->from = spaces ? "  " : "\n";
+        s->from_bytes = strlen(s->from);
+    } else if (tt__json_get(j, pattern, "String") < 0) {
+        return tt__bpe_unknown(j, pattern, "pattern of a Replace,", regex ? regex : "none,", expected);
+    } else {
+        status = tt__bpe_string(b, j, pattern, "String", &s->from, &s->from_bytes);
+    }
     int content = tt__json_get(j, node, "content");
     if (status != TT_OK) return status;
     if (!(to = tt__json_bytes(j, content, &s->to_bytes)))
@@ -25587,22 +25865,80 @@ static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__st
     return s->to ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
 }
 
+/* A digit of base 64 (RFC 4648); -1: none. */
+static int tt__base64_digit(char c)
+{
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
+static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
+{
+    static const char key[] = "precompiled_charsmap";
+    tt_status status;
+    const char *digits = NULL;
+    size_t n = 0, bytes = 0;
+    uint32_t trie = 0, held = 0;
+    int bits = 0;
+    bool valid = true;
+    const int member = tt__json_member(j, node, key, true, 1 << TT__JSON_STRING, "a string", &status);
+    if (member < 0) return status;
+    digits = tt__json_bytes(j, member, &n);
+    uint8_t *all = (uint8_t *)tt__chunks_take(b->ctx, &b->chunks, n / 4 * 3 + 4);
+    if (!all) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    for (int end = 0; end < 2 && n && digits[n - 1] == '='; end++) n--;
+    for (size_t i = 0; i < n && valid; i++) {
+        const int digit = tt__base64_digit(digits[i]);
+        valid = digit >= 0;
+        held = held << 6 | (uint32_t)(digit & 63);
+        bits += 6;
+        if (bits >= 8) all[bytes++] = (uint8_t)(held >> (bits -= 8));
+    }
+    if (valid && bytes >= 4) memcpy(&trie, all, 4);
+    if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
+        return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
+                              "what SentencePiece compiles from the rules of a normalization");
+    all[bytes] = 0;
+    s->from = (const char *)all + 4;
+    s->from_bytes = trie;
+    s->to = s->from + trie;
+    s->to_bytes = bytes - 4 - trie;
+    if (tt__utf8_invalid(s->to, s->to_bytes) < s->to_bytes)
+        return tt__json_wrong(j, key, member, "of texts that are not UTF-8", "UTF-8");
+    return TT_OK;
+}
+
 static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
 {
+    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
+        {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
+        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}};
+    int known = -1;
+    tt_status status = TT_OK;
     if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
     const char *type = tt__bpe_type(j, node, "normalizer");
     if (!type) return j->ctx->status;
     if (strcmp(type, "Sequence") == 0)
         return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
-    const bool nfc = strcmp(type, "NFC") == 0, prepend = strcmp(type, "Prepend") == 0;
-    if (!nfc && !prepend && strcmp(type, "Replace") != 0)
-        return tt__bpe_unknown(j, node, "normalizer", type, "Sequence, NFC, Prepend or Replace");
-    tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers,
-                                 nfc ? TT__STAGE_NFC : prepend ? TT__STAGE_PREPEND : TT__STAGE_REPLACE);
+    for (int i = 0; i < TT__COUNT(kinds); i++)
+        if (strcmp(type, kinds[i].type) == 0) known = i;
+    if (known < 0)
+        return tt__bpe_unknown(j, node, "normalizer", type,
+                               "Sequence, NFC, Prepend, Replace, Strip or Precompiled");
+    tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
-    if (nfc) return TT_OK;
-    return prepend ? tt__bpe_string(b, j, node, "prepend", &s->to, &s->to_bytes)
-                   : tt__bpe_replace(b, j, node, s);
+    switch (s->kind) {
+    case TT__STAGE_PREPEND: return tt__bpe_string(b, j, node, "prepend", &s->to, &s->to_bytes);
+    case TT__STAGE_REPLACE: return tt__bpe_replace(b, j, node, s);
+    case TT__STAGE_PRECOMPILED: return tt__bpe_precompiled(b, j, node, s);
+    case TT__STAGE_TRIM:
+        status = tt__json_read_bool(j, node, "strip_left", &s->left);
+        return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
+    default: return TT_OK;
+    }
 }
 
 static tt_status tt__bpe_read_split(tt__bpe *b, const tt__json *j, int node)
@@ -25669,15 +26005,17 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
     const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
     const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
-    if (!bytes && !metaspace && !digits && !punctuation)
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type,
-                               "Sequence, ByteLevel, Split, Digits, Punctuation or Metaspace");
-    if ((bytes || metaspace) && b->mapped_at < b->n_splitters)
+    const bool white = strcmp(type, "WhitespaceSplit") == 0;
+    if (!bytes && !metaspace && !digits && !punctuation && !white)
+        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "Sequence, ByteLevel, Split, Digits, "
+                               "Punctuation, WhitespaceSplit or Metaspace");
+    if (bytes && b->unigram) return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
+    if ((bytes || metaspace || white) && b->mapped_at < b->n_splitters)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     const int place = b->n_splitters;
     s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
                       bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
-                      : digits ? TT__STAGE_DIGITS : TT__STAGE_PUNCTUATION);
+                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE : TT__STAGE_PUNCTUATION);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (bytes) b->mapped_at = place;
     s->splits = true;
@@ -25686,6 +26024,8 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
         if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
     } else if (digits) {
         status = tt__json_read_bool(j, node, "individual_digits", &s->each);
+    } else if (white) {
+        return TT_OK;
     } else if (punctuation) {
         status = tt__json_read_string(j, node, "behavior", false, &behavior);
         s->each = strcmp(behavior, "Isolated") == 0;
@@ -25780,22 +26120,46 @@ static tt_status tt__bpe_id(const tt__json *j, int node, const char *what, int *
                     TT__BPE_IDS - 1);
 }
 
-/* Reads {token: id, ...}, and room for added tokens of ids below `more`, of `added_bytes` with their NULs. */
+/* The token of a vocabulary at `child`, whose id its place gives in [[token, score], ...], or that is a
+   member of {token: id, ...}. */
+static tt_status tt__bpe_entry(const tt__bpe *b, const tt__json *j, int child, int place, const char **token,
+                               size_t *bytes, int *id)
+{
+    const tt__json_node *at = &j->nodes[child];
+    if (!b->unigram) {
+        *token = j->pool + at->key;
+        *bytes = at->key_bytes;
+        return tt__bpe_id(j, child, "a token of the vocabulary", id);
+    }
+    const bool pair = at->kind == TT__JSON_ARRAY && at->count == 2;
+    *token = pair ? tt__json_bytes(j, child + 1, bytes) : NULL;
+    *id = place;
+    if (place == TT__BPE_IDS || !*token || j->nodes[j->nodes[child + 1].after].kind != TT__JSON_NUMBER_KIND)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: token %d of the vocabulary is %s; expected "
+                        "at most %d tokens, each an array of a text and its score", j->path,
+                        j->base + at->offset, place, tt__json_kind_name(j, child), TT__BPE_IDS);
+    return TT_OK;
+}
+
+/* Reads {token: id, ...}, or of Unigram [[token, score], ...], and makes room for added tokens of ids below
+   `more`, of `added_bytes` with their NULs. */
 static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int more, size_t added_bytes)
 {
     tt__bpe *b = k->bpe;
     tt_context *ctx = b->ctx;
     size_t bytes = 0, used = 0, count = 0;
-    int size = 0, id;
-    if (node < 0 || j->nodes[node].kind != TT__JSON_OBJECT || !j->nodes[node].count)
-        return tt__fail(ctx, TT_ERR_FORMAT,
-                        "'%s' has no vocabulary: expected an object of tokens and their ids",
-                        j->path);
+    int size = 0, id, place = 0;
+    const char *key;
+    size_t n;
+    if (node < 0 || j->nodes[node].kind != (b->unigram ? TT__JSON_ARRAY : TT__JSON_OBJECT) ||
+        !j->nodes[node].count)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an %s", j->path,
+                        b->unigram ? "array of tokens and their scores" : "object of tokens and their ids");
     for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
-        tt_status status = tt__bpe_id(j, child, "a token of the vocabulary", &id);
+        tt_status status = tt__bpe_entry(b, j, child, place++, &key, &n, &id);
         if (status != TT_OK) return status;
         size = (int)tt__max(size, id + 1);
-        bytes += (size_t)j->nodes[child].key_bytes + 1;
+        bytes += n + 1;
         count++;
     }
     b->vocab = size;
@@ -25814,11 +26178,11 @@ static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int
     memset(b->word, 0xFF, ids * sizeof *b->word);
     memset(b->added_of, 0xFF, ids * 4);
     const bool mapped = b->mapped_at < b->n_splitters;
+    place = 0;
     for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
-        const char *key = j->pool + j->nodes[child].key;
-        const size_t n = j->nodes[child].key_bytes;
+        tt_status status = tt__bpe_entry(b, j, child, place++, &key, &n, &id);
+        if (status != TT_OK) return status;
         tt__slice slice = {(uint32_t)used, (uint32_t)n};
-        id = (int)j->nodes[child].integer;
         if (b->text[id].bytes != TT__BPE_NONE)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id %d",
                             j->path, j->base + j->nodes[child].offset, id);
@@ -25847,6 +26211,105 @@ static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int
         snprintf(text, sizeof text, "<0x%02X>", (unsigned)c);
         b->fallback[c] = tt__bpe_find(&b->by_text, text, 6);
     }
+    return TT_OK;
+}
+
+/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
+   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
+   the last bit. `at`: a number of valid JSON. */
+static double tt__unigram_score(const char *at)
+{
+    const bool negative = *at == '-';
+    uint64_t digits = 0;
+    int64_t exponent = 0, written = 0;
+    bool point = false, full = false;
+    char power[8];
+    for (at += negative; (*at >= '0' && *at <= '9') || *at == '.'; at++) {
+        const uint64_t digit = (uint64_t)(*at - '0');
+        if (*at == '.') { point = true; continue; }
+        full |= digits > (UINT64_MAX - digit) / 10;
+        if (!full) digits = digits * 10 + digit;
+        exponent += full ? !point : -(int64_t)point;
+    }
+    if (*at == 'e' || *at == 'E') {
+        const bool below = *++at == '-';
+        for (at += below || *at == '+'; *at >= '0' && *at <= '9' && written < 100000; at++)
+            written = written * 10 + *at - '0';
+        exponent += below ? -written : written;
+    }
+    double score = (double)digits;
+    for (; exponent < -308 && score != 0; exponent += 308) score /= 1e308;
+    if (exponent > 308 && score != 0) return HUGE_VAL;
+    if (score != 0) {
+        snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
+        if (exponent >= 0) score *= strtod(power, NULL);
+        else score /= strtod(power, NULL);
+    }
+    return negative ? -score : score;
+}
+
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
+{
+    const size_t slots = t->slots ? 2 * t->slots : 1024;
+    uint64_t *old = t->edges;
+    uint64_t *edges = (uint64_t *)tt__alloc(ctx, slots * sizeof *edges);
+    if (!edges) return false;
+    memset(edges, 0xFF, slots * sizeof *edges);
+    const size_t before = t->slots;
+    t->edges = edges;
+    t->shift = t->slots ? t->shift - 1 : 64 - 10;
+    t->slots = slots;
+    for (size_t i = 0; i < before; i++)
+        if (old[i] != UINT64_MAX) t->edges[tt__prefix_slot(t, old[i] >> 28)] = old[i];
+    tt__free(ctx, old);
+    return true;
+}
+
+static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *text, size_t bytes,
+                                  int32_t id)
+{
+    int32_t node = 0;
+    for (size_t i = 0; i <= bytes; i++) {
+        const int32_t parent = node;
+        if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
+            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
+                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
+                                t->count);
+            if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
+                (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
+            node = t->count++;
+            t->ids[node] = -1;
+            const uint64_t key = (uint64_t)parent << 8 | (uint8_t)(i ? text[i - 1] : 0);
+            if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
+        }
+    }
+    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    return TT_OK;
+}
+
+/* The scores of a vocabulary that has been read from `text`, and the tree of its tokens. */
+static tt_status tt__unigram_scores(tt__bpe *b, const tt__json *j, const char *text, int model)
+{
+    const int node = tt__json_get(j, model, "vocab");
+    int id = 0;
+    double least = HUGE_VAL;
+    if (b->unk >= b->vocab)
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
+                        j->path, b->unk, b->vocab);
+    b->scores = (double *)tt__alloc(b->ctx, (size_t)b->vocab * sizeof *b->scores);
+    if (!b->scores) return TT_ERR_MEMORY;
+    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after, id++) {
+        const tt__json_node *number = &j->nodes[j->nodes[child + 1].after];
+        b->scores[id] = tt__unigram_score(text + number->offset);
+        if (!isfinite(b->scores[id]))
+            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the score of token %d is too large for a "
+                            "double", j->path, j->base + number->offset, id);
+        least = b->scores[id] < least ? b->scores[id] : least;
+        tt_status status = tt__prefixes_add(b->ctx, &b->prefixes, b->texts + b->text[id].start,
+                                            b->text[id].bytes, id);
+        if (status != TT_OK) return status;
+    }
+    b->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
     return TT_OK;
 }
 
@@ -25954,8 +26417,16 @@ static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, co
     if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
         return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
     status = tt__json_read_string(j, model, "type", false, &type);
+    b->unigram = status == TT_OK && strcmp(type, "Unigram") == 0;
+    if (b->unigram) {
+        int64_t id = 0;
+        status = tt__json_read_int(j, model, "unk_id", true, 0, TT__BPE_IDS - 1, &id);
+        b->unk = (int)id;
+        return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback) : status;
+    }
     if (status == TT_OK && strcmp(type, "BPE") != 0)
-        return tt__bpe_unknown(j, model, "model", type, "BPE, or WordPiece with a vocab.txt beside it");
+        return tt__bpe_unknown(j, model, "model", type,
+                               "BPE, Unigram, or WordPiece with a vocab.txt beside it");
     if (status == TT_OK) status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
     if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
@@ -26303,9 +26774,9 @@ static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *co
     return -1;
 }
 
-/* The tokenizer that `j` describes. vocab: of vocab.json, NULL: in j; merges: those of merges.txt, or NULL;
-   config: tokenizer_config.json, or empty. */
-static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const tt__json *vocab,
+/* The tokenizer that `j` describes. text: what j was parsed from; vocab: of vocab.json, NULL: in j; merges:
+   those of merges.txt, or NULL; config: tokenizer_config.json, or empty. */
+static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *vocab,
                                const tt__file_bytes *merges, const char *merges_path, const tt__json *config)
 {
     tt__bpe *b = k->bpe;
@@ -26353,6 +26824,12 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const tt__jso
     status = vocab ? tt__bpe_vocab(k, vocab, 0, size, added_bytes)
                    : tt__bpe_vocab(k, j, tt__json_get(j, model, "vocab"), size, added_bytes);
     if (status != TT_OK) return status;
+    if (b->unigram) {
+        status = tt__unigram_scores(b, j, text, model);
+        if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
+        if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
+        return status;
+    }
     b->unk = unk ? tt__bpe_find(&b->by_text, unk, strlen(unk)) : -1;
     for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
     const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
@@ -26365,6 +26842,23 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const tt__jso
     if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
     if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     return status;
+}
+
+/* The error of a folder without a tokenizer. */
+static tt_status tt__bpe_absent(tt_context *ctx, const char *folder)
+{
+    static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
+    for (int i = 0; i < TT__COUNT(names); i++) {
+        bool there = false;
+        const tt_status status = tt__folder_has(ctx, folder, names[i], &there);
+        if (status != TT_OK) return status;
+        if (there)
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has a tokenizer as %s only, which is not read: "
+                            "transformers makes a tokenizer.json of it, by AutoTokenizer.from_pretrained and "
+                            "save_pretrained", folder, names[i]);
+    }
+    return tt__fail(ctx, TT_ERR_FILE, "'%s' has no tokenizer: copy the tokenizer.json of the model there, or "
+                    "its vocab.txt, or its vocab.json and merges.txt", folder);
 }
 
 /* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
@@ -26392,21 +26886,19 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
     if (status == TT_OK && file) {
         status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
-        if (status == TT_OK) status = tt__bpe_build(k, &j, NULL, NULL, NULL, &config);
+        if (status == TT_OK) status = tt__bpe_build(k, &j, file->bytes, NULL, NULL, NULL, &config);
     } else if (status == TT_OK) {
-        const int kind = tt__bpe_class(ctx, folder, &config, &model);
-        vocab_file = kind < 0 ? NULL : tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
+        vocab_file = tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
         if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
-        if (kind < 0) status = ctx->status;
-        else if (status == TT_OK && (!vocab_file || !file))
-            status = tt__fail(ctx, TT_ERR_FILE,
-                              "'%s' has no vocab.txt, no tokenizer.json, and not both vocab.json "
-                              "and merges.txt: a tokenizer is read from one of these", folder);
+        if (status == TT_OK && (!vocab_file || !file)) status = tt__bpe_absent(ctx, folder);
+        const int kind = status == TT_OK ? tt__bpe_class(ctx, folder, &config, &model) : -1;
+        if (status == TT_OK && kind < 0) status = ctx->status;
         if (status == TT_OK) status = tt__json_parse(&vocab, ctx, vocab_path, 0, vocab_file->bytes,
                                                      vocab_file->size);
         if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, tt__bpe_classes[kind].json,
                                                      strlen(tt__bpe_classes[kind].json));
-        if (status == TT_OK) status = tt__bpe_build(k, &j, &vocab, file, path, &config);
+        if (status == TT_OK)
+            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, &vocab, file, path, &config);
     }
     if (status == TT_OK) {
         if (config.count) tt__bpe_roles(k, &config);
@@ -33909,6 +34401,28 @@ static const char tt__pair_text[] =
     ")$&#%SaQ$*b=#&%#&%#&%#,9#a{nRlh*lf$'V)947%#%%biwX$%#%%bixM8%#%%#+%%#%%#%%#%%#%%#%%#''#%%#%%#%%#%%#''#''"
     "#%%#''#%%#''#%%#%%#%%#%%#%M(%*/%7#%5#faQboyZbo|1('#C7#d:dLcJ&%#r$qRqV&#Vl2l7kV&#6(#=h<hBh'&%#awk-awk#aw"
     "kT%%#%15%#%%#%%#%%#%bZc#<%%#%%5%%#%$%%%#";
+enum { TT__GRAPHEME_ROWS = 820 };
+static const char tt__grapheme_text[] =
+    "#h4aGhE,+&$#+iY}JdGaJd:kR$%$5$5$%]a>-bN$$Re93%aMaJ#*$a9%5$VE*$%Bf_aCbN_b-,%;V$b-$F$a)OFX:(b-Nf-#*#h5#)4"
+    "iQ#%#)#%$J#aZ#Z#'#9$aJ#b$%57b$$%#94e0$aQ$,&^%%$%#9#V%9%9#',%'<$,%5/</%%5#)]%$J#5'5%F&%B5&%.5#)4e0$aQ$<$"
+    "a0%%$J#a)$5#)$9#'758,#a9$%#94e0$aQ$<$a0%%$5#)#V%9%9#'*F'<$,%50,3%`%#)#%#9&J$J#%,%L%#J#%3e0$d,%%$F#Z$F$F"
+    "#'*5$M*5A%#9]%$)#5#)#%#9$F$V*5.52)/5#94j$#5$%#9#V$J$J#'#*+%-5A%#9a-%'%#9#F$%$aN#%59a$%$)#aJ/aZaJ%$)#b-."
+    "aJa05>%$%$%'9UcB#)#a)$5(bN$i9,%^k8%V#)#a9$'#%#9#5#,3aA#9#5#^#F#,&<*M#V#c8#%$)#5)%#,1%kOFoRV@FA5B5/mQ#5#"
+    ")#aJ#a_#%#9#b-#'#%,%QF#$#%a^5F%a_F#Z#5#J'9#%#a=#FcK5#9#%'n$#)#%#)#aJ$'$%%aZ#a=#b=%%Tl%%b_7V#))<)hM#b=#Z"
+    "#5#'#b$Bb-/5#)#gY#)#V#9#F#'#5#<.ML%#)#5#J#%#)#a)Ta_#aZ#9#5bDF$c1#)#aJ'%)%%)#5c5pVhO$#&#(#4;aI0+/+9d$aHh"
+    "FU+9+aBa@2;f*;/+bR+<bT'Lc6+cW;-+,+_]$a/,+%+%;%+'+%+$;%+&+&;+L(+$+(c'.;%+$;$+5+%;5a@$+$;&;(+%;';.;(;%+(;"
+    "$+$;7;(a@$]%+'+%+%a@$+%+$+$+)+&+)+-;2+%+'+$+'L$+.;TL,+1+1+f/;gOL6;W+'+fUFb8%aHh5i1a9#+/+aC5h@+$+pn0V$b="
+    "D5a75dD%&%'%:9#5#)'%a:9Vd)#5=dF0%JaZ<bN#)#%PF#)(M&iA#%#9#V#9#5#9#'Ca0#%$b4-a0Na9#9#5#9#5/%+%#)5d,$M),$%"
+    "$<T%$F%5(5$%BbU#)#5#9()#'c8g(+9#%#9#%#9$)#%kgX%l4d%3d%c>$bJ5a7b^hE%cR%bAa){U,#F$5(V#^$M$gI%F''bQ5iEVa(a"
+    ")e45a4a9a-bNUVb%)#%#)YcRM%%5-F#)QJ#V#9#5%*'%-*VF#iA#a)#)#a9#'#%2,#9#,O%/5#)TJ#b-#)#%$:(V$)#%aDJ#F#9#V)%"
+    "%%bI%#J#aZ85#9[5$%#)#%#Z%9%9#%,%-9%aJ&a).bE$,%,$j$%%#9#a9$%%%$F#)$9#5#'#*#%15a9J#aZ#9#F#)#%:%a8%#9#a9#)"
+    "#%#9#%#)#5#)#5c[%#9#V%Z#5#)#5>5a9J#aZ#9#%#)#5aR%#)#%#9#aZaM%#)#%%V#)#a)d3J#b-#)#5c4aQ%,%b$$<$f4#%#a-$9%"
+    "F#'#*#)#*#)#%b8J#V%5#Z#%&)>,#b=#jE#a9#)$V+'+,#a9#9#F#jE#a>#c1#)#%#'c5%#)#F#)#%#)c6)#aJ$a9#)#%a9eJ$)#aJ#"
+    ")#5#)#5b%a9&%$5$aJ#*#%a)a-$5$9#%#)#%eS5#9,5#*#)#c8$h^#9#a)&9#5#':%b|Yd$#%)cRfk'b_#J#FakHa)`aJq@%$nB*Va8"
+    "%.5j{*5$Ubr7l%%eZi%a)&a9#aY#aZ%aJBVb@Fab`n='m)+%1%9a)$cRvLaJ$d5%aJ$5$a)aL%bLaJf2%a$Vh@Vd15d&%%%*5(%gZaJ"
+    "aUaJ|M+K]aLc'2;2+1;IbDaX;/;1+%bD6nT>cX-+7+%b3$],f#)at#%}P%;$L%v#%L$]#a)#bgH$pL.a@$f3*;%b#/+%]%+';0;%++;"
+    ",+(L/L+L%+$+'+)+&+)vTTrD(b#%d;&+$a@%c7cJj#/]]b#-a@Lb#B;/]%cH,j3/l;$bD$as/a@b#1ahTd3ib;np{1h4#y9#acY#bcR"
+    "#aa}Q";
 
 struct tt__unicode {
     uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
@@ -34044,6 +34558,7 @@ struct tt__letters {
     uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
     uint32_t cjk[TT__FOLD_CJK];           /* as tt__unicode's */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
 };
 
 static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
@@ -34088,10 +34603,30 @@ static tt__letters *tt__letters_new(tt_context *ctx)
     }
     tt__sort_indices(l->by_pair, TT__COMPOSED_PAIRS, tt__pair_less, l);
     tt__unicode_cjk(l->cjk);
+    at = tt__grapheme_text;
+    c = 0;
+    for (int k = 0; k < TT__GRAPHEME_ROWS; k++) {
+        c += tt__unicode_number(&at);
+        uint32_t more = tt__unicode_number(&at);
+        l->graphemes[k][0] = c << 11;
+        c += more >> 4;
+        l->graphemes[k][1] = c++ << 4 | (more & 15);
+    }
     return l;
 }
 
 static const uint8_t *tt__letters_bits(const tt__letters *l) { return l->bits; }
+
+static int tt__grapheme_class(const tt__letters *l, uint32_t c)
+{
+    if ((c >= 0x1100 && c < 0x1160) || (c >= 0xA960 && c < 0xA97D)) return TT__GRAPHEME_L;
+    if ((c >= 0x1160 && c < 0x11A8) || (c >= 0xD7B0 && c < 0xD7C7)) return TT__GRAPHEME_V;
+    if ((c >= 0x11A8 && c < 0x1200) || (c >= 0xD7CB && c < 0xD7FC)) return TT__GRAPHEME_T;
+    if (c >= 0xAC00 && c < 0xD7A4) return (c - 0xAC00) % 28 ? TT__GRAPHEME_LVT : TT__GRAPHEME_LV;
+    const int row = tt__rows_to(&l->graphemes[0][0], TT__GRAPHEME_ROWS, 2, c) - 1;
+    if (row < 0 || c > l->graphemes[row][1] >> 4) return TT__GRAPHEME_OTHER;
+    return (int)(l->graphemes[row][1] & 15);
+}
 
 /* 0 of a starter; marks of a higher combining class have a higher rank. */
 static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c)

@@ -3,6 +3,7 @@
 weights and tokens, the same number of threads, in turn.
 
     python bench/lm.py train                    training steps on 4 x 256 tokens, losses and memory
+    python bench/lm.py losses                   losses of 50 such steps, which no other work disturbs
     python bench/lm.py generate                 one sequence: tokens a second behind a prompt
     python bench/lm.py generate --llama f16     ... beside llama.cpp too, with these weights in f16 or f32
 
@@ -103,21 +104,50 @@ class Steps(Turns):
             sys.exit(f"lm.py: {self.label} ended with status {self.process.returncode}")
 
 
+def sides(args, folder, precision):
+    """tinytrain's steps and PyTorch's"""
+    sizes = ["--seqs", str(args.seqs), "--length", str(args.length), "--threads", str(args.threads)]
+    return (Steps(f"tinytrain {precision}",
+                  [program(args, "lm"), "--json", "--turns", "--model", folder, "--data",
+                   os.path.join(folder, "ids.bin"), "--precision", precision] + sizes),
+            Steps(f"PyTorch {PAIRS[precision]}",
+                  [sys.executable, HERE, "turns", "--variant", PAIRS[precision], "--folder", folder,
+                   "--steps-at-most", str(args.steps_at_most)] + sizes))
+
+
+def largest_difference(ours, theirs):
+    apart = [abs(x - y) / y for x, y in zip(ours.losses, theirs.losses)]
+    return float("nan") if any(x != x for x in apart) else max(apart)
+
+
+def losses(args, report):
+    with tempfile.TemporaryDirectory() as folder:
+        make(folder, args)
+        for precision in args.precisions:
+            both = sides(args, folder, precision)
+            name = f"GPT-2, {args.seqs} x {args.length}, {precision}"
+            for step in range(1, args.rounds + 1):
+                for side in both:
+                    side.turn()
+                if step % 10 == 0 or step == args.rounds:
+                    report.say(f"{name}: {step} steps, loss {both[0].losses[0]:.4f} to "
+                               f"{both[0].losses[-1]:.4f}, largest difference "
+                               f"{largest_difference(*both):.2g}")
+            for side in both:
+                side.finish()
+            report.row(f"{name}, largest difference of {args.rounds} losses", largest_difference(*both),
+                       "relative")
+
+
 def train(args, report):
     with tempfile.TemporaryDirectory() as folder:
         make(folder, args)
-        sizes = ["--seqs", str(args.seqs), "--length", str(args.length), "--threads", str(args.threads)]
         tokens = args.seqs * args.length
         for precision in args.precisions:
-            ours = Steps(f"tinytrain {precision}",
-                         [program(args, "lm"), "--json", "--turns", "--model", folder, "--data",
-                          os.path.join(folder, "ids.bin"), "--precision", precision] + sizes)
-            theirs = Steps(f"PyTorch {PAIRS[precision]}",
-                           [sys.executable, HERE, "turns", "--variant", PAIRS[precision], "--folder", folder,
-                            "--steps-at-most", str(args.steps_at_most)] + sizes)
+            ours, theirs = sides(args, folder, precision)
             in_turn([ours, theirs], args.rounds)
             a, b = (tokens / statistics.median(p.seconds) for p in (ours, theirs))
-            apart = max(abs(x - y) / y for x, y in zip(ours.losses, theirs.losses))
+            apart = largest_difference(ours, theirs)
             name = f"GPT-2, {args.seqs} x {args.length}, {precision}"
             report.say(f"{name}: {len(ours.losses)} steps, loss {ours.losses[0]:.4f} to "
                        f"{ours.losses[-1]:.4f}")
@@ -239,19 +269,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     subs = parser.add_subparsers(dest="task", required=True)
-    for name, about in (("train", "training steps"), ("generate", "tokens a second"),
-                        ("turns", "PyTorch's side")):
+    for name, about in (("train", "training steps"), ("losses", "of training steps"),
+                        ("generate", "tokens a second"), ("turns", "PyTorch's side")):
         s = subs.add_parser(name, help=about)
         s.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), metavar="N")
         s.add_argument("--json", action="store_true", help="an object a line")
         s.add_argument("--build", default="build", metavar="DIR", help="where build/lm is (build)")
-        s.add_argument("--rounds", type=positive, default=5 if name == "train" else 2, metavar="N")
+        s.add_argument("--rounds", type=positive, metavar="N",
+                       default={"train": 5, "losses": 50}.get(name, 2))
         s.add_argument("--layers", type=positive, metavar="N", help="of the model, if not 12")
         s.add_argument("--seqs", type=positive, default=4, metavar="N")
         s.add_argument("--length", type=positive, default=256, metavar="N")
         s.add_argument("--steps-at-most", type=positive, default=64, metavar="N", help="that differ (64)")
-    subs.choices["train"].add_argument("--precisions", nargs="+", choices=list(PAIRS),
-                                       default=["32-true", "bf16-mixed"])
+    for name in "train", "losses":
+        subs.choices[name].add_argument("--precisions", nargs="+", choices=list(PAIRS),
+                                        default=["32-true", "bf16-mixed"])
     g = subs.choices["generate"]
     g.add_argument("--precision", choices=["32-true", "bf16-true"], default="32-true")
     g.add_argument("--tokens", type=positive, default=128, metavar="N")
@@ -261,7 +293,8 @@ def main():
     subs.choices["turns"].add_argument("--folder", required=True)
     args = parser.parse_args()
     report = Report(args.json)
-    {"train": train, "generate": generate}.get(args.task, lambda a, _: turns(a))(args, report)
+    tasks = {"train": train, "losses": losses, "generate": generate}
+    tasks.get(args.task, lambda a, _: turns(a))(args, report)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ static const cli_flag flags[] = {
     {"--delimiter", "C", CLI_TEXT, &opt.delimiter, .help = "what divides a table's columns, such as ';' or "
      "\\t (a comma in .csv, else a tab)", .least = 1, .most = 2},
     {"--model", "DIR", CLI_TEXT, &opt.model, .help = "Hugging Face folder to start from: config.json, "
-     "model.safetensors, vocab.txt (none: from scratch)"},
+     "model.safetensors, vocab.txt or tokenizer.json (none: from scratch)"},
     {"--train", "N", CLI_INTEGER, &opt.train,
      .help = "texts to train on (0: all but those for validation)", .most = 1e9},
     {"--test", "N", CLI_INTEGER, &opt.test, .help = "texts to test on (0: all)", .most = 1e9},

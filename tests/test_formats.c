@@ -749,8 +749,9 @@ static void golden_bpe(const char *folder)
 
 TEST(tokenizer_golden_bpe)
 {
-    static const char *const kinds[] = {"cl100k", "falcon", "gpt2", "llama2", "llama3", "metaspace",
-                                        "mistral", "neox", "qwen2", "roberta", "starcoder", "unknown"};
+    static const char *const kinds[] = {"big_bird", "cl100k", "falcon", "gpt2", "llama2", "llama3",
+                                        "metaspace", "mistral", "neox", "qwen2", "roberta", "starcoder", "t5",
+                                        "unknown"};
     char folder[1000];
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
         snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[k]);
@@ -762,7 +763,7 @@ TEST(tokenizer_golden_bpe)
    not. The same where an allocation fails. */
 TEST(tokenizer_bpe_damaged)
 {
-    static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3"};
+    static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5"};
     static const char text[] = "It's  12345 \xc3\xa9t\xc3\xa9 <s>\n\n\xff <|endoftext|> \xe2\x96\x81x";
     uint64_t random = 1;
     int loaded = 0, refused = 0;
@@ -811,6 +812,50 @@ TEST(tokenizer_bpe_damaged)
         TEST_CLOSE(ctx, &a);
     }
     CHECK(loaded > 0 && refused > 0);
+}
+
+/* Files of Unigram that are refused, and folders without a tokenizer. */
+TEST(tokenizer_unigram_refused)
+{
+#define MODEL(unk, vocab) "\"model\":{\"type\":\"Unigram\",\"unk_id\":" unk ",\"vocab\":[" vocab "]}}"
+#define WITH(key, value) "{\"" key "\":" value "," MODEL("0", "[\"a\",-1]")
+    static const struct { const char *json, *error; } rows[] = {
+        {"{" MODEL("null", "[\"a\",-1]"), "has no \"unk_id\", which is needed"},
+        {"{" MODEL("1", "[\"a\",-1]"), "\"unk_id\" is 1, and the vocabulary has 1 tokens"},
+        {"{" MODEL("0", ""), "has no vocabulary: expected an array of tokens and their scores"},
+        {"{" MODEL("0", "[\"a\",-1],[\"b\"]"), "token 1 of the vocabulary is an array; expected at most"},
+        {"{" MODEL("0", "[\"a\",\"b\"]"), "token 0 of the vocabulary is an array"},
+        {"{" MODEL("0", "[\"a\",1e309]"), "a number too large for a double"},
+        {WITH("normalizer", "{\"type\":\"NFKD\"}"), "the normalizer NFKD is not supported; expected"},
+        {WITH("normalizer", "{\"type\":\"Precompiled\"}"), "has no \"precompiled_charsmap\""},
+        {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"A?\"}"), "not in base 64"},
+        {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"CAAAAAAAAAA=\"}"),
+         "not a trie with its size before it"},
+        {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"BAAAAAAAAAD/\"}"),
+         "of texts that are not UTF-8"},
+        {WITH("normalizer", "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":\"\"}"),
+         "the pattern of a Replace, x+ is not supported"},
+        {WITH("pre_tokenizer", "{\"type\":\"ByteLevel\"}"), "the pre_tokenizer ByteLevel is not supported"},
+    };
+#undef WITH
+#undef MODEL
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    const char *folder = test_folder();
+    char file[1200];
+    snprintf(file, sizeof file, "%s", test_path(folder, "tokenizer.json"));
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_write(file, rows[k].json, strlen(rows[k].json));
+        CHECK(tt_tokenizer_load(ctx, folder) == NULL);
+        CHECK(strstr(tt_error(ctx), rows[k].error) != NULL);
+        if (!strstr(tt_error(ctx), rows[k].error)) printf("%s\n", tt_error(ctx));
+    }
+    CHECK(remove(file) == 0 && tt_tokenizer_load(ctx, folder) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_FILE, "has no tokenizer: copy the tokenizer.json of the model there");
+    test_write(test_path(folder, "tokenizer.model"), "x", 1);
+    CHECK(tt_tokenizer_load(ctx, folder) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "has a tokenizer as tokenizer.model only, which is not read");
+    TEST_CLOSE(ctx, &a);
 }
 
 TEST(tokenizer_golden_uncased)
@@ -2012,6 +2057,7 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
     TEST_CASE(tokenizer_golden_bpe), TEST_CASE(tokenizer_bpe_damaged),
+    TEST_CASE(tokenizer_unigram_refused),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),

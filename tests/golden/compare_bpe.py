@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares the byte-pair tokenizers of tinytrain.h with those of Hugging Face, for each kind of make_bpe.py:
-ids and decoded texts of random strings, and of random bytes beside Python's decoding with U+FFFD.
+"""Compares the byte-pair and Unigram tokenizers of tinytrain.h with those of Hugging Face, for each kind of
+make_bpe.py, also those that are too large to be committed: ids and decoded texts of random strings, and of random bytes beside Python's decoding with U+FFFD.
 
-    python tests/golden/compare_bpe.py [--strings N] [--seed N]
+    python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
 
-needs: tokenizers, transformers; a C compiler ($CC). It is run by hand: 10,000 strings take about a minute.
+needs: tokenizers, transformers, sentencepiece, protobuf; a C compiler ($CC). It is run by hand: 10,000 strings take about a minute.
 """
 import argparse
 import ctypes
@@ -14,9 +14,9 @@ import sys
 import tempfile
 
 from compare_tokens import Tinytrain
-from make_bpe import HERE, nasty, pipelines
+from make_bpe import HERE, large, nasty, pipelines
 from make_tokens import escape
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, __version__
 
 
 class BytePair(Tinytrain):
@@ -49,6 +49,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strings", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--only", help="one kind")
     a = parser.parse_args()
     rng = random.Random(a.seed)
     texts = [t.encode() for t in nasty(rng, a.strings)]
@@ -56,8 +57,16 @@ def main():
     wrong = 0
     with tempfile.TemporaryDirectory() as folder:
         ours = BytePair(folder)
-        for make in pipelines():
-            kind, differ = os.path.join(HERE, "bpe", make.__name__), 0
+        print(f"tokenizers {__version__}", flush=True)
+        kinds = {make.__name__: os.path.join(HERE, "bpe", make.__name__) for make in pipelines()}
+        for name, tokenizer in (large() if a.only not in kinds else {}).items():
+            kinds[name] = os.path.join(folder, name)
+            os.mkdir(kinds[name])
+            tokenizer.save(os.path.join(kinds[name], "tokenizer.json"))
+        for name, kind in kinds.items():
+            if a.only and name != a.only:
+                continue
+            differ = 0
             theirs, k = Tokenizer.from_file(os.path.join(kind, "tokenizer.json")), ours.load(kind)
             for text in texts:
                 ids = theirs.encode(text.decode(errors="replace")).ids
@@ -68,9 +77,9 @@ def main():
                     differ += 1
                     if differ < 4:
                         said = escape(text.decode(errors="replace"))
-                        print(f"{make.__name__}: {said}: {ours.encode(k, text)}, "
+                        print(f"{name}: {said}: {ours.encode(k, text)}, "
                               f"expected {ids}")
-            print(f"{make.__name__}: {len(texts)} strings, {differ} differ", flush=True)
+            print(f"{name}: {len(texts)} strings, {differ} differ", flush=True)
             wrong += differ
     return wrong > 0
 

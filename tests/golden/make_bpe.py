@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden cases of byte-pair tokenizers: small tokenizer.json files of each kind, trained here, and texts with
+"""Golden cases of byte-pair and Unigram tokenizers: small tokenizer.json files of each kind, trained here, and texts with
 the ids, and the texts of these ids, that Hugging Face gives.
 
     python tests/golden/make_bpe.py
@@ -10,16 +10,21 @@ writes beside this script, for each KIND of pipelines(),
                                make_tokens.py does it; ids with those around the text
 and bpe/gpt2_files/, the vocab.json and merges.txt of gpt2.
 
-needs: tokenizers, transformers (Hugging Face). Invalid UTF-8 is in C: it counts as U+FFFD, as Python's
+needs: tokenizers, transformers (Hugging Face); sentencepiece, protobuf. Invalid UTF-8 is in C: it counts as U+FFFD, as Python's
 decoding with errors="replace". See also compare_bpe.py.
 """
+import io
 import json
 import os
 import random
+import tempfile
+import unicodedata
 
+import sentencepiece
 from make_tokens import TEXTS, escape
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers.trainers import BpeTrainer
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -184,8 +189,83 @@ def unknown():
     return t
 
 
+def charsmap(**options):
+    """What SentencePiece compiles of a normalization's rules: of some of NFKC's and others, or as options say."""
+    rules = {"\r\n": "\n", "\u0001": "", "\u200b": "", "\u3000": " ", "\u00a0": " ", "A\u030a\u0301": "x", "qu": "kw",
+             "\u0915\u093c": "q", "\U0001f468": "man", "\u00a9": "(c)", "\u0301": "", "\u1100\u1161": "\uac00"}
+    for c in [*range(0xA1, 0x250), *range(0x1E00, 0x1E20), *range(0xFB00, 0xFB07), *range(0xFF01, 0xFF20), 0x2460, 0x2126,
+              0xFDFA]:
+        to = unicodedata.normalize("NFKC", chr(c))
+        if to != chr(c):
+            rules[chr(c)] = to
+        elif len(parts := unicodedata.normalize("NFD", chr(c))) > 1:
+            rules[parts] = to
+    with tempfile.TemporaryDirectory() as folder:
+        path, model = os.path.join(folder, "rules.tsv"), io.BytesIO()
+        with open(path, "w") as f:
+            for a, b in sorted(rules.items()):
+                f.write("\t".join(" ".join(f"{ord(c):X}" for c in x) for x in (a, b)) + "\n")
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(PROSE.split("\n")), model_writer=model, vocab_size=300, minloglevel=2,
+            hard_vocab_limit=False, **(options or {"normalization_rule_tsv": path}))
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model.getvalue())
+    return proto.normalizer_spec.precompiled_charsmap
+
+
+def unigram(size, specials, normalizer, pre, texts=None):
+    t = Tokenizer(models.Unigram())
+    t.normalizer, t.pre_tokenizer = normalizer, pre
+    t.decoder = decoders.Metaspace()
+    trainer = UnigramTrainer(vocab_size=size, show_progress=False, special_tokens=specials, unk_token="<unk>",
+                             max_piece_length=12)
+    t.train_from_iterator(texts or ([PROSE] * 3 + [CODE] * 3 + TEXTS) * 2, trainer)
+    return t
+
+
+def big_bird(size=700, rules=None, texts=None):
+    spaces = normalizers.Replace(Regex(" {2,}"), " ")
+    t = unigram(size, ["<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]"],
+                normalizers.Sequence([normalizers.Precompiled(rules or charsmap()), spaces]),
+                pre_tokenizers.Metaspace(), texts)
+    t.add_special_tokens([AddedToken("[MASK]", lstrip=True, normalized=True)])
+    t.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(x, t.token_to_id(x)) for x in ("[CLS]", "[SEP]")])
+    return t
+
+
+def t5(size=500, rules=None, texts=None):
+    """Words between white space; unknown characters are bytes, which T5's own aren't."""
+    mark = "\u2581"
+    t = unigram(size, ["<pad>", "</s>", "<unk>"] + [f"<0x{b:02X}>" for b in range(256)],
+                normalizers.Sequence([normalizers.Strip(left=True, right=True), normalizers.Precompiled(rules or charsmap()),
+                                      normalizers.Replace(Regex(" {2,}"), mark), normalizers.Replace(Regex("\\n"), " ")]),
+                pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(),
+                                         pre_tokenizers.Metaspace(prepend_scheme="first" if size == 500 else "always")]), texts)
+    j = json.loads(t.to_str())
+    j["model"]["byte_fallback"] = True
+    j["added_tokens"] = j["added_tokens"][:3]
+    t = Tokenizer.from_str(json.dumps(j))
+    t.decoder = decoders.Sequence([decoders.Replace(mark, " "), decoders.ByteFallback(), decoders.Fuse()])
+    t.add_special_tokens([AddedToken(f"<extra_id_{n}>", normalized=False) for n in range(3)])
+    t.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", t.token_to_id("</s>"))])
+    return t
+
+
+def large():
+    """Kinds that are too large to be committed: with the normalization that SentencePiece has unless told otherwise,
+    and thousands of tokens."""
+    with open(os.path.join(HERE, "..", "..", "examples", "data", "pride_and_prejudice.txt"), encoding="utf-8") as f:
+        texts = f.read().split("\n\n") + [PROSE, CODE, *TEXTS, *MORE]
+    rules = charsmap(normalization_rule_name="nmt_nfkc")
+    return {"big_bird, nmt_nfkc": big_bird(8000, rules, texts), "t5, nmt_nfkc": t5(4000, rules, texts),
+            "big_bird, nmt_nfkc_cf": big_bird(2000, charsmap(normalization_rule_name="nmt_nfkc_cf"), texts)}
+
+
 def pipelines():
-    return [gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown]
+    return [big_bird, t5, gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown]
 
 
 MORE = [
@@ -196,6 +276,14 @@ MORE = [
     "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 \U0001f44d\U0001f3fd", "\u2764\ufe0f\u200d\U0001f525", "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7", "a\u0301e\u0301 n\u0303 \u1112\u1161\u11ab \uac00\u11a8 \u0915\u093c \u0958 \u0344 \u212b \ufa0e \uf900 \U0001d15e \u1e9b\u0323", "q\u0323\u0307 q\u0307\u0323 \u0307\u0323a s\u0323\u0307", "\u0f73\u0f71\u0f72 \u0345\u0301\u0334",
     "<|endoftext|>", "a<|endoftext|>b", "a <|endoftext|> b<|endoftext|><|endoftext|>", "<|endoftext", "<s>a</s>", "a <mask> b", "a   <mask>   b", "<mask><mask>", "<s> a <unk> <pad>", "<|begin_of_text|>hi<|eot_id|>", "<|im_start|>user\nhi<|im_end|>\n", ">>TITLE<<x>>ABSTRACT<<", "[INST] hi [/INST]   there [/INST]\n\nx", "a quick fox, quickly quick", "quick", "\u00e9quick quick\u0301 (quick) _quick", "<tool>a <tool> b", "<wide> <wide>   <wide>a", " <wide>", "a <tool use> b\u2581<tool\u2581use>", "  <s>  ",
     "<0x41><0x0A> <0xZZ>", "\u2581a\u2581\u2581b", "a\u2581 b", " \u2581", "\u0120a \u010a \u00a0", "\u0000a\u0000", "\u0001\u0002\u007f\u0080\u009f", "a\ufffdb\ufffd\ufffd", "\ufeffa", "\ud7ff\ue000\uffff\U0010ffff", "<fim_prefix>def f():", "Hello world! Hello  world!  ", "a\u0130\u0131\u01c5", "\u1c89\ua7cb \U00016d40 \u0897", "\u0f20\u0f2a \u3007\u3021 \U00010107",
+]
+
+
+# Of kinds with a Precompiled: graphemes, what its rules have, unknown characters beside a spelled-out <unk>.
+PRECOMPILED = [
+    "e\u0301 n\u0303 qu QU \u1100\u1161 A\u030a\u0301x \u0915\u093cx", "a\u200b\u0301 \u00a9\u200d\u2764\u0301 \u0915\u094d\u0915\u0301",
+    "\uff28\uff45 \u2460 \ufb01x \ufdfa", "\r\n\r\r\n", "  a", "<unk>\u4e00<unk>", "<extra_id_0> x<extra_id_2>",
+    "a[MASK] b  [MASK]c [SEP]", "\u00b4", "\u00b4 x", "\u00a8\u00b4x",
 ]
 
 
@@ -237,7 +325,7 @@ def main():
             f.write("\n")
         t, used = Tokenizer.from_file(os.path.join(folder, "tokenizer.json")), set()
         with open(os.path.join(folder, "cases.tsv"), "w", encoding="ascii", newline="\n") as f:
-            for text in texts:
+            for text in texts + (PRECOMPILED if make in (big_bird, t5) else []):
                 ids = t.encode(text).ids
                 used |= set(ids)
                 decoded = (t.decode(ids, skip_special_tokens=skip) for skip in (False, True))

@@ -25,15 +25,17 @@ Of byte-pair tokenizers (what is in no row has no property):
     letters      the distance from the end of the row before; last - first << 7 | bits, see PROPERTIES
     marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a higher
                  combining class have a higher rank, from 1
+    graphemes    the distance from the end of the row before; last - first << 4 | class, see GRAPHEMES
     pairs        canonical decompositions but Hangul's and those of the CJK blocks (fold_cjk has them): the
                  distance from the row before << 1 | whether NFC composes it; s(first of the two - that of the
                  row before); s(second, or 0 - that of the row before)
 """
 import importlib.metadata
+import struct
 
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.normalizers import NFC, NFD, BertNormalizer
+from tokenizers.normalizers import NFC, NFD, BertNormalizer, Precompiled
 from tokenizers.pre_tokenizers import BertPreTokenizer, Digits, Punctuation, Split
 
 ALL = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
@@ -276,6 +278,66 @@ def pair_rows():
     return rows
 
 
+# How a code point breaks graphemes, as far as it shows (what Precompiled does to those of less than 6 bytes).
+# Hangul is by ranges in the C code, and U+000D and U+000A are controls that stay together.
+GRAPHEMES = ["control", "extend", "extend between no consonants", "linker", "joiner", "spacing", "prepend",
+             "picture", "consonant"]
+
+
+def each_byte():
+    """A Precompiled that makes an X of each grapheme of less than 6 bytes, and of each character of a longer
+    one; it leaves line ends alone."""
+    units = [256 << 10] + [0] * 767
+    for byte in range(1, 256):
+        if byte != 10:
+            units[256 + byte] = 768 << 10 | 1 << 8 | byte
+            units[512 + byte] = 1 << 31
+    return Precompiled(struct.pack("<769I", 4 * len(units), *units) + b"X\0")
+
+
+def grapheme_classes():
+    counter, points = each_byte(), [c for c in ALL if c not in (10, 13)]
+    mark, joiner, copyright, heart, ka, virama = "\u0301", "\u200d", "\u00a9", "\u2764", "\u0915", "\u094d"
+
+    def counts(before, behind):
+        """How many X come of each code point between two texts."""
+        lines = []
+        for k in range(0, len(points), 4096):
+            text = "\n".join(before + chr(c) + behind for c in points[k:k + 4096])
+            lines += counter.normalize_str(text).split("\n")
+        return [len(line) for line in lines]
+
+    def one(text):
+        return len(counter.normalize_str(text))
+
+    def joined(before, between, behind):
+        """Of which code points is there no break before `behind`?"""
+        apart = [n + one(behind) for n in counts(before + between[0], between[1])]
+        return {c for c, n, m in zip(points, counts(before + between[0], between[1] + behind), apart) if n != m}
+
+    follows = {c for c, n in zip(points, counts("a", "")) if n == 1}
+    prepend = {c for c, n in zip(points, counts("", "a")) if n == 1}
+    control = {c for c, n in zip(points, counts("", mark + mark)) if n == 2}
+    apart = [n + one(copyright + joiner) for n in counts("", mark)]
+    picture = {c for c, n, m in zip(points, counts(copyright + joiner, mark), apart) if n != m} - follows
+    joins = joined(copyright, ("", ""), heart + mark) - prepend
+    between_pictures = joined(copyright, ("", joiner), heart + mark) & follows
+    linker = joined(ka, ("", ""), ka + mark) & follows
+    between_consonants = joined(ka + virama, ("", ""), ka + mark) & follows
+    consonant = joined("", ("", virama), ka + mark)
+    assert joins == {0x200D} and 0x200D in between_consonants - linker
+    classes = {c: 6 for c in follows}
+    classes.update((c, 3) for c in between_pictures)
+    classes.update((c, 2) for c in between_pictures & between_consonants)
+    classes.update((c, 4) for c in linker)
+    classes[0x200D] = 5
+    assert between_consonants <= between_pictures | {0x200D} and linker <= between_pictures
+    for n, some in ((1, control | {10, 13}), (7, prepend), (8, picture), (9, consonant)):
+        assert not some & set(classes), "two classes of a code point"
+        classes.update((c, n) for c in some)
+    return classes
+
+
 def row_numbers(table, shift):
     """Of {code point: bits}, runs of equal bits."""
     runs = []
@@ -320,11 +382,14 @@ def main():
     rows, marks = pair_rows(), combining_marks()
     letter_rows, letters = row_numbers(properties(rows, marks), len(PROPERTIES))
     mark_rows, ranks = row_numbers(marks, 6)
+    grapheme_rows, graphemes = row_numbers(grapheme_classes(), 4)
     print(f"enum {{ TT__LETTER_ROWS = {letter_rows}, TT__MARK_ROWS = {mark_rows}, TT__PAIRS = {len(rows)}, "
           f"TT__COMPOSED_PAIRS = {sum(row[3] for row in rows)} }};")
     emit("letter", letters)
     emit("mark", ranks)
     emit("pair", pair_numbers(rows))
+    print(f"enum {{ TT__GRAPHEME_ROWS = {grapheme_rows} }};")
+    emit("grapheme", graphemes)
 
 
 if __name__ == "__main__":
