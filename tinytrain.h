@@ -578,7 +578,10 @@ typedef struct tt_parallel {
        reduce_micros and update "backward". */
     int pipeline;
     const char *schedule;
-    int micros; /* most micro-batches of a step on a data rank; "gpipe" needs it. Default 0: any */
+    /* Most micro-batches of a step on a data rank. "gpipe" needs it, and a pipeline refuses more. What says
+       "budget" is chosen for the seconds of a step with so many. Default 0: any, and choices are made for a
+       step with one. */
+    int micros;
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
@@ -746,8 +749,10 @@ typedef struct tt_plan {
        they stream through. Nothing else of the arena is touched before the first step. */
     size_t init_bytes;
     /* Seconds of a step with one full micro-batch on each data rank, by tt_compile_options.costs: of
-       computation, and what that waits for links. Without `costs`, of no GPU in particular. */
-    double compute_seconds, exposed_seconds;
+       computation, and what that waits for links. Without `costs`, of no GPU in particular. host_seconds is
+       the part of the computation that the host's processor does (update "host") while the device waits. */
+    double compute_seconds, exposed_seconds, host_seconds;
+    double micro_compute_seconds, micro_exposed_seconds; /* of these, what each further micro-batch adds */
     size_t lower_bound_bytes;          /* live at one instruction, at most: no placement needs less */
     size_t at_peak[TT_MEM_CATEGORIES]; /* bytes live at the peak instruction, by category */
     int peak_instruction;              /* its number ... */
@@ -9283,29 +9288,48 @@ static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_cost
                          tt__touched_bytes(t, i) / c.memory);
 }
 
-/* What a step of one micro-batch on each data rank takes by its costs. */
-typedef struct tt__replay {
-    double compute, exposed;    /* seconds: of computation, and of what it waits for */
+/* Seconds that instructions take by their costs. */
+typedef struct tt__spent {
+    double compute, exposed;    /* of computation, and of what it waits for */
+    double on_host;             /* of the computation, what the host's processor does */
     double busy[TT__STREAMS];   /* of each link */
-} tt__replay;
+} tt__spent;
+
+/* What a step of one micro-batch on each data rank takes; and of that, what each further micro-batch adds. */
+typedef struct tt__replay { tt__spent step, micro; } tt__replay;
+
+/* What a step of so many micro-batches on each data rank takes. */
+static tt__spent tt__spent_on(const tt__replay *r, int micros)
+{
+    tt__spent sum = r->step;
+    const double more = micros - 1;
+    sum.compute += more * r->micro.compute;
+    sum.exposed += more * r->micro.exposed;
+    sum.on_host += more * r->micro.on_host;
+    for (int s = 0; s < TT__STREAMS; s++) sum.busy[s] += more * r->micro.busy[s];
+    return sum;
+}
 
 static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *to)
 {
     double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
     double now = 0; /* idle: when a stream has done all that it was given; done: what writes a value */
+    tt__spent *all = &to->step;
     memset(to, 0, sizeof *to);
     if (!done) return TT_ERR_MEMORY;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         const double seconds = tt__seconds_of(t, i, c, k == 0 || !i[-1].with_next);
         const int link = tt__stream_beside(t, i);
-        to->busy[link] += seconds;
-        if (!link) to->compute += seconds;
+        all->busy[link] += seconds;
+        if (!link) all->compute += seconds;
+        if (i->on_host) all->on_host += seconds;
         if (tt__is(i, TT__WAITS)) now = fmax(now, done[i->in[0]]);
         else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
         else now += seconds;
+        all->exposed = now - all->compute;
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* these come first */
     }
-    to->exposed = now - to->compute;
     tt__free(t->ctx, done);
     return TT_OK;
 }
@@ -17679,14 +17703,15 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     status = tt__extent_of(p, c->job.shared, &e);
     p->built = was;
     if (status != TT_OK) return status;
-    const tt__replay *r = &b->replay;
+    const tt_compile_options *o = &p->settings.options;
+    const tt__spent r = tt__spent_on(&b->replay, o->accumulate ? (int)tt__max(1, o->parallel.micros) : 1);
     double links = 0;
-    for (int s = 0; s < TT__STREAMS; s++) links = s == TT__COMPUTE_STREAM ? links : fmax(links, r->busy[s]);
+    for (int s = 0; s < TT__STREAMS; s++) links = s == TT__COMPUTE_STREAM ? links : fmax(links, r.busy[s]);
     x->bytes = e.bytes;
     x->flops = tt__flops_of_copies(b->t);
-    x->seconds = r->compute + r->exposed;
+    x->seconds = r.compute + r.exposed;
     x->raised = x->how.ahead > 0 || c->base.ahead == 0 || links == 0;
-    x->floor = x->raised ? x->seconds : fmax(r->compute, links);
+    x->floor = x->raised ? x->seconds : fmax(r.compute, links);
     return TT_OK;
 }
 
@@ -22135,7 +22160,7 @@ static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs
     for (int k = 0; k < t->n_code; k++) launches += !t->code[k].with_next;
     costs->launch = 0;
     if (status == TT_OK) status = tt__replay_of(t, costs, &work);
-    if (status == TT_OK) costs->launch = fmax(0, least - work.compute - work.exposed) / launches;
+    if (status == TT_OK) costs->launch = fmax(0, least - work.step.compute - work.step.exposed) / launches;
     return status;
 }
 
@@ -22433,8 +22458,12 @@ static tt_plan tt__plan_of(const tt_program *p)
     tt__count_transfers(p, &plan);
     plan.instructions = t->n_code;
     plan.values = t->n_values - 1;
-    plan.compute_seconds = p->built.replay.compute;
-    plan.exposed_seconds = p->built.replay.exposed;
+    const tt__replay *r = &p->built.replay;
+    plan.compute_seconds = r->step.compute;
+    plan.exposed_seconds = r->step.exposed;
+    plan.host_seconds = r->step.on_host;
+    plan.micro_compute_seconds = r->micro.compute;
+    plan.micro_exposed_seconds = r->micro.exposed;
     for (int k = 0; k < tt__storages(p); k++)
         if (tt__storage_at_peak(p, k, &v)) plan.at_peak[v.category] += v.bytes;
     plan.init_bytes = plan.at_peak[TT_MEM_PARAMETERS] + p->settings.kind->resident;
@@ -22649,6 +22678,24 @@ static void tt__print_stages(const tt_program *p, tt__text *text)
     }
 }
 
+/* What a step takes by the rates of the device, where somebody gave them or something is moved. */
+static void tt__print_seconds(const tt_program *p, const tt_plan *plan, tt__text *text)
+{
+    const tt__settings *s = &p->settings;
+    const tt_costs usual = tt_costs_default();
+    const bool given = memcmp(&s->costs, &usual, sizeof usual) != 0;
+    if (!given && (s->kind->host || (!plan->transfer_bytes && plan->ranks == 1))) return;
+    tt__print(text, "  by %s: %.1f ms of computation", given ? "the given rates" :
+              "the rates of no GPU in particular", 1e3 * plan->compute_seconds);
+    if (plan->host_seconds > 0)
+        tt__print(text, " (%.1f by the host's processor)", 1e3 * plan->host_seconds);
+    tt__print(text, ", which waits %.1f ms for links", 1e3 * plan->exposed_seconds);
+    if (s->options.accumulate)
+        tt__print(text, "; %.1f and %.1f ms for each more micro-batch", 1e3 * plan->micro_compute_seconds,
+                  1e3 * plan->micro_exposed_seconds);
+    tt__print(text, "\n");
+}
+
 size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
@@ -22682,9 +22729,7 @@ size_t tt_plan_text(const tt_program *p, char *to, size_t capacity)
         tt__print(&text, ", with one micro-batch%s; %.1f MB for each more", plan.ranks > 1 ? " on each" : "",
                   mb * (double)plan.transfer_micro_bytes);
     if (plan.transfer_bytes) tt__print(&text, "\n");
-    if ((plan.transfer_bytes || plan.ranks > 1) && !p->settings.kind->host)
-        tt__print(&text, "  by the rates of no GPU in particular: %.1f ms of computation, which waits "
-                  "%.1f ms for links\n", 1e3 * plan.compute_seconds, 1e3 * plan.exposed_seconds);
+    tt__print_seconds(p, &plan, &text);
     tt__print(&text, "  peak at instruction %d of %d: %s; %.2f GFLOP a run at full capacity",
               plan.peak_instruction, plan.instructions, plan.peak_name, plan.flops / 1e9);
     if (plan.extra_flops > 0) tt__print(&text, ", %.2f of them computed again", plan.extra_flops / 1e9);

@@ -5,11 +5,12 @@
    PyTorch" (2023), which takes ViT-L/16 on 224 x 224 pixels and ten classes from 26.84 to 2.02 GB, and what
    tinytrain has beyond them. GB are 10^9 bytes; planned is all that the step's one arena holds on the device
    kind named by --device, measured what the allocator gave for it in a real step here (--measure, only on
-   "cpu", one rank) and what the resident memory grew by. Where something is offloaded, host is what lies in
-   the host's memory, and copied what goes to it and from it in a step of all micro-batches. "plan s" are the
-   seconds that recording, differentiating, choosing and planning took together. --json: an object
-   a line with rung, planned_bytes, measured_bytes, extra_flops (a share of the step's), host_bytes,
-   copied_bytes, article_gb; null where there is none, and where a budget is too small.
+   "cpu") and what the resident memory grew by. Where something is offloaded, host is what is planned of the
+   host's memory, beside it what the allocator gave for that, and copied what goes to it and from it in a step
+   of all micro-batches. Of several ranks all of this is of one. "plan s" are the seconds that recording,
+   differentiating, choosing and planning took together. --json: an object a line with rung, planned_bytes,
+   measured_bytes, extra_flops (a share of the step's), host_bytes, host_measured_bytes, copied_bytes,
+   article_gb; null where there is none, and where a budget is too small.
 
    --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
    80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption (tt_largest_micro_batch).
@@ -119,7 +120,7 @@ static const rung rungs[] = {
 
 typedef struct result {
     double planned, measured, resident, extra, seconds;
-    double host, copied; /* 0: nothing is offloaded */
+    double host, host_measured, copied; /* 0: nothing is offloaded */
     double planning;     /* seconds from a model to its plan */
     bool ok;
 } result;
@@ -137,14 +138,25 @@ static void measure_init(tt_context *ctx, tt_trainer *t, result *out)
     out->resident = bench_resident_peak() - before;
 }
 
-/* A step of one rung on random images. m NULL: on random texts. */
+/* Bytes that the allocator gave for the arenas of all ranks. */
+static double arena_bytes(const tt_program *p)
+{
+    double sum = 0;
+    for (int r = 0; r < p->arena->data; r++)
+        sum += (double)(((const tt__block *)(const void *)p->arena->memory[r] - 1)->bytes -
+                        sizeof(tt__block));
+    return sum;
+}
+
+/* A step of one rung on random images, as many micro-batches on each rank. m NULL: on random texts. */
 static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung *g, result *out)
 {
     const int n = batch_of(g);
     int32_t labels[64] = {0};
-    const tt_plan plan = tt_program_plan(t->train);
+    const int ranks = (int)tt__max(1, g->ranks), micros = g->accumulate * ranks;
     const tt_vit_config *c = m ? &m->config : NULL;
     size_t bytes = c ? (size_t)n * (size_t)(c->image_size * c->image_size * c->channels) : 1;
+    const bool open = tt__crew_open(ctx, t->train->arena->crew) == TT_OK; /* threads of ranks are no plan's */
     size_t held = tt_allocated_bytes(ctx);
     uint8_t *pixels = (uint8_t *)malloc(bytes);
     bench_batches texts;
@@ -152,7 +164,7 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     tt_batch b;
     memset(&b, 0, sizeof b);
     memset(&texts, 0, sizeof texts);
-    if (!pixels) bench_die("no memory");
+    if (!pixels || !open) bench_die("no memory");
     for (size_t k = 0; k < bytes; k++) pixels[k] = (uint8_t)(k * 2654435761u >> 13);
     for (int k = 0; k < n && c; k++) labels[k] = k % c->classes;
     b.seqs = n;
@@ -160,12 +172,14 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     b.image_bytes = (int64_t)bytes / n;
     b.labels = labels;
     if (!c) bench_random_batch(&texts, n, g->tokens, 30522), b = texts.batch[0];
-    for (int k = 0; k < g->accumulate; k++) {
-        b.last_of_step = k + 1 == g->accumulate;
+    for (int k = 0; k < micros; k++) {
+        b.last_of_step = k + 1 == micros;
         if (tt_train_batch(t, &b, NULL, NULL) != TT_OK) bench_die("%s: %s", g->name, tt_error(ctx));
     }
     out->seconds = tt__seconds() - begin;
-    out->measured = (double)(tt_allocated_bytes(ctx) - held - plan.host_bytes);
+    const double all = (double)(tt_allocated_bytes(ctx) - held), arenas = arena_bytes(t->train);
+    out->measured = arenas / ranks;
+    out->host_measured = (all - arenas) / ranks;
     out->resident = bench_resident_peak() - before;
     bench_free_batches(&texts);
     free(pixels);
@@ -228,7 +242,7 @@ static result climb(const rung *g, bool run)
     if (!t && !r.ok) bench_die("%s: %s", g->name, tt_error(ctx));
     if (t) read_plan(g, tt_trainer_program(t), &r);
     if (t && run && g->initialise) measure_init(ctx, t, &r);
-    else if (t && run && g->ranks < 2) measure(ctx, t, g->tokens ? NULL : &vit, g, &r);
+    else if (t && run) measure(ctx, t, g->tokens ? NULL : &vit, g, &r);
     tt_trainer_free(t);
     if (g->tokens) tt_bert_free(&bert);
     else tt_vit_free(&vit);
@@ -462,16 +476,17 @@ static void share_ranks(void)
 
 static void print_rung(const rung *g, result r, double article)
 {
-    char text[5][32];
+    char text[6][32];
     if (!r.ok) bench_die("%s: the step failed", g->name);
     if (bench.json) {
-        const double bytes[] = {r.planned, r.measured, r.host, r.copied};
-        for (int k = 0; k < 4; k++)
+        const double bytes[] = {r.planned, r.measured, r.host, r.host > 0 ? r.host_measured : 0, r.copied};
+        for (int k = 0; k < 5; k++)
             if (bytes[k] > 0) snprintf(text[k], sizeof text[k], "%.0f", bytes[k]);
             else snprintf(text[k], sizeof text[k], "null");
         printf("{\"rung\": \"%s\", \"planned_bytes\": %s, \"measured_bytes\": %s, \"extra_flops\": %.6g, "
-               "\"host_bytes\": %s, \"copied_bytes\": %s, \"article_gb\": %s}\n", g->name, text[0], text[1],
-               r.extra, text[2], text[3], bench__number(text[4], article));
+               "\"host_bytes\": %s, \"host_measured_bytes\": %s, \"copied_bytes\": %s, \"article_gb\": %s}\n",
+               g->name, text[0], text[1], r.extra, text[2], text[3], text[4],
+               bench__number(text[5], article));
         return;
     }
     const double gb[] = {r.measured, r.resident};
@@ -482,8 +497,12 @@ static void print_rung(const rung *g, result r, double article)
         if (gb[k] > 0) printf(" %9.3f", gb[k] / 1e9);
         else printf(" %9s", "-");
     printf(" %+8.1f%%", 100 * r.extra);
-    if (r.copied > 0) printf(" %8.3f %8.3f", r.host / 1e9, r.copied / 1e9);
-    else printf(" %8s %8s", "-", "-");
+    if (r.copied > 0) printf(" %8.3f", r.host / 1e9);
+    else printf(" %8s", "-");
+    if (r.copied > 0 && r.measured > 0) printf(" %9.3f", r.host_measured / 1e9);
+    else printf(" %9s", "-");
+    if (r.copied > 0) printf(" %8.3f", r.copied / 1e9);
+    else printf(" %8s", "-");
     if (article > 0) printf(" %8.2f", article);
     else printf(" %8s", "-");
     printf(" %8.2f\n", r.planning);
@@ -516,9 +535,10 @@ int main(int argc, char **argv)
         return 0;
     }
     if (!bench.json)
-        printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n%-80s %8s %9s %9s %9s %8s %8s %8s %8s\n",
+        printf("ViT-%s, %d x %d pixels, batch %d, device kind %s\n"
+               "%-80s %8s %9s %9s %9s %8s %9s %8s %8s %8s\n",
                opt.size, opt.pixels, opt.pixels, opt.batch, opt.device, "rung", "planned", "measured",
-               "resident", "FLOPs", "host", "copied", "article", "plan s");
+               "resident", "FLOPs", "host", "measured", "copied", "article", "plan s");
     for (int k = 0; k < TT__COUNT(rungs); k++) {
         const rung *g = &rungs[k];
         const bool whole = opt.batch == 64 && opt.pixels == 224 && strcmp(opt.size, "L/16") == 0;

@@ -410,7 +410,8 @@ static double least_exposed(const tt_program *p, const tt_costs *c, const tt__re
         if (stream == TT__OUT_STREAM) first_out = fmin(first_out, now);
         if (!stream) now += tt__seconds_of(t, i, c, k == 0 || !i[-1].with_next);
     }
-    const double in = r->busy[TT__IN_STREAM] - before, out = r->busy[TT__OUT_STREAM] - (now - first_out);
+    const double in = r->step.busy[TT__IN_STREAM] - before;
+    const double out = r->step.busy[TT__OUT_STREAM] - (now - first_out);
     return fmax(0, fmax(in, isfinite(out) ? out : 0));
 }
 
@@ -426,7 +427,7 @@ static void offload(const char *name, int model, const char *precision, const st
         plan(bench_reopen(), &x, model, "cuda", precision, model == DECODER ? "blocks" : "cheap", s, &c);
         const tt__replay r = replay(x.p, &c);
         snprintf(text, sizeof text, "%s, %d GB/s: %s", m.name, link, name);
-        bench_peer_row(text, 1e3 * r.exposed, "ms", 1e3 * (r.compute + r.exposed),
+        bench_peer_row(text, 1e3 * r.step.exposed, "ms", 1e3 * (r.step.compute + r.step.exposed),
                        1e3 * least_exposed(x.p, &c, &r));
         forget(&x);
     }
@@ -468,7 +469,7 @@ static void replays(void)
             const tt_costs c = costs_of(&m, m.link);
             const tt__replay r = replay(x.p, &c);
             snprintf(name, sizeof name, "%s: %s, %s", m.name, model_names[k % MODELS], strategies[s].name);
-            bench_row(name, 1e3 * r.exposed, "ms", 1e3 * (r.compute + r.exposed));
+            bench_row(name, 1e3 * r.step.exposed, "ms", 1e3 * (r.step.compute + r.step.exposed));
             forget(&x);
         }
 }
@@ -499,7 +500,7 @@ static double segment_seconds(const tt_program *q, tt__segment segment, const tt
         const bool comes = i->out[0] && i->move.over == TT__OVER_STAGES && i->move.from != i->move.to;
         if (comes) *taken += tt__seconds_of(&t, i, c, true);
     }
-    return r.compute + r.exposed - *taken;
+    return r.step.compute + r.step.exposed - *taken;
 }
 
 enum { MOST_STAGES = 64, MOST_MICROS = 64 };

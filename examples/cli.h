@@ -456,8 +456,9 @@ typedef struct cli_training {
     int seed, threads;
     double timeout, lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
-    bool plan, resume;
+    bool plan, resume, measure;
     tt_parallel parallel; /* of the ranks of `device` */
+    tt_costs costs;       /* with `measure`, those of `device` */
 } cli_training;
 
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
@@ -523,6 +524,9 @@ typedef struct cli_training {
     {"--timeout", "SECONDS", CLI_NUMBER, &(run).timeout, .help = "that a rank waits for another, on this " \
      "machine or another one, before all fail", .least = 0.1, .most = 1e6}, \
     {"--seed", "N", CLI_INTEGER, &(run).seed, .help = "of all that is random", .most = 1e9}, \
+    {"--measure", "", CLI_SWITCH, &(run).measure, \
+     .help = "measure the device's rates first, in about a second: what says budget is chosen by them, and " \
+     "the plan tells the seconds of a step"}, \
     {"--threads", "N", CLI_INTEGER, &(run).threads, .help = "threads (0: all cores)", .most = 256}, \
     {"--out", "DIR", CLI_TEXT, &(run).out, \
      .help = "new folder for the trained model, state, metrics.csv and loss.svg", .least = 1, .most = 1000}, \
@@ -548,6 +552,9 @@ static inline tt_context *open_training(cli_training *run)
     tt_context *ctx = open_context(run->seed, run->threads, run->timeout);
     run->parallel.zero = strcmp(run->zero, "budget") == 0 ? TT_ZERO_BUDGET : atoi(run->zero);
     must(ctx, tt_parallel_on(ctx, run->device, &run->parallel));
+    if (run->measure && tt_processes(ctx) > 1)
+        die("--measure is for one process: of several, each would measure and choose otherwise");
+    if (run->measure) must(ctx, tt_measure_costs(ctx, run->device, &run->costs));
     return ctx;
 }
 
@@ -572,7 +579,17 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.parallel = run->parallel;
     o.memory_budget = run->budget;
     o.memory = run->memory;
+    if (run->measure) o.costs = &run->costs;
     return o;
+}
+
+/* Says how many micro-batches a step has on a data rank, for what is chosen to fit --budget; a pipeline plans
+   for as many as --micros says. accumulate: of each group. */
+static inline void expect_micros(tt_train_options *o, int accumulate)
+{
+    const int micros = accumulate * o->parallel.groups;
+    if (o->accumulate && o->parallel.pipeline == 1)
+        o->parallel.micros = (micros + o->parallel.data - 1) / o->parallel.data;
 }
 
 /* --batch max: examples of a step whose micro-batches, `accumulate` for each of the groups, are as large as
@@ -585,6 +602,7 @@ static inline int largest_step(tt_context *ctx, const tt_model *model, const cli
     tt_train_options o = training_options(run, 1);
     o.schedule.warmup_steps = 0;
     o.accumulate = micros > run->parallel.data;
+    expect_micros(&o, accumulate);
     o.max_seqs = 1;
     o.max_tokens = tokens;
     if (!most) die("--batch max: %d micro-batches in a step are more than the examples", micros);

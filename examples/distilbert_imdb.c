@@ -213,6 +213,7 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_bert *m, tt_loader *l,
     o.max_seqs = 1;
     o.max_tokens = l ? 1 : m->config.max_positions;
     tt_train_options_make_room(&o, tt_loader_source(l), tt_loader_source(other));
+    expect_micros(&o, opt.accumulate);
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 

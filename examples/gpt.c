@@ -291,6 +291,7 @@ static int train(void)
     tt_train_options o = training_options(&opt.run, source->steps * opt.epochs);
     o.max_seqs = o.max_tokens = 1;
     tt_train_options_make_room(&o, source, other);
+    expect_micros(&o, opt.accumulate);
     tt_trainer *t = (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
     printf("%lld tokens to train on, %lld for validation; ", (long long)tt_token_stream_count(s),
            held ? (long long)tt_token_stream_count(held) : 0LL);

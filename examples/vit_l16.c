@@ -340,6 +340,7 @@ static tt_trainer *make_trainer(tt_context *ctx, const tt_vit *m, tt_loader *l, 
     tt_train_options o = training_options(&opt.run, total_steps);
     o.max_seqs = 1;
     tt_train_options_make_room(&o, tt_loader_source(l), tt_loader_source(other));
+    expect_micros(&o, opt.accumulate);
     return (tt_trainer *)made(ctx, tt_trainer_new(ctx, &model, &o));
 }
 

@@ -179,10 +179,21 @@ def offload_saves_memory_of_the_device(folder):
     expect(host, "no bytes of the host in", said)
     expect(less < whole - 1 and float(host[2]) > float(host[1]) > 1, "of", whole, "MB", less, "stay:", said)
     by_host, said = planned(*options, "--update=host")
+    expect(re.search(r"GPU in particular: [\d.]+ ms of computation \([\d.]+ by the host's processor\)", said), said)
     fewer = re.search(r"copied to and from it a step: ([\d.]+) MB", said)
     expect(by_host <= less and float(fewer[1]) < float(host[2]), by_host, "MB stay with updates there:", said)
     with open(os.path.join(folder, "plan", "plan.svg")) as f:
         expect("copied a step" in f.read(), "the picture does not show what is copied")
+
+
+@check
+def rates_are_measured(folder):
+    """and the plan tells the seconds of a step by them, also of each more micro-batch"""
+    options = ["--out", os.path.join(folder, "plan"), "--accumulate=2"]
+    _, said = planned(*options)
+    expect("ms of computation" not in said, said)
+    _, said = planned(*options, "--measure")
+    expect(re.search(r"by the given rates: [\d.]+ ms .* ms for each more micro-batch", said), said)
 
 
 @check

@@ -1532,6 +1532,11 @@ TEST(seconds_of_a_plan_by_costs)
     CHECK(plan[1].exposed_seconds == plan[0].exposed_seconds);
     CHECK(plan[2].compute_seconds == 4 * plan[0].compute_seconds);
     CHECK(plan[2].exposed_seconds == 4 * plan[0].exposed_seconds);
+    CHECK(plan[0].host_seconds > 0 && plan[0].host_seconds < plan[0].compute_seconds);
+    CHECK(plan[2].host_seconds == 4 * plan[0].host_seconds);
+    CHECK(plan[0].micro_compute_seconds > 0);
+    CHECK(plan[0].micro_compute_seconds + plan[0].host_seconds < plan[0].compute_seconds);
+    CHECK(plan[2].micro_compute_seconds == 4 * plan[0].micro_compute_seconds);
     c.costs = &costs[2];
     for (int k = 0; k < COUNT; k++)
         for (int bad = 0; bad < 4; bad++) {
@@ -2469,7 +2474,7 @@ static void add_to_menu(tt__chooser *c, const tt__choice *choice, menu *m)
     if (!CHECK(tt__try_build(&c->job, choice, &e) == TT_OK)) return;
     m->bytes[m->n] = e.bytes;
     m->extra[m->n] = tt__flops_of_copies(p->built.t);
-    m->seconds[m->n++] = p->built.replay.compute + p->built.replay.exposed;
+    m->seconds[m->n++] = p->built.replay.step.compute + p->built.replay.step.exposed;
 }
 
 /* Nothing is in *m, n 0, if the network has more items than `most`, fewer than 2 where these may change, or
@@ -2835,6 +2840,51 @@ TEST(no_fixed_options_beat_a_budget)
     test_estimates = 400000;
 }
 
+/* Seconds of a step of so many micro-batches. */
+static double seconds_on(const tt_plan *plan, int micros)
+{
+    return plan->compute_seconds + plan->exposed_seconds +
+           (micros - 1) * (plan->micro_compute_seconds + plan->micro_exposed_seconds);
+}
+
+/* What is computed again costs time in each micro-batch, an optimizer's state that is moved once a step. */
+TEST(choices_count_micro_batches)
+{
+    enum { MANY = 16 };
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+    co.verify = false;
+    tt_context *ctx = tt_open(&co);
+    tt_plan plan[3]; /* of steps of one micro-batch, and of many; with nothing moved or computed again */
+    tt_vit m;
+    tt_vit_config c = tt_vit_config_default("S/16");
+    tt_train_options o = tt_train_options_default();
+    c.classes = 10;
+    o.schedule.kind = TT_CONSTANT;
+    o.device = "cuda";
+    o.max_seqs = 16;
+    o.accumulate = true;
+    REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
+    const tt_model model = tt_vit_classifier(&m);
+    for (int k = 2; k >= 0; k--) {
+        o.recompute = k < 2 ? "budget" : "none";
+        o.offload = k < 2 ? "budget" : "none";
+        o.memory_budget = k < 2 ? plan[2].bytes / 2 : 0;
+        o.parallel.micros = k ? MANY : 0;
+        tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+        REQUIRE(t != NULL);
+        plan[k] = tt_program_plan(tt_trainer_program(t));
+        CHECK(k == 2 || plan[k].bytes <= o.memory_budget);
+        CHECK(plan[k].micro_compute_seconds > 0 && plan[k].micro_exposed_seconds >= 0);
+        CHECK(plan[k].micro_compute_seconds < plan[k].compute_seconds && plan[k].host_seconds == 0);
+        tt_trainer_free(t);
+    }
+    CHECK(seconds_on(&plan[0], 1) < seconds_on(&plan[1], 1));
+    CHECK(seconds_on(&plan[1], MANY) < seconds_on(&plan[0], MANY));
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* How many instructions of a program compute something again; of one op, if >= 0. */
 static int copies_of(tt_tape *t, tt_value loss, const char *recompute, int op)
 {
@@ -2882,7 +2932,8 @@ static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places),
     TEST_CASE(budgets_against_brute_force), TEST_CASE(seconds_within_a_budget_against_brute_force),
     TEST_CASE(candidates_against_all_sets), TEST_CASE(budgets_of_a_deep_network),
-    TEST_CASE(no_fixed_options_beat_a_budget), TEST_CASE(marks_of_values),
+    TEST_CASE(no_fixed_options_beat_a_budget), TEST_CASE(choices_count_micro_batches),
+    TEST_CASE(marks_of_values),
     TEST_CASE(random_networks_replay_bit_for_bit), TEST_CASE(random_networks_have_true_gradients),
     TEST_CASE(verifier_finds_what_is_not_waited_for), TEST_CASE(verifier_finds_bad_groups),
     TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
