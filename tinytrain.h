@@ -1129,6 +1129,10 @@ typedef struct tt_source {
        first of each step on (by_step), or from the first of the epoch; this process has ranks [first, end).
        The data of others may be NULL then, with the right numbers of rows. NULL: all have theirs. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
+    /* Of several processes: writes lines, each ended by a newline, about all that its batches depend on beside
+       `hash` and the numbers above; at most `capacity` bytes with the final 0. tt_fit and tt_evaluate refuse a
+       process whose lines differ from the first one's, and name the line. NULL: there are none. */
+    void (*describe)(void *self, char *to, size_t capacity);
 } tt_source;
 
 typedef struct tt_loader tt_loader;
@@ -18737,6 +18741,10 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     if (p->settings.scales)
         tt__print(&text, "loss scale %.9g, %.9g, %.9g, %d\n", (double)l->init, (double)l->growth,
                   (double)l->backoff, l->interval);
+    for (int k = 0; k < p->built.t->n_axes; k++)
+        if (p->built.t->axes[k].name[0] && !p->built.t->axes[k].parts)
+            tt__print(&text, "at most %lld %s\n", (long long)p->built.t->axes[k].capacity,
+                      p->built.t->axes[k].name);
     tt__print(&text, "tape %016llx\n", (unsigned long long)p->built.recorded);
     tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
 }
@@ -28423,6 +28431,22 @@ static uint64_t tt__loader_source_hash(void *self)
     return hash;
 }
 
+static void tt__loader_source_describe(void *self, char *to, size_t capacity)
+{
+    const tt_loader *l = (const tt_loader *)self;
+    const tt_loader_options *o = &l->o;
+    const tt_image_options *i = &l->image;
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
+              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle, o->drop_last);
+    if (!l->ring)
+        tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens, o->window);
+    else
+        tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
+                  "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
+                  i->resize_width, i->pad, i->random_crop, i->flip);
+}
+
 /* Images of other processes are not made. */
 static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
 {
@@ -28442,7 +28466,7 @@ const tt_source *tt_loader_source(tt_loader *l)
     if (!l) return NULL;
     tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
                    l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes,
-                   tt__loader_source_deal};
+                   tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
     return &l->source;
 }
@@ -29190,13 +29214,21 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     return NULL;
 }
 
+static void tt__window_describe(void *self, char *to, size_t capacity)
+{
+    const tt_token_loader *l = (const tt_token_loader *)self;
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
+              l->o.accumulate, l->groups, l->o.length, l->o.shuffle, l->o.across);
+}
+
 const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
     const int data = (int)tt__max(1, l->o.parallel.data);
     const bool accumulates = tt__window_micros(l, tt__min(l->o.batch, l->windows)) > data;
     const tt_source s = {l, tt__window_seek, tt__window_next, l->steps, l->max_seqs, l->max_tokens,
-                         accumulates, tt__window_hash, NULL, 0, NULL};
+                         accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
     l->source = s;
     return &l->source;
 }
@@ -33098,6 +33130,24 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
+/* What all processes must have in common of a source, in lines that say what it is for: hashes of its examples
+   and classes, and what its batches depend on. NULL: none. */
+static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
+{
+    char own[TT__NOTE / 4] = "";
+    uint64_t classes = TT__HASH_BEGIN;
+    if (!s || !s->next) return;
+    if (s->describe) s->describe(s->self, own, sizeof own);
+    own[sizeof own - 1] = 0;
+    for (const char *line = own; *line; line += strcspn(line, "\n"), line += *line == '\n')
+        tt__print(text, "%.*s %s\n", (int)strcspn(line, "\n"), line, what);
+    for (int c = 0; c < s->classes; c++)
+        classes = tt__hash_on(classes, s->class_names[c], strlen(s->class_names[c]) + 1);
+    tt__print(text, "%lld steps %s\n%d classes with hash %016llx %s\nexamples with hash %016llx %s\n",
+              (long long)s->steps, what, s->classes, (unsigned long long)classes, what,
+              (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
+}
+
 /* What a function of the caller's returned, before which ctx->error was emptied: an error gets a sentence
    where the function left none. */
 static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
@@ -33169,6 +33219,10 @@ tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
     double items = 0;
     memset(stats, 0, sizeof *stats);
     tt_status status = tt__source_fits(r, source, "to evaluate");
+    char lines[TT__NOTE] = {0};
+    tt__text text = {lines, sizeof lines, 0};
+    if (r->ctx->net && status == TT_OK) tt__source_lines(source, "to evaluate", &text);
+    status = tt__agree_lines(r->ctx, "tt_evaluate", status, lines);
     return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items) : status;
 }
 
@@ -34242,8 +34296,13 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     tt_status status = tt__fit_begin(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
-    snprintf(lines, sizeof lines, "epochs %lld of %lld steps\nvalidation of %lld steps\n",
-             (long long)f->o.epochs, (long long)f->steps, (long long)(validation ? validation->steps : 0));
+    tt__text text = {lines, sizeof lines, 0};
+    if (ctx->net && status == TT_OK) {
+        tt__source_lines(train, "to train on", &text);
+        tt__source_lines(validation, "to validate on", &text);
+        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\n", (long long)f->o.epochs,
+                  (long long)f->steps, (long long)(validation ? validation->steps : 0));
+    }
     status = tt__agree_lines(ctx, "tt_fit", status, lines);
     bool began = status == TT_OK;
     f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;

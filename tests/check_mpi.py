@@ -215,10 +215,14 @@ def examples(folder):
             wrong = f"each process reports: {out[-600:]}"
         check(f"example_in_two_processes{name}", wrong)
 
-    small = [VIT, *"--train 60 --test 40 --threads 1 --out".split(), f"{folder}/other"]
-    for flag, one, other in ("--lr", "1e-3", "0.5"), ("--epochs", "1", "2"):
-        status, out, _ = mpirun(1, *small, flag, one, ":", "-n", "1", *small, flag, other)
-        named = re.search(r"process 1 \(.*\) has schedule .*, and process 0 has schedule ", out)
+    small = [VIT, *"--train 60 --test 40 --epochs 1 --threads 1 --timeout 60 --out".split(), f"{folder}/other"]
+    for flag, one, other, what in (("--lr", "1e-3", "0.5", "schedule"), ("--epochs", "1", "2", "schedule"),
+                                   ("--batch", "16", "8", "at most 68 tokens"),
+                                   ("--augment", "false", "true", "pad 4 to train on"),
+                                   ("--train", "60", "59", "59 images to train on"),
+                                   ("--test", "40", "39", "39 images to evaluate")):
+        status, out, _ = mpirun(1, *small, f"{flag}={one}", ":", "-n", "1", *small, f"{flag}={other}")
+        named = re.search(rf"process 1 \(.*\) has {what}.*, and process 0 has ", out)
         check(f"{flag[2:]}_of_one_process_differs",
               None if status and named else f"status {status}: {out[-600:]}")
 
