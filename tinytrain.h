@@ -1489,7 +1489,9 @@ typedef struct tt_generator_options {
                             or 2048 where it has more */
     int max_tokens;      /* tokens of prompts that run at once, at least max_seqs. Default 256 */
     /* tt_compile_options', with the same defaults. `share`: a program that trains the model, whose parameters
-       it then uses (tt_trainer_program); make the generator before the first step. */
+       it then uses (tt_trainer_program); make the generator before the first step. A generator runs on one
+       device: a name of several, and a `share` of several ranks, are refused (TT_ERR_UNSUPPORTED). To answer
+       more at a time, let max_seqs be larger. */
     const char *precision, *device;
     size_t memory_budget;
     const tt_program *share;
@@ -28785,7 +28787,8 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     if (s->end >= 0 && s->end < s->vocab) return s;
     if (s->end < 0)
         tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': the tokenizer has no token that ends a "
-                 "document: name one in tt_stream_options.end", path);
+                 "document: name one in tt_stream_options.end, or as \"eos_token\" in tokenizer_config.json",
+                 path);
     else tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': end %d is not below the vocabulary's %d", path,
                   s->end, s->vocab);
     tt_token_stream_free(s);
@@ -30507,7 +30510,8 @@ static bool tt__big_bird_may(int i, int j, int most)
 static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
                                int32_t *x)
 {
-    const int rows = n * size, most = 2 * listed + 5;
+    const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
+    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -32352,8 +32356,9 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (!g->program) return g->ctx->status;
     const tt_plan plan = tt_program_plan(g->program);
     if (plan.ranks == 1) return TT_OK;
-    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator runs on one rank, and its device has %d: name "
-                    "one, as \"cpu\" or \"cuda:0\"", plan.ranks);
+    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator runs on one rank, and its device has %d: %s, as "
+                    "\"cpu\" or \"cuda:0\"", plan.ranks,
+                    o->share ? "load the saved model in another context, on one device" : "name one device");
 }
 
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)

@@ -81,8 +81,12 @@ static void read_options(int argc, char **argv)
     if (!opt.batch) opt.batch = opt.accumulate * (opt.model ? 8 : 2);
     if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
     if (opt.hidden % opt.heads) die("--hidden %d is not a multiple of --heads %d", opt.hidden, opt.heads);
-    if (!(opt.top_p > 0)) die("--top-p is above 0");
-    if (!(opt.penalty > 0)) die("--penalty is above 0");
+    const bool turns = strcmp(opt.kind, "gpt2") != 0 && strcmp(opt.kind, "gpt_neox") != 0;
+    if (!opt.model && turns && opt.hidden / opt.heads % 2)
+        die("--hidden %d and --heads %d make heads of %d columns: --kind %s turns them in pairs, so choose "
+            "an even number", opt.hidden, opt.heads, opt.hidden / opt.heads, opt.kind);
+    if (!(opt.top_p > 0)) die("--top-p %g: expected a number above 0, up to 1 (all tokens)", opt.top_p);
+    if (!(opt.penalty > 0)) die("--penalty %g: expected a number above 0 (1: none)", opt.penalty);
     if ((opt.lora || opt.adapter) && !opt.model) die("--lora and --adapter adapt a --model: name one");
     if (opt.lora && opt.adapter) die("--lora makes new adapters, and --adapter has some: choose one");
     if (opt.lora_alpha == 0) opt.lora_alpha = 2 * opt.lora;
@@ -283,6 +287,9 @@ static int train(void)
     tt_tokenizer *k = opt.model ? open_tokenizer(ctx, opt.model, &m) : NULL;
     tt_token_stream *s = read_data(ctx, k, &m), *held = NULL;
     const int64_t count = tt_token_stream_count(s), apart = (int64_t)(opt.held * (double)count);
+    if (count - apart < 2)
+        die("--held-out %g leaves %lld of %lld tokens to train on: it is the share to validate on, as 0.05",
+            opt.held, (long long)(count - apart), (long long)count);
     if (apart > 1) held = (tt_token_stream *)made(ctx, tt_token_stream_split(s, apart));
     tt_token_loader *l = loader_of(ctx, s, true), *validation = held ? loader_of(ctx, held, false) : NULL;
     const tt_source *source = tt_token_loader_source(l), *other = tt_token_loader_source(validation);

@@ -501,7 +501,9 @@ def language_models(folder):
     refused(GPT, "--lora=2", saying="--lora and --adapter adapt a --model: name one")
     refused(GPT, "--generate=x", "--out", path("none"), saying="holds no trained model")
     refused(GPT, "--hidden=10", "--heads=4", saying="--hidden 10 is not a multiple of --heads 4")
-    refused(GPT, "--top-p=0", saying="--top-p is above 0")
+    refused(GPT, "--top-p=0", saying="--top-p 0: expected a number above 0")
+    refused(GPT, "--hidden=6", "--heads=2", saying="heads of 3 columns")
+    refused(GPT, "--held-out=1", "--out", path("held"), saying="leaves 0 of 684769 tokens")
     refused(GPT, "--kind=gpt3", saying="--kind is gpt2, llama")
     refused(GPT, "--generate", "a" * 50, "--out", path("run"), saying="50 tokens, and the model 32 positions")
     refused(*tiny, "--model", path("run"), "--lora=2", "--lora-targets=q", "--out", path("x"),
