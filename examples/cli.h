@@ -12,17 +12,18 @@
 /* ------------------------------------------------------------------------------------------------- errors */
 
 static const char *cli_program = "program"; /* what cli_parse was told */
+static char cli_process[96];                /* "process 1 (host b): ", of several; else empty */
 
 /* Ends the program with a sentence on what is wrong. */
 static inline void die(const char *format, ...)
 {
+    char why[4096];
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    fprintf(stderr, "%s: ", cli_program);
-    vfprintf(stderr, format, args);
+    vsnprintf(why, sizeof why, format, args);
     va_end(args);
-    fputc('\n', stderr);
+    fflush(stdout);
+    fprintf(stderr, "%s: %s%s\n", cli_program, strncmp(why, "process ", 8) == 0 ? "" : cli_process, why);
     exit(1);
 }
 
@@ -442,6 +443,10 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
     o.timeout = timeout;
     tt_context *ctx = tt_open(&o);
     if (!ctx) exit(1); /* the logger has said why */
+    char host[64] = "";
+    gethostname(host, sizeof host - 1);
+    if (tt_processes(ctx) > 1)
+        snprintf(cli_process, sizeof cli_process, "process %d (%s): ", tt_process(ctx), host);
     if (tt_process(ctx) > 0 && !freopen("/dev/null", "w", stdout)) exit(1); /* the first process speaks */
     return ctx;
 }

@@ -227,6 +227,12 @@ def examples(folder):
               None if status and named else f"status {status}: {out[-600:]}")
 
 
+    small[-1] = f"{folder}/missing"
+    status, out, _ = mpirun(1, *small, ":", "-n", "1", *small, "--model", f"{folder}/absent")
+    named = re.search(r"process 1 \(.*\): cannot open '.*absent", out)
+    check("model_missing_on_one_process", None if status and named else f"status {status}: {out[-600:]}")
+
+
 def main():
     global OPEN_MPI
     why = None if shutil.which("mpirun") else "there is no mpirun"
