@@ -106,8 +106,8 @@ FAULTS = {
     "kill": (lambda k: (k % 3, 2 + 9 * k), r"process rank \d+ .*signal 9|process \d+ \(.*\)"),
     "stop": (lambda k: (k % 3, 2 + 9 * k),
              r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
-             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|" # the first instruction
-             r": (tt_allocate|a micro-batch): rank \d, process \d \(.*\), has not come for 4 s$"), # before it
+             r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|" # before a message has come
+             r": (tt_allocate|a micro-batch|what losses have counted): rank \d, process \d \(.*\), has not come for 4 s$"),
     "full": (lambda k: (0, 20000 + 45000 * k), # bytes of a file; the state has more
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
