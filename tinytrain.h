@@ -130,8 +130,9 @@
      asks for MPI_THREAD_SERIALIZED or more. MPI_Init cannot be interrupted, so the context calls it on a
      thread of its own: tt_open fails after the timeout where a process does not come, and the program, which
      then exits, makes mpirun end the job. MPI_Init of a caller and MPI_Finalize, which waits for the others
-     when a process exits, have no bound but that of the whole job: mpirun --timeout SECONDS. As tensor ranks talk within every layer, let the ranks of a
-     process be a multiple of them. tt_plan.sent_bytes says what a process sends in a step.
+     when a process exits, have no bound but that of the whole job: mpirun --timeout SECONDS.
+     As tensor ranks talk within every layer, let the ranks of a process be a multiple of them.
+     tt_plan.sent_bytes says what a process sends in a step.
      The processes of a host take its GPUs in turn: with "cuda*2" the first has cuda:0 and cuda:1, the second
      cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. The
      ranks of a pipeline's stage divide those of a process, or are a multiple of them.
@@ -1129,9 +1130,9 @@ typedef struct tt_source {
        first of each step on (by_step), or from the first of the epoch; this process has ranks [first, end).
        The data of others may be NULL then, with the right numbers of rows. NULL: all have theirs. */
     void (*deal)(void *self, int data, int first, int end, bool by_step);
-    /* Of several processes: writes lines, each ended by a newline, about all that its batches depend on beside
-       `hash` and the numbers above; at most `capacity` bytes with the final 0. tt_fit and tt_evaluate refuse a
-       process whose lines differ from the first one's, and name the line. NULL: there are none. */
+    /* Of several processes: writes lines, each ended by a newline, about all that its batches depend on
+       beside `hash` and the numbers above; at most `capacity` bytes with the final 0. tt_fit and tt_evaluate
+       refuse a process whose lines differ from the first one's, and name the line. NULL: there are none. */
     void (*describe)(void *self, char *to, size_t capacity);
 } tt_source;
 
@@ -14642,7 +14643,8 @@ static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, 
         for (int k = 0; k < 2; k++) {
             const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
             const char *on = __atomic_load_n(&w->on[k ? rank : me], __ATOMIC_RELAXED);
-            if (op && on) snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; it is at " : " to ", op, on);
+            if (!op || !on) continue;
+            snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; it is at " : " to ", op, on);
         }
         tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come%s%s", me,
                  w->timeout, rank, where[0], where[1]);
@@ -14735,7 +14737,7 @@ typedef struct tt__net {
     char why[1100];         /* ... this */
     tt__end end, ended[TT__RANKS]; /* own; of the mutex: those of processes that have closed their contexts */
     bool has_ended[TT__RANKS];     /* of the mutex */
-    char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each of which a message has come */
+    char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each that sent a message */
     int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
     tt__note *note;         /* of each process, as agreed last */
     double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
@@ -14837,7 +14839,7 @@ static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count,
     return true;
 }
 
-/* "rank 1, process 1 (host b)," or, where a process has more, "one of the ranks 2 to 3, process 1 (host b)," */
+/* "rank 1, process 1 (host b),"; where a process has more, "one of the ranks 2 to 3, process 1 (host b)," */
 static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
 {
     char name[96];
@@ -15239,8 +15241,8 @@ static tt_status tt__mpi_late(tt_context *ctx, const char *what)
     const char *rank = NULL;
     for (int k = 0; k < TT__COUNT(ranks) && !rank; k++) rank = getenv(ranks[k]);
     if (gethostname(host, sizeof host - 1) != 0) snprintf(host, sizeof host, "unnamed");
-    return tt__fail(ctx, TT_ERR_DEVICE, "process %s (%s) has waited %g s in tt_open for another process, which "
-                    "has not come there: it is stopped or busy, or opens no context (%s has not ended)",
+    return tt__fail(ctx, TT_ERR_DEVICE, "process %s (%s) has waited %g s in tt_open for another process, "
+                    "which has not come there: it is stopped or busy, or opens no context (%s has not ended)",
                     rank ? rank : "of unknown number", host, ctx->options.timeout, what);
 }
 
@@ -28440,9 +28442,11 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     const tt_image_options *i = &l->image;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
-              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle, o->drop_last);
+              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle,
+              o->drop_last);
     if (!l->ring)
-        tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens, o->window);
+        tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens,
+                  o->window);
     else
         tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
                   "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
@@ -33135,8 +33139,8 @@ static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const 
                     o->max_tokens);
 }
 
-/* What all processes must have in common of a source, in lines that say what it is for: hashes of its examples
-   and classes, and what its batches depend on. NULL: none. */
+/* What all processes must have in common of a source, in lines that say what it is for: hashes of its
+   examples and classes, and what its batches depend on. NULL: none. */
 static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
 {
     char own[TT__NOTE / 4] = "";

@@ -107,7 +107,8 @@ FAULTS = {
     "stop": (lambda k: (k % 3, 2 + 9 * k),
              r": rank \d, process \d \(.*\), has not come for 4 s; its last message came in \w+ '.*'|"
              r": \w+ '.*': rank \d, process \d \(.*\), has not come for 4 s|" # before a message has come
-             r": (tt_allocate|a micro-batch|what losses have counted): rank \d, process \d \(.*\), has not come for 4 s$"),
+             r": (tt_allocate|a micro-batch|what losses have counted): "
+             r"rank \d, process \d \(.*\), has not come for 4 s$"),
     "full": (lambda k: (0, 20000 + 45000 * k), # bytes of a file; the state has more
              r"process 0 \(.*\): cannot write '.*state.tmp': File too large"),
     "missing": (lambda k: (k % 3, 0), r"process \d+ \(.*\): cannot open '.*none'"),
@@ -150,9 +151,10 @@ def faults(folder):
 
 
 def openings(folder):
-    """A process that does not come to tt_open, or to tt_close, lets others wait no longer than the timeout."""
+    """A process that does not come to tt_open or tt_close lets others wait no longer than the timeout."""
     late = r"process [12] \(.*\) has waited 2 s in tt_open for another process, which has not come there"
-    for kind, sentence in (("none", None), ("own_none", None), ("stop_before", late), ("own_stop_before", late),
+    for kind, sentence in (("none", None), ("own_none", None), ("stop_before", late),
+                           ("own_stop_before", late),
                            ("kill_before", "signal 9|non-zero exit code"), ("exit_before", late + "|exit"),
                            ("stop_between", r"tt_close: process 0 \(.*\) has not come for 2"),
                            ("own_stop_between", r"tt_close: process 0 \(.*\) has not come for 2")):
@@ -215,7 +217,8 @@ def examples(folder):
             wrong = f"each process reports: {out[-600:]}"
         check(f"example_in_two_processes{name}", wrong)
 
-    small = [VIT, *"--train 60 --test 40 --epochs 1 --threads 1 --timeout 60 --out".split(), f"{folder}/other"]
+    small = "--train 60 --test 40 --epochs 1 --threads 1 --timeout 60 --out".split()
+    small = [VIT, *small, f"{folder}/other"]
     for flag, one, other, what in (("--lr", "1e-3", "0.5", "schedule"), ("--epochs", "1", "2", "schedule"),
                                    ("--batch", "16", "8", "at most 68 tokens"),
                                    ("--augment", "false", "true", "pad 4 to train on"),

@@ -291,8 +291,8 @@ static int differ(const char *what)
     return 3;
 }
 
-/* Opens a context and closes it. Process 0 is stopped, or ends, before or in between; `own`: after the program
-   has started MPI, not the context. */
+/* Opens a context and closes it. Process 0 is stopped, or ends, before or in between; `own`: after the
+   program has started MPI, not the context. */
 static int open_until(const char *kind)
 {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
