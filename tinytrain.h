@@ -837,10 +837,19 @@ typedef struct tt_stats {
    that is not finite gives TT_ERR_NUMERIC naming the first such tensor; parameters and optimizer stay as they
    were. (With update "backward" and a finite loss, only those whose gradients are not finite; load the last
    state to go on.) With loss scaling, such a gradient gives TT_OK, a lower scale and a step that is skipped
-   (tt_stats.skipped), unless the scale would fall below 1. stats may be NULL. */
+   (tt_stats.skipped), unless the scale would fall below 1.
+   stats may be NULL. Then, on a device that works beside the host ("cuda", but with loss scaling, a pipeline
+   or several processes), the call may return before the step is done, so that the caller makes the next batch
+   in the meantime; what the step has found is read by the next step, or run of a program of the arena, before
+   that changes anything, or by tt_wait, tt_get or tt_program_save. Its error is theirs: they fail as it would
+   have, and do nothing else. tt_program_steps counts it as done. */
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats);
+/* Waits for the step that was begun last, if nobody has, and fails as that did. stats (may be NULL): of the
+   last step that updated or was skipped; zeros before the first. */
+tt_status tt_wait(tt_program *p, tt_stats *stats);
 /* The same in parts, for programs compiled with `accumulate`: tt_micro_step once per micro-batch, then
-   tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. */
+   tt_update, which divides by the targets of all together, so that 4 micro-batches of 4 equal one of 16. Of a
+   tt_update without stats, results are read as late as tt_step's. */
 tt_status tt_micro_step(tt_program *p, tt_stats *stats);
 tt_status tt_update(tt_program *p, float lr, tt_stats *stats);
 /* After tt_micro_step, before tt_update: tt_param_size floats, d(mean over the targets so far) / d(param).
@@ -1560,6 +1569,8 @@ typedef struct tt_trainer tt_trainer;
    options are reported in one message. Nothing is allocated yet. NULL on error. */
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *o);
 void tt_trainer_free(tt_trainer *t);
+/* tt_wait of the training program, for tt_train_batch without stats. */
+tt_status tt_trainer_wait(tt_trainer *t, tt_stats *stats);
 /* Returns the largest max_seqs, up to `most`, with which a trainer of these options fits their memory_budget,
    in the way of tt_largest_batch. o->max_tokens / o->max_seqs tokens come with each sequence. Whether steps
    become larger or have fewer micro-batches is the caller's choice: other micro-batches train other bits. */
@@ -1577,7 +1588,9 @@ float tt_trainer_lr(const tt_trainer *t);
    With several data ranks, micro-batch m of a step is copied to data rank m % data. All run once each has
    one, or behind the last of the step; stats covers those that have run, and is 0 before the first have.
    While some wait, the trainer can neither evaluate nor predict. A pipeline runs all micro-batches of a step
-   behind its last, and can evaluate before. */
+   behind its last, and can evaluate before.
+   stats may be NULL; then the call may return before the step is done, as tt_step does, and what it has found
+   shows one step later or in tt_trainer_wait. */
 tt_status tt_train_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stats, bool *updated);
 /* Adds a batch to an evaluation: stats covers all batches since it was zeroed (loss: over their targets). The
    batch is run at once, on data rank 0; tt_evaluate deals its batches out to all of them. */
@@ -2104,10 +2117,11 @@ typedef struct tt__backend {
     tt_status (*allocate_managed)(tt__device *d, size_t bytes, bool beyond, void **memory, size_t *available);
     tt_status (*keep)(tt__device *d, void *memory, size_t bytes); /* these stay on the device if they can   */
     tt_status (*prefetch)(tt__device *d, int stream, void *memory, size_t bytes); /* ... come to it         */
-    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for write                                  */
+    void *(*allocate_host)(tt__device *d, size_t bytes);      /* for copy                                   */
     void (*release_host)(tt__device *d, void *host);
-    /* `from`, of allocate_host, stays until a later mark or wait. */
-    tt_status (*write)(tt__device *d, void *memory, const void *from, size_t bytes);
+    /* Copies to memory from what allocate_host gave, the other way, or within memory. What it reads, and
+       where it writes on the host, is left alone until after a later mark of the stream, or wait. */
+    tt_status (*copy)(tt__device *d, int stream, void *to, const void *from, size_t bytes);
     tt_status (*fill)(tt__device *d, void *memory, int byte, size_t bytes);
     /* As tt__init_values: numbers [first, first + n) of the tensor, first a multiple of 4. */
     tt_status (*init)(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
@@ -2263,6 +2277,7 @@ struct tt_context {
     double measured_peak;
     bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
     bool searches;         /* for what is the largest that fits: errors need no advice */
+    bool unbudgeted;        /* ... for what is then compiled without the budget of the search */
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
@@ -3195,6 +3210,7 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
+    int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
     char name[72];
@@ -9584,6 +9600,24 @@ static tt_status tt__reorder(tt__order *o)
     return TT_OK;
 }
 
+/* Gives each input that is read memory for that of the next run, to which the host may copy while this run is
+   under way. The run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
+   of them, find an input at one place. */
+static tt_status tt__pass_arrivals(tt_tape *t)
+{
+    const int32_t values = t->n_values;
+    tt__index(t);
+    for (int32_t v = 1; v < values; v++) {
+        const tt__shape shape = t->values[v].shape;
+        if (t->values[v].storage != TT__INPUT || t->values[v].base != v || t->values[v].uses == 0) continue;
+        const int32_t id = tt__new_value(t, &shape, TT__INPUT, "next %.60s", t->values[v].name);
+        if (!id) return TT_ERR_MEMORY;
+        t->values[id].persistent = true;
+        t->values[v].arrival = id;
+    }
+    return TT_OK;
+}
+
 /* ahead: of how many blocks the results may be there before these begin, and what they have left behind still
    be there after their ends; 0: nothing runs beside computation. */
 static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
@@ -15648,11 +15682,17 @@ static const char *tt__cpu_error(tt__device *d) { return tt__cpu_context(d)->err
 static void *tt__cpu_allocate(tt__device *d, size_t bytes) { return tt__alloc(tt__cpu_context(d), bytes); }
 static void tt__cpu_release(tt__device *d, void *memory) { tt__free(tt__cpu_context(d), memory); }
 
-static tt_status tt__cpu_copy(tt__device *d, void *to, const void *from, size_t bytes)
+static tt_status tt__cpu_read(tt__device *d, void *to, const void *from, size_t bytes)
 {
     (void)d;
     memcpy(to, from, bytes);
     return TT_OK;
+}
+
+static tt_status tt__cpu_copy(tt__device *d, int stream, void *to, const void *from, size_t bytes)
+{
+    (void)stream;
+    return tt__cpu_read(d, to, from, bytes);
 }
 
 /* Nothing is left to wait for, so events are empty. */
@@ -15744,7 +15784,7 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
 
 static const tt__backend tt__cpu_backend = {
     tt__cpu_open, tt__cpu_close, tt__cpu_error, tt__cpu_allocate, tt__cpu_release, NULL, NULL, NULL,
-    tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init, tt__cpu_copy, tt__cpu_wait,
+    tt__cpu_allocate, tt__cpu_release, tt__cpu_copy, tt__cpu_fill, tt__cpu_init, tt__cpu_read, tt__cpu_wait,
     tt__cpu_mark, tt__cpu_after, tt__cpu_release_event, tt__cpu_launch, NULL, NULL, NULL, NULL,
     tt__cpu_refuses, tt__cpu_describe, NULL, NULL, NULL,
 };
@@ -15947,7 +15987,7 @@ static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank,
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
         void *bounce = a->bounce[rank];
         tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
-        status = b->write(d, (char *)memory + done * item, bounce, m * item);
+        status = b->copy(d, TT__COMPUTE_STREAM, (char *)memory + done * item, bounce, m * item);
         if (status == TT_OK) status = b->wait(d);
     }
     return tt__device_status(ctx, a->crew, rank, status);
@@ -16713,8 +16753,8 @@ typedef struct tt__recording {
 enum { TT__RECORDINGS = 64, TT__RECORDING_USED = 8, TT__RECORDING_MOST = 64 };
 
 /* Where an input is copied from when the device's memory is not the host's: two buffers in turn, each with
-   the event after which it may be written again. */
-typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; } tt__staged;
+   the event after which it may be written again. arrived: bytes that wait at its arrival for the next run. */
+typedef struct tt__staged { char *buffer[2]; void *copied[2]; int now; size_t arrived; } tt__staged;
 
 /* What tt_compile_options.update names. */
 typedef enum tt__update { TT__UPDATE_END, TT__UPDATE_BACKWARD, TT__UPDATE_HOST } tt__update;
@@ -16751,6 +16791,7 @@ typedef struct tt__choice {
     int blocks;             /* "blocks": the first so many are computed again; INT_MAX: all but the last */
     const bool *drop; int n_drop; /* of each of the first values: computed again whatever `recompute` is */
     int zero;               /* tt_parallel's */
+    bool arrivals;          /* inputs are copied to the device while the run before is under way */
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -16802,7 +16843,9 @@ typedef struct tt__rank {
     int inputs_set;         /* values that are TT__SET */
     tt__results results;    /* as read last */
     double flops;           /* of the micro-batch that was run last */
-    char *staging;          /* buffers of all inputs; NULL on the host's device */
+    char *staging;          /* buffers of all inputs, and `found`; NULL on the host's device */
+    tt__results *found;     /* where results of a step come that are read later ... */
+    void *has_found;        /* ... and the event after which they are there */
     tt__staged *staged;     /* of each input */
     char *sends[2], *receives[2]; /* messages of a stage, in `staging`, by which way they go */
     char *host;             /* values in the host's memory (tt__host_region) */
@@ -16810,6 +16853,7 @@ typedef struct tt__rank {
     tt__mat *peers;         /* operands of these in other ranks */
     void *event;            /* with which other ranks' devices wait for this one's */
     void *ready;            /* ... and other streams for that of computation */
+    void *taken;            /* ... and copies to arrivals for those from there */
     /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
        the one before (1) is there; what has come that way has been taken. */
     tt__passed *passed;
@@ -16819,6 +16863,12 @@ typedef struct tt__rank {
     bool never_records;     /* the device has failed to record what it can run ... */
     char why[256];          /* ... which is still to be told */
 } tt__rank;
+
+/* A step that nobody has read the results of, which tt_program.run.step counts already. */
+typedef struct tt__unread {
+    bool any, one;          /* one: it had one micro-batch */
+    double flops;
+} tt__unread;
 
 /* The inputs of a micro-batch on a data rank, until a pipeline runs it. */
 typedef struct tt__fed {
@@ -16854,6 +16904,9 @@ struct tt_program {
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     double flops;
+    tt__unread unread;
+    tt_stats done;          /* of the last step that was read ... */
+    int64_t reads;          /* ... of so many that did not fail */
     int builds;             /* tried to fit the budget */
     tt__choice chosen;      /* which of them it is, but for `drop` */
 };
@@ -17057,6 +17110,8 @@ static void tt__rank_free(tt_program *p, int rank)
     tt__free(ctx, r->passed);
     if (r->event) b->release_event(d, r->event);
     if (r->ready) b->release_event(d, r->ready);
+    if (r->taken) b->release_event(d, r->taken);
+    if (r->has_found) b->release_event(d, r->has_found);
     for (int k = 0; k < p->built.under_way && r->started; k++)
         if (r->started[k].done) b->release_event(d, r->started[k].done);
     for (int k = 0; k < TT__RECORDINGS; k++) {
@@ -17172,6 +17227,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations));
     TT__PASS(t, "settings", tt__pass_settings(t));
     TT__PASS(t, "overlap", tt__pass_overlap(t, &s->costs, choice->ahead));
+    if (choice->arrivals) TT__PASS(t, "arrivals", tt__pass_arrivals(t));
     return TT_OK;
 }
 #undef TT__PASS
@@ -18190,6 +18246,10 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
 static tt_status tt__build_within(const tt__job *j, tt__choice choice, tt__extent *e)
 {
     tt_status status = tt__try_build(j, &choice, e);
+    if (status == TT_OK && !tt__fits(e) && choice.arrivals && !j->p->ctx->unbudgeted) {
+        choice.arrivals = false;
+        status = tt__try_build(j, &choice, e);
+    }
     while (status == TT_OK && !tt__fits(e) && j->p->built.under_way && choice.ahead) {
         choice.ahead--;
         status = tt__try_build(j, &choice, e);
@@ -18425,6 +18485,8 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.job = *j;
     c.base = base;
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
+    c.base.arrivals = !s->kind->host && s->memory == TT__OWN_MEMORY && ranks->pipeline <= 1 &&
+                      !c.ctx->profiles;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
@@ -18489,6 +18551,7 @@ static tt_status tt__build_chosen(const tt__job *j)
     tt__note_homes(&c);
     const bool chooses = c.recompute || c.by_seconds;
     tt_status status = tt__build_within(j, c.base, &e);
+    c.base.arrivals = p->chosen.arrivals;
     if (status == TT_OK && !tt__fits(&e)) {
         tt__shortage s = tt__shortage_of(p, &e);
         status = chooses ? tt__choose(&c, &s, &e) : tt__refuse(j, NULL, &c.base, &s, &e);
@@ -18901,8 +18964,12 @@ int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape
     if (b.options.share)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
                         "grow with all that is tried: leave it out"), 0;
-    if (tt__budget_on(ctx, b.options.device, &b.options.memory_budget) != TT_OK) return 0;
-    return tt__largest_size(ctx, most, b.options.memory_budget, tt__try_batch, &b);
+    ctx->unbudgeted = !b.options.memory_budget;
+    tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.memory_budget,
+                                                             tt__try_batch, &b);
+    ctx->unbudgeted = false;
+    return n;
 }
 
 /* ===========================================================================================================
@@ -19090,7 +19157,7 @@ static tt_status tt__zero_states(tt_program *p)
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];
             const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
-            if (!x->persistent || x->base != v || elsewhere) continue;
+            if (!x->persistent || x->base != v || elsewhere || x->storage == TT__INPUT) continue;
             if (x->part.root && tt__data_rank(p, r)) continue;
             char *memory = tt__storage_memory(p, r, x);
             status = a->kind->backend->fill(a->crew->device[r], memory, 0, tt__storage_bytes(x));
@@ -19378,7 +19445,8 @@ static tt_status tt__allocate_arena(tt_context *ctx, tt__arena *a)
 static bool tt__is_staged(const tt_program *p, int32_t v)
 {
     const tt__value *x = &p->built.t->values[v];
-    if (p->settings.kind->host || (x->storage != TT__INPUT && x->storage != TT__STEP)) return false;
+    const bool input = x->storage == TT__INPUT && !x->persistent; /* and no arrival */
+    if (p->settings.kind->host || (!input && x->storage != TT__STEP)) return false;
     return x->base == v && x->place != TT__NO_PLACE && x->space == TT__DEVICE;
 }
 
@@ -19403,6 +19471,14 @@ static size_t tt__message_bytes(const tt_program *p, const tt__instr *i)
     return i->out[0] ? bytes : bytes * (size_t)p->settings.in_flight;
 }
 
+/* May the results of a step be read when the next begins? The loss scale must be known before. */
+static bool tt__reads_later(const tt_program *p)
+{
+    const tt__settings *s = &p->settings;
+    const bool whole = s->options.parallel.pipeline <= 1 && s->crew->local == s->crew->ranks;
+    return !s->kind->host && s->options.train && !s->scales && whole && !p->ctx->profiles;
+}
+
 /* Bytes of a rank's buffers: those that the host writes such values from, of which one is filled while
    another is copied, and those of a stage's messages. */
 static size_t tt__staging_bytes(const tt_program *p)
@@ -19410,6 +19486,7 @@ static size_t tt__staging_bytes(const tt_program *p)
     size_t bytes = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++)
         if (tt__is_staged(p, v)) bytes += 2 * tt__micro_bytes(&p->built.t->values[v]);
+    if (tt__reads_later(p)) bytes += tt__align_up(sizeof(tt__results));
     for (int k = 0; k < p->built.t->n_code; k++) bytes += tt__message_bytes(p, &p->built.t->code[k]);
     return bytes;
 }
@@ -19434,6 +19511,10 @@ static tt_status tt__allocate_rank(tt_program *p, int rank)
     for (int32_t v = 1; v < t->n_values; v++)
         for (int k = 0; k < 2 && tt__is_staged(p, v); k++, at += tt__micro_bytes(&t->values[v]))
             r->staged[v].buffer[k] = at;
+    if (tt__reads_later(p)) {
+        r->found = (tt__results *)(void *)at;
+        at += tt__align_up(sizeof *r->found);
+    }
     for (int k = 0, way; k < t->n_code; k++) {
         const size_t message = tt__message_bytes(p, &t->code[k]);
         if (!message) continue;
@@ -19525,16 +19606,42 @@ static tt_status tt__write_value(tt_program *p, int rank, int32_t id, const void
     const tt__backend *b = p->settings.kind->backend;
     tt__device *d = p->settings.crew->device[rank];
     tt__staged *staged = &p->rank[rank].staged[id];
-    void *to = tt__resolve(p, rank, id).data;
+    const int32_t arrival = p->built.t->values[id].arrival;
+    const int stream = arrival ? TT__IN_STREAM : TT__COMPUTE_STREAM;
+    void *to = tt__resolve(p, rank, arrival ? arrival : id).data;
     if (!staged->buffer[0]) return memcpy(to, data, bytes), TT_OK;
     staged->now ^= 1;
     tt_status status = b->after(d, TT__HOST_STREAM, staged->copied[staged->now]);
+    if (status == TT_OK && arrival) status = b->after(d, stream, p->rank[rank].taken);
     if (status == TT_OK) {
         memcpy(staged->buffer[staged->now], data, bytes);
-        status = b->write(d, to, staged->buffer[staged->now], bytes);
+        status = b->copy(d, stream, to, staged->buffer[staged->now], bytes);
     }
-    if (status == TT_OK && b->mark(d, TT__COMPUTE_STREAM, &staged->copied[staged->now]) != TT_OK)
-        status = b->wait(d);
+    if (status == TT_OK && b->mark(d, stream, &staged->copied[staged->now]) != TT_OK) status = b->wait(d);
+    if (arrival) staged->arrived = bytes;
+    return tt__device_status(p->ctx, p->settings.crew, rank, status);
+}
+
+/* Copies inputs that have arrived on a rank to where its run finds them. */
+static tt_status tt__take_arrivals(tt_program *p, int rank)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    tt__rank *r = &p->rank[rank];
+    tt_status status = TT_OK;
+    bool any = false;
+    for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
+        const int32_t arrival = p->built.t->values[v].arrival;
+        tt__staged *staged = &r->staged[v];
+        if (!arrival || !staged->arrived) continue;
+        status = b->after(d, TT__COMPUTE_STREAM, staged->copied[staged->now]);
+        if (status == TT_OK)
+            status = b->copy(d, TT__COMPUTE_STREAM, tt__resolve(p, rank, v).data,
+                             tt__resolve(p, rank, arrival).data, staged->arrived);
+        staged->arrived = 0;
+        any = true;
+    }
+    if (any && status == TT_OK) status = b->mark(d, TT__COMPUTE_STREAM, &r->taken);
     return tt__device_status(p->ctx, p->settings.crew, rank, status);
 }
 
@@ -19637,7 +19744,7 @@ tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int
     if (status == TT_OK) status = tt__check_data_rank(p, "tt_set_rank", rank);
     if (status != TT_OK) return status;
     const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
-    if (!x || x->storage != TT__INPUT || x->base != v.id)
+    if (!x || x->storage != TT__INPUT || x->base != v.id || x->persistent)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
     if (!data && tt__has_data_rank(p, rank))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
@@ -19709,6 +19816,7 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     if (!x || !(x->keep || x->persistent || v.id == p->built.root))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this "
                         "program: mark it with tt_output", (int)v.id);
+    if ((status = tt_wait(head, NULL)) != TT_OK) return status;
     if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
                         "program, before the next tt_set and other programs of its arena", x->name);
@@ -19743,6 +19851,7 @@ static void tt__forget_inputs(tt_program *p)
 {
     for (int r = tt__first_of(p, 0); r < tt__end_rank(p->arena); r++) {
         memset(p->rank[r].input, TT__UNSET, (size_t)p->built.t->n_values);
+        for (int v = 0; v < p->built.t->n_values && p->rank[r].staged; v++) p->rank[r].staged[v].arrived = 0;
         p->rank[r].inputs_set = 0;
     }
 }
@@ -21199,6 +21308,7 @@ static tt_status tt__run_rank(void *arg, int rank)
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     l.resident = p->arena->memory[rank];
     tt_status status = tt__write_settings(p, rank);
+    if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
     if (status == TT_OK) {
         const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
         /* No graph prefetches managed memory. */
@@ -21243,6 +21353,8 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
     return status;
 }
 
+static tt_status tt__read_unread(tt_program *p);
+
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
@@ -21254,6 +21366,8 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
     if (status == TT_OK) status = tt__zero_states(p);
     if (micro) status = tt__agree_flops(p, status);
+    for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
+        if (q != p || micro) status = tt__read_unread(q); /* while its memory is as it left it */
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
@@ -21710,25 +21824,87 @@ static tt_status tt__norm_failed(tt_program *head)
                     "updated", step, lowest);
 }
 
+/* Fails unless the results of a step that were read are finite; else the step counts. one: it had one micro-
+   batch. skipped: tt__scale's before it. */
+static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
+{
+    if (!(p->results.totals.targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
+                        "0); nothing was updated", (long long)p->run.step);
+    tt_status status = tt__check_loss(p, one ? 0 : -1);
+    if (status != TT_OK) return status;
+    const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
+    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
+    if (finite) p->run.step++;
+    tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
+    p->reads++;
+    return TT_OK;
+}
+
+/* Reads what the last step has found, if nobody has. The step at hand, which has launched nothing yet, stays
+   as it is. */
+static tt_status tt__read_unread(tt_program *p)
+{
+    const int rank = tt__first_of(p, 0);
+    const tt__crew *c = p->settings.crew;
+    tt__rank *r = &p->rank[rank];
+    const tt__results now = p->results;
+    const double flops = p->flops;
+    if (!p->unread.any) return TT_OK;
+    p->unread.any = false;
+    p->run.step--; /* until it is known to be done */
+    tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
+    status = tt__device_status(p->ctx, c, rank, status);
+    if (status != TT_OK) return status;
+    r->results = *r->found;
+    r->results.scale = now.scale;
+    p->results = r->results;
+    p->flops = p->unread.flops;
+    status = tt__judge_step(p, p->unread.one, now.scale.skipped);
+    p->results = now;
+    p->flops = flops;
+    return status;
+}
+
+/* Has the results of a step copied to the host, to be read later. */
+static tt_status tt__leave_unread(tt_program *p, bool one)
+{
+    const int rank = tt__first_of(p, 0);
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__rank *r = &p->rank[rank];
+    const void *from = tt__resolve(p, rank, p->built.t->results).data;
+    tt_status status = b->copy(c->device[rank], TT__COMPUTE_STREAM, r->found, from, sizeof *r->found);
+    if (status == TT_OK) status = b->mark(c->device[rank], TT__COMPUTE_STREAM, &r->has_found);
+    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
+    p->unread.any = true;
+    p->unread.one = one;
+    p->unread.flops = p->flops;
+    p->run.step++;
+    return TT_OK;
+}
+
+tt_status tt_wait(tt_program *p, tt_stats *stats)
+{
+    tt_status status = tt__read_unread(p);
+    if (stats) *stats = p->done;
+    return status;
+}
+
 /* The update, which leaves all as it is where a loss or gradient is not finite. */
 static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
 {
     const double skipped = p->results.scale.skipped;
+    const bool one = p->round == 1 && p->arena->data == 1;
     p->run.lr = lr;
     tt_status status = p->stage ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
-    if (status == TT_OK) status = tt__read_results(p);
     if (status != TT_OK) return status;
-    if (!(p->results.totals.targets > 0))
-        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
-                        "0); nothing was updated", (long long)p->run.step);
-    const bool one = p->round == 1 && p->arena->data == 1;
-    if ((status = tt__check_loss(p, one ? 0 : -1)) != TT_OK) return status;
-    const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
-    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
-    if (finite) p->run.step++;
-    tt__give_stats(p, stats, finite ? p->results.clipped.norm : 0);
-    return TT_OK;
+    if (!stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found) return tt__leave_unread(p, one);
+    status = tt__read_results(p);
+    if (status == TT_OK) status = tt__judge_step(p, one, skipped);
+    if (status == TT_OK && stats) *stats = p->done;
+    return status;
 }
 
 tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
@@ -21890,7 +22066,7 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     int n = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (x->storage != TT__INPUT || x->base != v) continue;
+        if (x->storage != TT__INPUT || x->base != v || x->persistent) continue;
         tt_input_info info = {x->name, {v}, x->shape.dtype, x->shape.rows, x->shape.cols, (int)x->shape.axis,
                               tt__reads_input(p, v)};
         if (n++ < capacity) to[n - 1] = info;
@@ -32942,8 +33118,12 @@ int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_trai
 {
     tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
     if (b.options.max_seqs < 1) b.options.max_seqs = 1;
-    if (tt__budget_on(ctx, b.options.device, &b.options.memory_budget) != TT_OK) return 0;
-    return (int)tt__largest_size(ctx, most, b.options.memory_budget, tt__try_micro_batch, &b);
+    ctx->unbudgeted = !b.options.memory_budget;
+    tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.memory_budget,
+                                                             tt__try_micro_batch, &b);
+    ctx->unbudgeted = false;
+    return (int)n;
 }
 
 float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }
@@ -33095,6 +33275,12 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     r->step_failed = status != TT_OK && !last;
     if (updated) *updated = status == TT_OK && last;
     return status;
+}
+
+tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
+{
+    tt_status status = tt__must_train(r);
+    return status == TT_OK ? tt_wait(r->train, stats) : status;
 }
 
 /* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
@@ -33425,8 +33611,10 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
 {
     tt__state s;
     tt_safetensors_writer *w = NULL;
+    tt_status status = tt_wait(p, NULL);
     const tt__state_header h = tt__state_header_of(p);
-    tt_status status = tt__state_list(&s, p, path, more);
+    if (status != TT_OK) return status;
+    status = tt__state_list(&s, p, path, more);
     if (status == TT_OK) status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK && tt__within_step(p)) status = tt__not_between_steps(p->ctx);
     if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
@@ -33540,6 +33728,7 @@ static tt_status tt__state_take(tt__state *s)
     tt_status status = tt__agree(p->ctx, "the end of loading a state", tt__state_move(s, NULL), NULL, 0);
     if (status != TT_OK) return status;
     p->run.step = h->step;
+    p->unread.any = false;
     p->round = 0; /* the next micro-batch is the first of a step */
     p->arena->torn = false;
     p->results.scale.scale = h->loss_scale;
@@ -33650,6 +33839,8 @@ typedef struct tt__fit {
     tt_progress p;
     int64_t steps, first_step;   /* of an epoch; done when tt_fit began */
     double started, saved;       /* seconds on the clock; `started` moves on by what validation takes */
+    double began;                /* the time of a step */
+    struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
     double items, flops, peak;   /* since tt_fit began; the machine's */
     size_t bytes;                /* of the arena */
     char state[TT__PATH];
@@ -34111,41 +34302,75 @@ static void tt__fit_tell_idle(tt__fit *f, int micros)
             micros > 1 ? "es" : "", f->r->data);
 }
 
-/* Steps from f->p.step on, to the end of the epoch or until it is stopped. */
+/* Counts the step that was trained last, if what it has found is known. */
+static tt_status tt__fit_count_step(tt__fit *f)
+{
+    const tt_program *p = f->r->train;
+    const tt_stats *s = &p->done;
+    if (!f->last.any || p->reads == f->last.reads) return TT_OK;
+    f->last.any = false;
+    f->items += f->last.items;
+    f->flops += s->flops;
+    f->p.step++;
+    f->p.loss_sum += s->loss * s->targets;
+    f->p.targets += s->targets;
+    f->p.correct += s->correct;
+    const double now = tt__seconds();
+    tt_status status = tt__fit_metrics(f, s, false, f->last.lr, f->last.items, now - f->began);
+    tt__fit_report(f, NULL, false);
+    f->began = now;
+    return status;
+}
+
+/* Waits for the step that was trained last, and counts it. */
+static tt_status tt__fit_last_step(tt__fit *f)
+{
+    tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
+    if (status == TT_OK) status = tt__fit_count_step(f);
+    f->last.any = false;
+    return status;
+}
+
+/* Steps from f->p.step on, to the end of the epoch or until it is stopped. A device that works beside the
+   host runs a step while the next batch is made; so a step is counted when the next is begun. */
 static tt_status tt__fit_epoch(tt__fit *f)
 {
     tt_batch b;
-    tt_stats s;
     bool updated, more = true;
     int micros = 0; /* of the step */
-    double began = tt__seconds(), items = 0;
+    double items = 0;
     tt_context *ctx = f->r->ctx;
     tt__deal(f->r, f->train, true);
     tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
+    f->began = tt__seconds();
+    f->last.any = false;
     while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* steps stay whole */
-        float lr = tt_trainer_lr(f->r);
-        status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, &b, &more);
+        const float lr = tt_trainer_lr(f->r);
+        const int64_t reads = f->r->train->reads;
+        status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
         if (status != TT_OK || !more) break;
-        status = tt_train_batch(f->r, &b, &s, &updated);
+        status = tt_train_batch(f->r, &b, NULL, &updated);
         items += tt__items(&b);
         micros++;
+        const tt_status counted = tt__fit_count_step(f);
+        if (status == TT_OK) status = counted;
         if (status != TT_OK || !updated) continue;
         tt__fit_tell_idle(f, micros);
-        f->items += items;
-        f->flops += s.flops;
-        f->p.step++;
-        f->p.loss_sum += s.loss * s.targets;
-        f->p.targets += s.targets;
-        f->p.correct += s.correct;
-        double now = tt__seconds();
-        status = tt__fit_metrics(f, &s, false, lr, items, now - began);
-        tt__fit_report(f, NULL, false);
-        bool save = now - f->saved > f->o.save_seconds;
+        f->last.any = true;
+        f->last.lr = lr;
+        f->last.items = items;
+        f->last.reads = f->r->train->unread.any ? f->r->train->reads : reads;
+        status = tt__fit_count_step(f);
+        bool save = tt__seconds() - f->saved > f->o.save_seconds;
         if (ctx->net) status = tt__fit_agree(f, status, &save);
-        if (status == TT_OK && save) status = tt__fit_save(f);
-        began = tt__seconds(); /* saving is not counted */
         items = micros = 0;
+        if (status != TT_OK || !save) continue;
+        status = tt__fit_last_step(f);
+        if (status == TT_OK) status = tt__fit_save(f);
+        f->began = tt__seconds(); /* saving is not counted */
     }
+    const tt_status last = tt__fit_last_step(f);
+    if (status == TT_OK) status = last;
     const long long epoch = (long long)f->p.epoch + 1, steps = (long long)f->p.step;
     const bool ended = status == TT_OK && !more;
     if (ended && tt__trainer_within_step(f->r))

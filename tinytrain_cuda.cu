@@ -42,9 +42,42 @@
     extern __shared__ __align__(128) unsigned char tt__dyn_smem[]; \
     T *name = (T *)tt__dyn_smem
 // TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
-// parentheses: (kernel<64, 2>).
+// parentheses: (kernel<64, 2>). The stream may be a tt__stream.
 #define TT__LAUNCH(kernel, grid, block, shared, stream, ...) \
-    (kernel<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__), cudaGetLastError())
+    tt__launch_kernel(kernel, grid, block, shared, tt__stream_of(stream), __VA_ARGS__)
+
+// A stream. chains: a kernel that it is given may be brought onto the device while the one before ends, which
+// takes the gap between the two away (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). Kernels
+// wait for those before them in tt__begin_kernel.
+struct tt__stream { cudaStream_t it; bool chains; operator cudaStream_t() const { return it; } };
+inline tt__stream tt__stream_of(const tt__stream &s) { return s; }
+inline tt__stream tt__stream_of(cudaStream_t s) { return {s, false}; }
+template <class... P, class... A>
+inline cudaError_t tt__launch_kernel(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
+                                     const tt__stream &s, A &&...arguments)
+{
+    cudaLaunchConfig_t c = {};
+    cudaLaunchAttribute chain = {};
+    chain.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    chain.val.programmaticStreamSerializationAllowed = 1;
+    c.gridDim = grid;
+    c.blockDim = block;
+    c.dynamicSmemBytes = shared;
+    c.stream = s.it;
+    c.attrs = &chain;
+    c.numAttrs = s.chains;
+    return cudaLaunchKernelEx(&c, kernel, static_cast<A &&>(arguments)...);
+}
+
+// The first statement of each kernel. From here on all is done that the kernels before this one do, however
+// it was launched, and the kernel behind may come onto the device.
+__device__ __forceinline__ void tt__begin_kernel()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 {
@@ -188,7 +221,7 @@ struct group_arguments;
 
 struct tt__device {
     int index;
-    cudaStream_t stream;    // of computation, and of all that is no launch
+    tt__stream stream;      // of computation, and of all that is no launch
     cudaStream_t beside[TT__STREAMS]; // the others, by their numbers, from the first use on
     cublasLtHandle_t lt;
     cudaDeviceProp properties;
@@ -356,6 +389,18 @@ tt_status check_kernels(tt__device *d)
                 d->properties.name, major, minor, archs, major, minor);
 }
 
+// May kernels come onto the device before those in front of them are done, also in graphs (since CUDA 12.3)?
+// Kernels made for older devices, which a driver fits to newer ones, do not wait for those.
+bool chains_kernels(const tt__device *d)
+{
+    cudaFuncAttributes attributes;
+    int driver = 0, runtime = 0;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess)
+        return false;
+    if (d->properties.major < 9 || driver < 12030 || runtime < 12030) return false;
+    return cudaFuncGetAttributes(&attributes, add_counts) == cudaSuccess && attributes.ptxVersion >= 90;
+}
+
 tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capacity)
 {
     int devices = 0;
@@ -375,11 +420,13 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         status = check(d, cudaGetDeviceProperties(&d->properties, index), "cudaGetDeviceProperties");
     if (status == TT_OK) status = check_kernels(d);
     if (status == TT_OK)
-        status = check(d, cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "cudaStreamCreate");
+        status = check(d, cudaStreamCreateWithFlags(&d->stream.it, cudaStreamNonBlocking),
+                       "cudaStreamCreate");
     if (status == TT_OK && cublasLtCreate(&d->lt) != CUBLAS_STATUS_SUCCESS)
         status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
     const char *waits = getenv("TINYTRAIN_CUDA_SYNC");
     d->waits = waits && *waits && strcmp(waits, "0") != 0;
+    d->stream.chains = status == TT_OK && !d->waits && chains_kernels(d);
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
     cuda_close(d);
@@ -557,11 +604,12 @@ void cuda_release_host(tt__device *d, void *host)
     cudaFreeHost(host);
 }
 
-tt_status cuda_write(tt__device *d, void *memory, const void *from, size_t bytes)
+// CUDA sees by the addresses which way it goes.
+tt_status cuda_copy(tt__device *d, int stream, void *to, const void *from, size_t bytes)
 {
-    if (!use(d)) return TT_ERR_DEVICE;
-    return check(d, cudaMemcpyAsync(memory, from, bytes, cudaMemcpyHostToDevice, d->stream),
-                 "copy to the device");
+    cudaStream_t on = use(d) ? stream_of(d, stream) : NULL;
+    if (!on) return TT_ERR_DEVICE;
+    return check(d, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, on), "copy");
 }
 
 tt_status cuda_fill(tt__device *d, void *memory, int byte, size_t bytes)
@@ -930,6 +978,7 @@ inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
 __global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
                                                    tt_init init, uint64_t key)
 {
+    tt__begin_kernel();
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; 4 * i < n; i += gridDim.x * (int64_t)256) {
         const uint64_t block = (uint64_t)(first / 4 + i);
         const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0};
@@ -1015,6 +1064,7 @@ struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, a
 template <class OP, int X, int Y>
 __global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP op)
 {
+    tt__begin_kernel();
     if (X != ANY) {
         g.a.dtype = g.b.dtype = (tt_dtype)X;
         g.y.dtype = (tt_dtype)Y;
@@ -1193,6 +1243,7 @@ __device__ void put_group(const rotary_args &a, int64_t r, int64_t c, int n, flo
 
 __global__ void __launch_bounds__(TT__ROW_THREADS, 2) rotary_kernel(rotary_args a)
 {
+    tt__begin_kernel();
     for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < a.all;
          k += (int64_t)gridDim.x * TT__ROW_THREADS) {
         const int64_t r = k / (a.groups * a.spans);
@@ -1362,6 +1413,7 @@ struct swiglu_args { tt__mat dy, gate, up, dgate, dup; bool add_dgate, add_dup, 
 // X: dtype of all, or ANY.
 template <int X> __global__ void __launch_bounds__(TT__ROW_THREADS, 2) swiglu_backward(swiglu_args g)
 {
+    tt__begin_kernel();
     if (X != ANY) {
         g.dy.dtype = g.gate.dtype = g.up.dtype = g.dgate.dtype = g.dup.dtype = (tt_dtype)X;
         g.vector = true;
@@ -1602,6 +1654,7 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
 __global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *partial, int64_t parts,
                                                                int64_t stride, tt__mat to, bool add)
 {
+    tt__begin_kernel();
     TT__SHARED(float, sums, [8][33]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t c = (int64_t)blockIdx.x * 32 + lane;
@@ -1639,6 +1692,7 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 __global__ void __launch_bounds__(TT__ROW_THREADS) mean_pool(tt__mat x, const int32_t *start, tt__mat y,
                                                              bool add, bool vector)
 {
+    tt__begin_kernel();
     const int64_t s = blockIdx.x, from = start[s], to = start[s + 1], column = (int64_t)blockIdx.y * 256;
     const int64_t c = column + threadIdx.x % 32 * 8;
     const int n = (int)min(x.cols - c, (int64_t)8);
@@ -1670,6 +1724,7 @@ cudaError_t run_mean_pool(const tt__launch *l)
 
 __global__ void __launch_bounds__(TT__ROW_THREADS) mark_rows(const int32_t *index, int64_t n, unsigned *bits)
 {
+    tt__begin_kernel();
     const int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x;
     if (k < n) atomicOr(bits + (index[k] >> 5), 1u << (index[k] & 31));
 }
@@ -1724,6 +1779,7 @@ cudaError_t run_set_rows(const tt__launch *l)
 __global__ void __launch_bounds__(TT__ROW_THREADS) store_rows(tt__mat x, const int32_t *index, tt__mat y,
                                                               int64_t groups, bool vector)
 {
+    tt__begin_kernel();
     const int64_t all = x.rows * groups;
     for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < all;
          k += (int64_t)gridDim.x * TT__ROW_THREADS) {
@@ -1749,6 +1805,7 @@ cudaError_t run_store_rows(const tt__launch *l)
 __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, const unsigned *bits,
                                                                 int64_t words, float *partial, bool vector)
 {
+    tt__begin_kernel();
     const int64_t column = (int64_t)blockIdx.y * 256, c = column + threadIdx.x % 32 * 8;
     const int64_t end = min((blockIdx.x + 1) * words, (dy.rows + 31) / 32);
     const int n = (int)min(dy.cols - c, (int64_t)8);
@@ -1896,6 +1953,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, V == 4 && LANES == TT__ROW_TH
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
               bool vector)
 {
+    tt__begin_kernel();
     if (X != ANY) {
         x.dtype = y.dtype = (tt_dtype)X;
         w.dtype = b.dtype = (tt_dtype)W;
@@ -1932,6 +1990,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
                    bool add)
 {
+    tt__begin_kernel();
     const int64_t r = blockIdx.x;
     float sum = 0, squares = 0;
     for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS)
@@ -2042,6 +2101,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
                        float *partial, bool add, bool vector)
 {
+    tt__begin_kernel();
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
         w.dtype = (tt_dtype)W;
@@ -2141,6 +2201,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
 __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
         tt__mat w, tt__mat stats, tt__mat dx, bool add)
 {
+    tt__begin_kernel();
     const int64_t r = blockIdx.x;
     const row_stats s = get_stats(stats, r);
     const float mean = s.mean, rstd = s.rstd;
@@ -2165,6 +2226,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt
 __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
         int64_t rows_each, float *partial)
 {
+    tt__begin_kernel();
     const int64_t c = (int64_t)blockIdx.y * TT__ROW_THREADS + threadIdx.x;
     const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
     float dw = 0, db = 0;
@@ -2220,6 +2282,7 @@ enum { TT__SORT_STEP = 1024 }; // each of which takes so many numbers at a time
 __global__ void __launch_bounds__(TT__ROW_THREADS) count_digits(const int32_t *ids, int64_t n, int shift,
                                                                 int64_t tile, unsigned *counts)
 {
+    tt__begin_kernel();
     TT__SHARED(unsigned, count, [256]);
     const int64_t from = (int64_t)blockIdx.x * tile, to = min(n, from + tile);
     count[threadIdx.x] = 0;
@@ -2237,6 +2300,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
                                                                   const unsigned *counts, int32_t *to_ids,
                                                                   int32_t *to_rows)
 {
+    tt__begin_kernel();
     TT__SHARED(unsigned, place, [8][256]); // of each warp's next id with a digit
     TT__SHARED(unsigned, totals, [8]);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -2302,6 +2366,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
                                                tt__mat to, int64_t first, bool add, bool vector,
                                                int64_t chunk, float *partial)
 {
+    tt__begin_kernel();
     const int64_t from = (int64_t)blockIdx.x * chunk, end = min(n, from + chunk);
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)min(dy.cols - c, (int64_t)8);
@@ -2340,6 +2405,7 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
 __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
                                                 bool add, int64_t chunk, const float *partial)
 {
+    tt__begin_kernel();
     const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk;
     const int64_t c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
     if (end >= n || c >= to.cols || ids[end] != ids[end - 1]) return;
@@ -2454,6 +2520,7 @@ template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums s
 __global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, float *counts,
                                                    float *loss)
 {
+    tt__begin_kernel();
     loss_sums sums = {0, 0, 0};
     for (int k = (int)threadIdx.x; k < n; k += 256) {
         sums.loss += partial[k].loss;
@@ -2523,6 +2590,7 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
                                                      tt__mat lse, int ignore, float smoothing, bool wide,
                                                      loss_sums *partial)
 {
+    tt__begin_kernel();
     const int64_t groups = 256 / GROUP;
     loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
@@ -2576,6 +2644,7 @@ __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss
                                                               bool add, int ignore, float smoothing,
                                                               bool wide, const tt__run *run)
 {
+    tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
@@ -2613,6 +2682,7 @@ template <int GROUP>
 __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
                                                           tt__mat stats, bool wide, loss_sums *partial)
 {
+    tt__begin_kernel();
     const int64_t groups = 256 / GROUP, n = x.cols;
     loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
@@ -2659,6 +2729,7 @@ __global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *
                                                                    const float *counts, tt__mat dx, bool add,
                                                                    bool wide, const tt__run *run)
 {
+    tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
@@ -2687,6 +2758,7 @@ cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
 __global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
                                                      loss_sums *partial)
 {
+    tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     loss_sums sums = {0, 0, 0};
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
@@ -2722,6 +2794,7 @@ __global__ void __launch_bounds__(256) squared_error_backward(const float *dloss
                                                               tt__mat dx, bool add, bool wide,
                                                               const tt__run *run)
 {
+    tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
@@ -2752,6 +2825,7 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
                                                            const int32_t *targets, tt__mat weights,
                                                            int ignore, float *counts, float *loss)
 {
+    tt__begin_kernel();
     loss_sums sums = {0, 0, 0};
     for (int64_t r = threadIdx.x; r < rows; r += 1024) {
         if (targets[r] == ignore) continue;
@@ -2774,6 +2848,7 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
                                                              int ignore, float smoothing, bool cached,
                                                              const tt__run *run)
 {
+    tt__begin_kernel();
     TT__DYN_SHARED(float, logits);
     const int64_t r = blockIdx.x, n = z.cols;
     const int32_t target = targets[r];
@@ -2931,6 +3006,7 @@ __device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
 // Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
 __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
 {
+    tt__begin_kernel();
     const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
     double sum = 0;
     for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n;
@@ -2942,6 +3018,7 @@ __global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ squar
 
 __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant__ square_sums s)
 {
+    tt__begin_kernel();
     const square_sum &t = s.of[blockIdx.x];
     double sum = 0;
     for (unsigned k = threadIdx.x; k < t.blocks; k += 256) sum += s.partial[t.first + k];
@@ -2952,6 +3029,7 @@ __global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant_
 // The same in two steps: a block for each chunk of a tensor, then the sum of all chunks.
 __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
 {
+    tt__begin_kernel();
     const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
     const int64_t chunk = blockIdx.x - t.first, from = chunk * TT__CHUNK, end = from + TT__CHUNK;
     const int64_t to = end < t.n ? end : t.n;
@@ -2963,6 +3041,7 @@ __global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ squ
 
 __global__ void __launch_bounds__(256) fold_squares(const __grid_constant__ square_sums s)
 {
+    tt__begin_kernel();
     const square_sum &t = s.of[blockIdx.x];
     double sum = 0;
     for (int64_t k = threadIdx.x; k < t.n; k += 256) sum += ((const double *)t.g)[k];
@@ -2973,6 +3052,7 @@ __global__ void __launch_bounds__(256) fold_squares(const __grid_constant__ squa
 // The loss of what was counted.
 __global__ void mean_loss(const float *counts, float *loss)
 {
+    tt__begin_kernel();
     if (threadIdx.x == 0) *loss = (float)((double)counts[0] / counts[1]);
 }
 
@@ -2985,6 +3065,7 @@ cudaError_t run_mean_loss(const tt__launch *l)
 // totals [+]= a loss's counts: tt__totals.
 __global__ void add_counts(const float *counts, double *totals, bool add)
 {
+    tt__begin_kernel();
     if (threadIdx.x < 3) totals[threadIdx.x] = (add ? totals[threadIdx.x] : 0) + counts[threadIdx.x];
 }
 
@@ -3001,6 +3082,7 @@ __global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, flo
                                             const tt__totals *totals, const tt__scale *loss_scale,
                                             const tt__run *run, tt__clipped *out)
 {
+    tt__begin_kernel();
     double sum = 0;
     for (int64_t k = threadIdx.x; k < n; k += 256) sum += squares[k];
     sum = block_sum<256>(sum);
@@ -3024,6 +3106,7 @@ cudaError_t run_clip(const tt__launch *l)
 __global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
                                 float growth, float backoff, int interval)
 {
+    tt__begin_kernel();
     if (threadIdx.x || !isfinite(totals->loss) || !(totals->targets > 0)) return;
     if (isfinite(clipped->norm)) {
         if (++s->good_steps < interval) return;
@@ -3239,6 +3322,7 @@ template <bool ADAM, int G, int P>
 __global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
     update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
 {
+    tt__begin_kernel();
     TT__SHARED(philox_keys, keys, [3]);
     TT__SHARED(float, of_step, [2]);
     if (!isfinite(u.clip[0])) return; // for all threads alike
@@ -3413,6 +3497,7 @@ template <int LEVELS>
 __global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
     sum_members(const __grid_constant__ member_sums s)
 {
+    tt__begin_kernel();
     const member_sum &t = s.of[tensor_of_block(s.of, s.count)];
     const void *const *peer = s.peers + t.peers;
     const tt_dtype type = (tt_dtype)t.type;
@@ -3458,6 +3543,7 @@ template <class T> __device__ __forceinline__ void copy_as(const member_copy &t,
 
 __global__ void __launch_bounds__(256) copy_members(const __grid_constant__ member_copies c)
 {
+    tt__begin_kernel();
     const member_copy &t = c.of[tensor_of_block(c.of, c.count)];
     const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__MOVE_BYTES, end = from + TT__MOVE_BYTES;
     const int64_t to = end < t.bytes ? end : t.bytes, whole = to / t.unit * t.unit;
@@ -3677,6 +3763,7 @@ __device__ __forceinline__ uint4 probe_words(int64_t i)
 
 __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
 {
+    tt__begin_kernel();
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < n; i += gridDim.x * (int64_t)256)
         to[i] = probe_words(i);
 }
@@ -3684,6 +3771,7 @@ __global__ void __launch_bounds__(256) fill_probe(uint4 *to, int64_t n)
 // *wrong counts those of p's n that are not what fill_probe writes.
 __global__ void __launch_bounds__(256) check_probe(const uint4 *p, int64_t n, unsigned *wrong)
 {
+    tt__begin_kernel();
     unsigned count = 0;
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < n; i += gridDim.x * (int64_t)256) {
         const uint4 found = p[i], expected = probe_words(i);
@@ -3971,6 +4059,7 @@ __device__ __forceinline__ int attention_times(const attention_args &p, int head
 struct attention_lists { uint16_t block[1536]; };
 __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
 {
+    tt__begin_kernel();
     for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
@@ -4000,6 +4089,7 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
                                                        int seqs, int32_t *query_start, int32_t *query_row,
                                                        int32_t *query_at)
 {
+    tt__begin_kernel();
     TT__SHARED(int32_t, rows, [256]);
     const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
     int begin = 0, end = 0, row = 0, rank = 0;
@@ -4031,6 +4121,7 @@ __global__ __launch_bounds__(256) void attention_order(const int32_t *index, int
 // of a head's adds up.
 template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
 {
+    tt__begin_kernel();
     const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
     TT__SHARED(float, part, [256]);
     const int64_t number = (int64_t)blockIdx.x * heads + threadIdx.x / parts, row = number / p.heads;
@@ -4055,6 +4146,7 @@ template <class T> __global__ __launch_bounds__(256) void attention_delta(attent
 // The same for any dtypes and addresses, a warp for each.
 __global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
 {
+    tt__begin_kernel();
     const int64_t number = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, row = number / p.heads;
     const int64_t column = number % p.heads * p.head_size;
     const int lane = threadIdx.x % 32;
@@ -4220,6 +4312,7 @@ __device__ __forceinline__ attention_block attention_block_at(const attention_ar
 template <bool NEAR>
 __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(attention_args p)
 {
+    tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
@@ -4302,6 +4395,7 @@ __device__ __forceinline__ void attention_gradient(const attention_args &p, floa
 
 __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
 {
+    tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
@@ -4358,6 +4452,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
 // A row of scores is here a key, a column a query.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
+    tt__begin_kernel();
     TT__SHARED(float, stage, [ATTENTION_STAGE]);
     TT__SHARED(float, tile, [64 * ATTENTION_PITCH]);
     TT__SHARED(unsigned char, keep, [64 * 8]);
@@ -4635,6 +4730,7 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
 template <class T, int D, int MT, int KEYS, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
+    tt__begin_kernel();
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__DYN_SHARED(T, qs);
@@ -4738,6 +4834,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 template <class T, int D, int MT, int KEYS, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
+    tt__begin_kernel();
     enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__DYN_SHARED(T, qs);
@@ -4814,6 +4911,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 template <class T, int D, int MT, int QUERIES, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
+    tt__begin_kernel();
     enum { KEYS = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, );
     TT__DYN_SHARED(T, ks);
@@ -5198,6 +5296,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
 // rare products, for which cuBLASLt has no algorithm.
 __global__ void __launch_bounds__(256) any_matmul(product g)
 {
+    tt__begin_kernel();
     TT__SHARED(float, a, [16][68]);
     TT__SHARED(float, b, [16][68]);
     const int64_t tiles = (g.n + 63) / 64, i0 = (int64_t)blockIdx.x / tiles * 64;
@@ -5234,6 +5333,7 @@ __global__ void __launch_bounds__(256) any_matmul(product g)
 
 __global__ void cast_bias(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, int64_t n)
 {
+    tt__begin_kernel();
     int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (i < n) store_any(to, to_type, i, load_any(from, from_type, i));
 }
@@ -5502,6 +5602,7 @@ struct fp8_operands { fp8_operand of[2]; unsigned *largest; float *unscale; };
 // The bits of the largest magnitude, NaN above infinity. Reads each operand once; grid (any, 2).
 __global__ void __launch_bounds__(256) fp8_largest(fp8_operands both)
 {
+    tt__begin_kernel();
     TT__SHARED(unsigned, part, [8]);
     const fp8_operand &x = both.of[blockIdx.y];
     const int64_t groups = (x.m.cols + 7) / 8;
@@ -5536,6 +5637,7 @@ __device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
 // many. Grid (tiles of the larger, 2).
 __global__ void __launch_bounds__(256) fp8_round(fp8_operands both)
 {
+    tt__begin_kernel();
     TT__SHARED(unsigned char, tile, [64][80]);
     const fp8_operand &x = both.of[blockIdx.y];
     const int t = threadIdx.x;
@@ -5692,6 +5794,7 @@ cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, 
 enum { TT__SUM_CHUNKS = 64 };
 __global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, int64_t rows_per_chunk)
 {
+    tt__begin_kernel();
     TT__SHARED(float, part, [8][33]);
     const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x % 32, from = blockIdx.y * rows_per_chunk;
     const int64_t to = from + rows_per_chunk < dy.rows ? from + rows_per_chunk : dy.rows;
@@ -5928,7 +6031,7 @@ tt_status cuda_launch(const tt__launch *l, int n)
 
 extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
-        cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_write, cuda_fill, cuda_init, cuda_read,
+        cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_copy, cuda_fill, cuda_init, cuda_read,
         cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
         cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available, };
 

@@ -462,8 +462,8 @@ static emu_counts since(emu_counts before) /* what was counted since then */
     return now;
 }
 
-/* Once every shape has been met twice, a step waits once, for its results, and allocates nothing; so does
-   each micro-batch whose results are asked for, and one whose results are not does not wait. */
+/* Once every shape has been met twice, a step whose results are asked for waits once, for these, and so does
+   each such micro-batch; others wait for events alone. None allocates. */
 TEST(a_step_waits_once_for_its_results)
 {
     for (int accumulate = 0; accumulate < 2; accumulate++)
@@ -478,7 +478,7 @@ TEST(a_step_waits_once_for_its_results)
             for (int k = 4; k < 8; k++)
                 CHECK(one_step(&t, k, true, accumulate, asked ? &stats : NULL) == TT_OK);
             n = since(n);
-            CHECK_NEAR((double)n.host_syncs, accumulate && asked ? 4 * 3 : 4, 0);
+            CHECK_NEAR((double)n.host_syncs, !asked ? 0 : accumulate ? 4 * 3 : 4, 0);
             /* A micro-batch each, and an update. */
             CHECK_NEAR((double)n.graph_launches, accumulate ? 4 * 3 : 4 * 2, 0);
             CHECK(n.pageable_async == 0 && n.allocations == 0 && n.kernels > 0);
@@ -741,6 +741,8 @@ static void small_close(small_net *n)
     tt_tape_free(n->t);
 }
 
+static bool reads_later; /* small_run asks for no step's results before the next is begun */
+
 /* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth
    has other rows), reads. */
 static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
@@ -748,8 +750,13 @@ static tt_status small_run(tt_context *ctx, small_net *n, small_result *to)
     tt_stats stats;
     tt_status status = small_open(ctx, n, false);
     for (int k = 0; k < 4 && status == TT_OK; k++) {
-        status = small_step(n, k, &stats);
-        to->loss[k] = stats.loss;
+        status = small_step(n, k, reads_later ? NULL : &stats);
+        if (!reads_later) to->loss[k] = stats.loss;
+        else if (k > 0) to->loss[k - 1] = n->p->done.loss;
+    }
+    if (status == TT_OK && reads_later) {
+        status = tt_wait(n->p, &stats);
+        to->loss[3] = stats.loss;
     }
     if (status == TT_OK) status = tt_get(n->p, n->out, to->out, TEST_COUNT(to->out));
     return status == TT_OK ? tt_param_get(n->w, to->w) : status;
@@ -1144,6 +1151,146 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
     }
 }
 
+/* The same of steps: bits, statistics and counts are those of steps that are waited for, one step later, and
+   what is copied for the next step while one is under way does not disturb that. */
+TEST(steps_are_read_one_later)
+{
+    for (int scheduler = 0; scheduler < EMU_SCHEDULERS; scheduler++) {
+        float w[2][5 * 4];
+        tt_stats stats[2][6];
+        for (int asked = 0; asked < 2; asked++) {
+            test_allocator a;
+            small_net net;
+            emu_configure(1, (size_t)16 << 20, 1, 7);
+            emu_set_scheduler((emu_scheduler)scheduler);
+            tt_context *ctx = test_open(&a);
+            bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
+            for (int k = 0; k < 6 && ok; k++) {
+                ok = CHECK(small_set(&net, 5, k + 7) == TT_OK && small_set(&net, USUAL_ROWS, k) == TT_OK);
+                ok = ok && CHECK(tt_step(net.p, 0.1f, asked ? &stats[1][k] : NULL) == TT_OK);
+                CHECK(tt_program_steps(net.p) == k + 1 && net.p->unread.any == !asked);
+                CHECK(net.p->reads == k + asked);
+                if (!asked && k > 0) stats[0][k - 1] = net.p->done;
+            }
+            if (!asked) CHECK(tt_wait(net.p, &stats[0][5]) == TT_OK && !net.p->unread.any);
+            CHECK(tt_param_get(net.w, w[asked]) == TT_OK);
+            small_close(&net);
+            TEST_CLOSE(ctx, &a);
+        }
+        CHECK(memcmp(w[0], w[1], sizeof w[0]) == 0);
+        for (int k = 0; k < 6; k++) {
+            const tt_stats *x = &stats[0][k], *y = &stats[1][k];
+            CHECK(x->loss == y->loss && x->targets == y->targets && x->correct == y->correct);
+            CHECK(x->grad_norm == y->grad_norm && x->flops == y->flops && x->step == y->step);
+        }
+    }
+}
+
+/* A loss that is not finite is an error of whatever comes after its step, which does nothing else: the same
+   sentence as at once, and parameters as they were. */
+TEST(errors_are_read_one_later)
+{
+    static const char *const after[] = {"at once", "a step", "tt_wait", "tt_get", "tt_program_save"};
+    char sentence[1100] = "";
+    float x[USUAL_ROWS * 4] = {NAN};
+    for (int k = 0; k < TEST_COUNT(after); k++) {
+        test_allocator a;
+        small_net net;
+        tt_stats stats;
+        float before[5 * 4], w[5 * 4], out[USUAL_ROWS * 5];
+        tt_status status = TT_OK;
+        emu_configure(1, (size_t)16 << 20, 1, 7);
+        tt_context *ctx = test_open(&a);
+        CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, NULL) == TT_OK);
+        CHECK(tt_param_get(net.w, before) == TT_OK && small_set(&net, USUAL_ROWS, 0) == TT_OK);
+        CHECK(tt_set(net.p, net.x, x, USUAL_ROWS) == TT_OK);
+        status = tt_step(net.p, 0.1f, k ? NULL : &stats);
+        CHECK(status == (k ? TT_OK : TT_ERR_NUMERIC));
+        if (k == 1) status = small_step(&net, 1, &stats);
+        if (k == 2) status = tt_wait(net.p, &stats);
+        if (k == 3) status = tt_get(net.p, net.out, out, TEST_COUNT(out));
+        if (k == 4) status = tt_program_save(net.p, test_path(test_folder(), "state.safetensors"));
+        CHECK(status == TT_ERR_NUMERIC && tt_program_steps(net.p) == 1);
+        if (k == 0) snprintf(sentence, sizeof sentence, "%s", tt_error(ctx));
+        if (!CHECK(strcmp(tt_error(ctx), sentence) == 0)) printf("%s: %s\n", after[k], tt_error(ctx));
+        CHECK(tt_param_get(net.w, w) == TT_OK && memcmp(w, before, sizeof w) == 0);
+        CHECK(tt_wait(net.p, &stats) == TT_OK && stats.step == 1); /* it is told once */
+        CHECK(small_step(&net, 1, &stats) == TT_OK && stats.step == 2);
+        small_close(&net);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* A source of so many steps, of which one (from 0; -1: none) has a target that does not count. */
+typedef struct few_steps { made_batch m; int next, bad; } few_steps;
+enum { FEW_STEPS = 5 };
+
+static tt_status few_seek(void *self, int64_t epoch, int64_t step)
+{
+    (void)epoch;
+    ((few_steps *)self)->next = (int)step;
+    return TT_OK;
+}
+
+static tt_status few_next(void *self, tt_batch *b, bool *more)
+{
+    few_steps *f = (few_steps *)self;
+    *more = f->next < FEW_STEPS;
+    if (!*more) return TT_OK;
+    make_batch(&f->m, f->next, false, true);
+    for (int k = 0; k < MOST_SEQS && f->next == f->bad; k++) f->m.labels[k] = -100;
+    f->next++;
+    *b = f->m.b;
+    return TT_OK;
+}
+
+typedef struct told { double loss[FEW_STEPS + 1]; int n; bool in_turn; } told;
+
+static void tell(void *user, const tt_fit_event *e)
+{
+    told *t = (told *)user;
+    t->in_turn = t->in_turn && e->step == t->n + 1 && t->n <= FEW_STEPS;
+    if (t->n <= FEW_STEPS) t->loss[t->n++] = e->loss;
+}
+
+/* tt_fit tells of each step once and in turn, with the statistics of steps that are waited for; also of those
+   before one that fails, whose state it saves. */
+TEST(fit_counts_each_step)
+{
+    for (int bad = -1; bad < FEW_STEPS; bad += 2) {
+        static few_steps f;
+        trained t;
+        tt_stats stats;
+        told to = {{0}, 0, true};
+        double sum = 0, targets = 0;
+        bool finished;
+        char folder[1100];
+        emu_configure(1, (size_t)64 << 20, 1, 2);
+        snprintf(folder, sizeof folder, "%s%d", test_path(test_folder(), "fit"), bad + 1);
+        tt_source source = {&f, few_seek, few_next, FEW_STEPS, MOST_SEQS, MOST_ROWS, false, NULL, NULL, 0,
+                            NULL};
+        tt_fit_options o = tt_fit_options_default();
+        o.folder = folder;
+        o.report = tell;
+        o.user = &to;
+        f.bad = bad;
+        const int good = bad < 0 ? FEW_STEPS : bad;
+        if (!CHECK(open_training(&t, "cuda", false, 0.1f, false))) { close_training(&t); return; }
+        CHECK(tt_fit(t.trainer, &source, NULL, &o, &finished) == (bad < 0 ? TT_OK : TT_ERR_NUMERIC));
+        CHECK(to.n == good && to.in_turn && tt_trainer_steps(t.trainer) == good);
+        CHECK(tt_trainer_saved_steps(t.trainer) == (good ? good : -1));
+        close_training(&t);
+        if (!CHECK(open_training(&t, "cuda", false, 0.1f, false))) { close_training(&t); return; }
+        for (int k = 0; k < good; k++) {
+            CHECK(one_step(&t, k, false, false, &stats) == TT_OK);
+            sum += stats.loss * stats.targets;
+            targets += stats.targets;
+            CHECK(to.loss[k] == sum / targets);
+        }
+        close_training(&t);
+    }
+}
+
 /* Steps with so many lengths in turn, `rounds` times over; how many graphs were launched. */
 static long graphs_of_lengths(int lengths, int rounds)
 {
@@ -1473,7 +1620,9 @@ TEST(any_call_may_fail_once) /* with copies between the memories, too */
 TEST(any_call_may_fail_for_ever)
 {
     update = "host";
+    reads_later = true;
     sweep(1L << 40);
+    reads_later = false;
     update = NULL;
 }
 
@@ -1526,6 +1675,9 @@ TEST(the_device_that_is_described) { NEEDS_EMULATOR; }
 TEST(a_launch_that_fails_in_a_capture_is_named) { NEEDS_EMULATOR; }
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
 TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
+TEST(steps_are_read_one_later) { NEEDS_EMULATOR; }
+TEST(errors_are_read_one_later) { NEEDS_EMULATOR; }
+TEST(fit_counts_each_step) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
 TEST(steps_go_on_without_graphs) { NEEDS_EMULATOR; }
 TEST(products_that_cublaslt_refuses) { NEEDS_EMULATOR; }
@@ -1550,7 +1702,8 @@ static const test_case tests[] = {
     TEST_CASE(trains_vit_as_the_cpu_does), TEST_CASE(trains_with_updates_in_the_hosts_memory),
     TEST_CASE(values_in_the_hosts_memory),
     TEST_CASE(a_step_waits_once_for_its_results), TEST_CASE(programs_on_two_devices),
-    TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs),
+    TEST_CASE(micro_steps_that_do_not_wait_keep_their_inputs), TEST_CASE(steps_are_read_one_later),
+    TEST_CASE(errors_are_read_one_later), TEST_CASE(fit_counts_each_step),
     TEST_CASE(lengths_that_are_met_again_are_replayed), TEST_CASE(steps_go_on_without_graphs),
     TEST_CASE(products_that_cublaslt_refuses), TEST_CASE(algorithms_are_chosen_once),
     TEST_CASE(no_product_of_a_model_needs_that_kernel), TEST_CASE(gelu_is_as_exact_as_said),

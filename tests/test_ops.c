@@ -2235,7 +2235,7 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
             if (to) ok = b->read(d, h->data, m->data, bytes) == TT_OK;
             else
                 ok = (m->data = memory[k] = b->allocate(d, bytes)) != NULL &&
-                     b->write(d, m->data, h->data, bytes) == TT_OK && b->wait(d) == TT_OK;
+                     b->copy(d, TT__COMPUTE_STREAM, m->data, h->data, bytes) == TT_OK && b->wait(d) == TT_OK;
         }
         if (ok && !to) ok = b->launch(&l, 1) == TT_OK;
     }

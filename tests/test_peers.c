@@ -361,7 +361,7 @@ static tt_status compare_op(group *g, int op, int jobs, uint64_t seed)
         }
         CHECK(end <= MEMORY);
         for (int r = 0; r < g->members && status == TT_OK; r++) {
-            status = said(g, r, cuda->write(g->device[r], g->memory[r], g->cpu[r], end));
+            status = said(g, r, cuda->copy(g->device[r], TT__COMPUTE_STREAM, g->memory[r], g->cpu[r], end));
             if (status == TT_OK) status = said(g, r, cuda->wait(g->device[r]));
         }
         if (status == TT_OK) status = run_jobs(g, j, n);
@@ -503,7 +503,8 @@ TEST(squares_of_pieces)
             tt__convert(&x, TT_F32, g[k] + (size_t)e * tt_dtype_bytes(dtypes[k % 3]), dtypes[k % 3], 1);
             if (e < sizes[k]) exact[k][e / TT__CHUNK] += (double)x * (double)x;
         }
-    CHECK(cuda->write(d.device[0], d.memory[0], g, sizeof g) == TT_OK && cuda->wait(d.device[0]) == TT_OK &&
+    CHECK(cuda->copy(d.device[0], TT__COMPUTE_STREAM, d.memory[0], g, sizeof g) == TT_OK &&
+          cuda->wait(d.device[0]) == TT_OK &&
           cuda->fill(d.device[0], d.memory[0] + at_table, 0xff, sizeof table) == TT_OK);
     for (int phase = 0; phase < MEMBERS + 1; phase++) { /* each member's pieces; then the sums of all */
         tt__instr i = tt__new_instr(phase < MEMBERS ? TT__OP_CHUNK_SQUARES : TT__OP_FOLD_SQUARES);
@@ -1129,7 +1130,7 @@ TEST(a_thread_for_each_device)
             fill_job(&g, &c.jobs[c.n], &s);
         }
         for (int r = 0; r < members; r++)
-            CHECK(cuda->write(g.device[r], g.memory[r], g.cpu[r], end) == TT_OK &&
+            CHECK(cuda->copy(g.device[r], TT__COMPUTE_STREAM, g.memory[r], g.cpu[r], end) == TT_OK &&
                   cuda->wait(g.device[r]) == TT_OK);
         for (int r = 0; r < members; r++)
             CHECK(pthread_create(&thread[r], NULL, thread_main, &c) == 0);

@@ -217,6 +217,7 @@ static struct {
 } block;
 
 void emu_kernel_begins() { emu_block.in_kernel = true; }
+void emu_begin_kernel() { emu_block.thread[emu_block.current].began = true; }
 
 static void set_current(int thread)
 {
@@ -311,6 +312,8 @@ static void run_threads()
             set_current(thread);
             (*block.kernel)(); // which calls emu_kernel_begins
             emu_block.in_kernel = false;
+            if (emu_block.chained && !emu_block.thread[thread].began)
+                emu_fatal("the thread never waited for the kernel before this one, with tt__begin_kernel");
             if (!block.copies[thread].empty())
                 emu_fatal("the thread ends with cp.async copies that it never waited for");
             emu_block.thread[thread].done = true;
@@ -347,7 +350,7 @@ static void run_block(const std::function<void()> &kernel, uint32_t index, threa
     poison(emu_shared_arena + emu_block.dynamic, EMU_SHARED_ARENA - emu_block.dynamic);
     for (int i = 0; i < emu_block.threads; i++) {
         emu_block.thread[i].fiber = nullptr;
-        emu_block.thread[i].done = false;
+        emu_block.thread[i].done = emu_block.thread[i].began = false;
         emu_block.thread[i].warp_epoch = 1;
         block.copy_group[i] = 0;
     }
@@ -1323,8 +1326,10 @@ static uint64_t block_position(uint64_t i, uint64_t n, int part_count, thread_or
 }
 
 cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 shape, size_t shared,
-                       cudaStream_t handle, std::function<void()> body)
+                       emu_any_stream stream, std::function<void()> body)
 {
+    const cudaStream_t handle = stream.it;
+    const bool chained = stream.chains;
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (cudaError_t e = emu_enter("a launch")) return e;
     if (bad_stream(handle)) return emu_error(cudaErrorInvalidResourceHandle);
@@ -1351,6 +1356,7 @@ cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 sha
         blockDim = shape;
         emu_block.threads = (int)threads;
         emu_block.dynamic = shared;
+        emu_block.chained = chained;
         block.function = kernel;
         if (block.shape.x != shape.x || block.shape.y != shape.y || block.shape.z != shape.z) {
             for (unsigned i = 0; i < threads; i++)
@@ -1397,6 +1403,7 @@ cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel)
     *a = cudaFuncAttributes();
     a->sharedSizeBytes = functions[kernel].static_bytes; // known once it has run
     a->maxThreadsPerBlock = EMU_MOST_THREADS;
+    a->ptxVersion = 90;
     a->numRegs = 64;
     a->maxDynamicSharedSizeBytes = functions[kernel].dynamic_limit;
     return cudaSuccess;

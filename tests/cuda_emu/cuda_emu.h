@@ -80,7 +80,8 @@
 // The launch's dynamic shared memory, aligned to 128 bytes.
 #define TT__DYN_SHARED(T, name) T *name = (T *)emu_dynamic_shared()
 // TT__LAUNCH(kernel, grid, block, shared bytes, stream, arguments...), a cudaError_t. A template goes in
-// parentheses: (kernel<64, 2>).
+// parentheses: (kernel<64, 2>). The stream may be a tt__stream; if that chains, a thread that ends without
+// tt__begin_kernel is an error, and so is, in the trace build, what it does to memory before.
 #define TT__LAUNCH(kernel, grid, block, shared, ...) \
     emu_launch_kernel(#kernel, kernel, grid, block, shared, __VA_ARGS__)
 
@@ -262,7 +263,7 @@ struct cudaDeviceProp {
 };
 struct cudaFuncAttributes {
     size_t sharedSizeBytes, constSizeBytes, localSizeBytes;
-    int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes;
+    int maxThreadsPerBlock, numRegs, maxDynamicSharedSizeBytes, ptxVersion;
 };
 struct cudaPointerAttributes { cudaMemoryType type; int device; void *devicePointer, *hostPointer; };
 struct cudaGraphExecUpdateResultInfo {
@@ -359,8 +360,15 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x);
 
 // ========================================================================= what the emulator is called for
 [[noreturn]] void emu_fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
+struct tt__stream { cudaStream_t it; bool chains; operator cudaStream_t() const { return it; } };
+struct emu_any_stream {
+    cudaStream_t it;
+    bool chains;
+    emu_any_stream(cudaStream_t s) : it(s), chains(false) {}
+    emu_any_stream(const tt__stream &s) : it(s.it), chains(s.chains) {}
+};
 cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shared,
-                       cudaStream_t s, std::function<void()> body);
+                       emu_any_stream s, std::function<void()> body);
 cudaError_t emu_function_set(const void *kernel, cudaFuncAttribute a, int value);
 cudaError_t emu_function_get(cudaFuncAttributes *a, const void *kernel);
 cudaError_t emu_occupancy(int *blocks, const void *kernel, int threads, size_t shared);
@@ -385,7 +393,7 @@ void emu_atomic(void *p, size_t n, const char *file, int line);
 
 template <class... P, class... A> cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...),
                                                                 dim3 grid, dim3 block, size_t shared,
-                                                                cudaStream_t s, A &&...arguments)
+                                                                emu_any_stream s, A &&...arguments)
 {
     // Of the parameters' types, as <<<>>> makes them.
     std::tuple<std::decay_t<P>...> copies(std::forward<A>(arguments)...);
@@ -428,6 +436,8 @@ extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 enum { warpSize = 32 };
 
+void emu_begin_kernel();
+inline void tt__begin_kernel() { emu_begin_kernel(); }
 inline void __syncthreads(EMU_HERE) { emu_block_barrier(emu_file, emu_line); }
 inline int __syncthreads_count(int p, EMU_HERE) { return emu_block_vote(p, 0, emu_file, emu_line); }
 inline int __syncthreads_and(int p, EMU_HERE) { return emu_block_vote(p, 1, emu_file, emu_line); }

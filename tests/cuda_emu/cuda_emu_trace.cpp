@@ -228,6 +228,10 @@ static void check(const void *address, size_t n, bool write, bool atomic, bool k
         }
         c = shared_cells + (p - emu_shared_arena) / 2;
     } else {
+        if (kernel && emu_block.chained && !emu_block.thread[emu_block.current].began && !of_a_stack(p) &&
+            !(p >= &__executable_start && p < &_end))
+            emu_fatal("%s%s before tt__begin_kernel, while the kernel in front may still run", verb,
+                      text_of(at).c_str());
         int device = emu_device_of(p);
         const emu_pinned *pin = device < 0 ? emu_find_pinned(p) : nullptr;
         if (device < 0 && !pin) {

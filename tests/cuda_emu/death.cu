@@ -43,6 +43,34 @@ static cudaStream_t new_stream()
 }
 static int done() { return cudaDeviceSynchronize() != cudaSuccess; }
 
+// ================================================================================ kernels in a chain
+__global__ void filled(float *out)
+{
+    tt__begin_kernel();
+    out[threadIdx.x] = 1;
+}
+__global__ void half_begun(float *out)
+{
+    if (threadIdx.x < 16) tt__begin_kernel();
+    out[threadIdx.x] = 2;
+}
+__global__ void begun_late(float *out)
+{
+    const float x = out[threadIdx.x]; // which `filled` may not have written yet
+    tt__begin_kernel();
+    out[threadIdx.x] = x;
+}
+static int chain(void (*second)(float *))
+{
+    float *out = device_floats(32);
+    const tt__stream s = {new_stream(), true};
+    TT__LAUNCH(filled, 1, 32, 0, s, out);
+    TT__LAUNCH(second, 1, 32, 0, s, out);
+    return done();
+}
+static int chained_without_wait() { return chain(half_begun); }
+static int chained_that_reads_before() { return chain(begun_late); }
+
 // ===================================================================================== within a block
 __global__ void shifted(float *out) // reads its neighbour's number without a barrier
 {
@@ -561,6 +589,9 @@ static int cuda_call_in_host_function()
 struct death { const char *name; int (*run)(); const char *plain, *asan, *trace; };
 #define DEATH(name, plain, asan, trace) {#name, name, plain, asan, trace}
 static const death deaths[] = {
+    DEATH(chained_without_wait, "never waited for the kernel before", "never waited for the kernel before",
+          "before tt__begin_kernel"),
+    DEATH(chained_that_reads_before, nullptr, nullptr, "before tt__begin_kernel"),
     DEATH(missing_syncthreads, "~wrong result", "~wrong result",
           "RACE between threads: read at death.cu|was never written"),
     DEATH(write_after_read, "~wrong result", "~wrong result", "RACE between threads"),

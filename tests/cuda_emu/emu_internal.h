@@ -95,7 +95,13 @@ struct emu_device {
 
 // ---------------------------------------------------------------------------------- the block that runs
 struct emu_fiber { void *sp; char *stack; size_t size; void *fake; int thread; };
-struct emu_thread { emu_fiber *fiber; const char *what, *file; int line; bool done; uint16_t warp_epoch; };
+struct emu_thread {
+    emu_fiber *fiber;
+    const char *what, *file;
+    int line;
+    bool done, began; // began: it has called tt__begin_kernel
+    uint16_t warp_epoch;
+};
 struct emu_slot { void *key; char *p; size_t n; const char *name; }; // a TT__SHARED of this block
 struct emu_running_block {
     int current = -1;         // thread, or -1: no kernel runs
@@ -104,6 +110,7 @@ struct emu_running_block {
     uint32_t index = 0;       // of the block within the grid
     uint16_t epoch = 0;       // barriers so far
     size_t dynamic = 0;       // shared memory of the launch
+    bool chained = false;     // it may begin before the kernel in front is done
     emu_thread thread[EMU_MOST_THREADS];
     std::vector<emu_slot> slots;
 };
