@@ -72,6 +72,7 @@ LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
 PROGRAMS := $(patsubst tests/%.c,$(B)/%,$(TESTS))
 # make cuda: for these GPUs, and PTX for later ones. TINYTRAIN_CUDA=1 make test also runs CUDA_TESTS on a GPU.
 CUDA_HOME  ?= /usr/local/cuda
+CUDA_WERROR ?= -Werror all-warnings
 NVCC       ?= $(CUDA_HOME)/bin/nvcc
 CUDA_ARCHS ?= 80 90a 100
 CUDA_CODE  ?= $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
@@ -333,7 +334,7 @@ cuda: $(CUDA_PROGRAMS)
 
 $(B)/cuda/tinytrain_cuda.o: tinytrain_cuda.cu tinytrain.h $(B)/flags
 	@mkdir -p $(@D)
-	$(NVCC) -O3 -std=c++17 -Werror all-warnings -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || \
+	$(NVCC) -O3 -std=c++17 $(CUDA_WERROR) -Xptxas -v $(CUDA_CODE) -I. -c $< -o $@ 2> $@.txt || \
 	    { cat $@.txt >&2; exit 1; }
 	@! grep -B 1 -E '[1-9][0-9]* bytes spill' $@.txt || { echo 'registers are spilled' >&2; rm $@; exit 1; }
 
@@ -355,7 +356,7 @@ $(B)/cuda/%: $(B)/cuda/%.c.o $(B)/cuda/tinytrain_cuda.o
 # The benchmark of whole steps, and what a GPU can do, for comparison.
 $(B)/cuda/gpu.o: bench/gpu.cu $(B)/flags
 	@mkdir -p $(@D)
-	$(NVCC) -O3 -std=c++17 -Werror all-warnings $(CUDA_CODE) -c $< -o $@
+	$(NVCC) -O3 -std=c++17 $(CUDA_WERROR) $(CUDA_CODE) -c $< -o $@
 $(B)/cuda/step: $(B)/cuda/gpu.o
 $(B)/cuda/%.log: $(B)/cuda/% FORCE
 	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< $(foreach t,$(or $(T),$(CUDA_T_$*)),'$(t)')

@@ -271,6 +271,8 @@ static inline double bench_stream(int kind)
 extern "C" {
 #endif
 size_t bench_gpu_used(void);
+void *bench_gpu_event(void);
+double bench_gpu_between(void *from, void *to);
 double bench_gpu_copy(size_t bytes, double seconds, char error[256]);
 double bench_gpu_product(const char *type, int n, double seconds, char error[256]);
 #ifdef __cplusplus
@@ -282,6 +284,8 @@ static inline double bench__gpu_none(char error[256])
     return snprintf(error, 256, "this build is without CUDA"), 0;
 }
 static inline size_t bench_gpu_used(void) { return 0; }
+static inline void *bench_gpu_event(void) { return NULL; }
+static inline double bench_gpu_between(void *from, void *to) { return from && to ? 0 : -1; }
 static inline double bench_gpu_copy(size_t bytes, double seconds, char error[256])
 {
     (void)bytes;

@@ -12,6 +12,9 @@
    of layer norm's backward in TB/s. A launch takes 1 microsecond besides. These are sums of parts that run
    one after another: no measurement.
 
+   Inputs come from the host at 50 GB/s, beside the step before where they have arrivals; a copy within the
+   device's memory is what then remains.
+
    Bytes are those of each operand and result once. Launches are what tinytrain_cuda.cu makes of an
    instruction; those of tables' gradients, which depend on the ids, are counted as 12. */
 #define TINYTRAIN_IMPLEMENTATION
@@ -19,11 +22,11 @@
 
 enum {
     PRODUCTS, ANY_PRODUCTS, BIASES, ATTENTION, ATTENTION_BACKWARD, ACTIVATIONS, NORMS, NORMS_BACKWARD,
-    UPDATES, OTHERS, KINDS
+    UPDATES, INPUTS, OTHERS, KINDS
 };
 static const char *const kinds[KINDS] = {
     "products", "products of unlike dtypes", "bias gradients", "attention", "attention backward",
-    "GELU and its slope", "norms", "norms backward", "norm of gradients and AdamW", "the rest"};
+    "GELU and its slope", "norms", "norms backward", "norm of gradients and AdamW", "inputs", "the rest"};
 
 typedef struct cost { double launches, bytes, flops, seconds; } cost;
 
@@ -93,6 +96,11 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
 static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double length)
 {
     memset(costs, 0, KINDS * sizeof *costs);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        if (x->storage != TT__INPUT || x->base != v || x->persistent || x->place == TT__NO_PLACE) continue;
+        add(&costs[INPUTS], 1, (x->arrival ? 2 : 1) * bytes_of(t, v), 0, 1, 0, x->arrival ? 4.3 : 0.05);
+    }
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         double bytes = 0;

@@ -76,6 +76,20 @@ extern "C" size_t bench_gpu_used(void) // bytes, by all processes
     return total - available;
 }
 
+// An event that notes the time, for tt__backend.mark; and the seconds between two of them, once the second
+// has come: less than 0 after an error.
+extern "C" void *bench_gpu_event(void)
+{
+    cudaEvent_t e = NULL;
+    return cudaSetDevice(0) == cudaSuccess && cudaEventCreate(&e) == cudaSuccess ? (void *)e : NULL;
+}
+extern "C" double bench_gpu_between(void *from, void *to)
+{
+    float ms = 0;
+    if (cudaEventSynchronize((cudaEvent_t)to) != cudaSuccess) return -1;
+    return cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to) == cudaSuccess ? 1e-3 * ms : -1;
+}
+
 // Bytes read and written a second.
 extern "C" double bench_gpu_copy(size_t bytes, double seconds, char *error)
 {

@@ -7,11 +7,13 @@
         steps of the model in PyTorch, on "cuda" or "cpu"
     python bench/gpu.py report --state DIR --to PREFIX ...
         PREFIX.json and PREFIX.md from what the stages left
+    python bench/gpu.py expected
+        the table of bench/results/NOTES.md: what each kernel should take, by its bytes and FLOPs
 
 Model, optimizer and variants are bench/pytorch.py's. PyTorch's inputs lie on the device, as it wants them,
 before the clock starts; then all of its steps are started without waiting for one, and the clock stops when
-the last is done. tinytrain's clock runs from step to step, with the copy of each batch to the device and the
-wait for each step's results.
+the last is done. tinytrain's clock runs over as many steps, with the copy of each batch to the device, and
+the results of each step, which are read while the next is under way.
 
 `imdb` without --imdb draws lengths from a table of IMDb's quantiles; with --imdb DIR --vocab DIR it takes
 reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no padding."""
@@ -79,6 +81,12 @@ def run_torch(args):
             step(*batch)
         return wait()
     n = len(all_batches)
+    if args.count:
+        from torch.utils.flop_counter import FlopCounterMode
+        with FlopCounterMode(display=False) as counter:
+            for batch in all_batches:
+                step(*batch)
+        flops = counter.get_total_flops() / n
     tokens = [tokens_of(inputs, args) for inputs, _ in all_batches]
     for k in range(-args.warm, 0):
         step(*all_batches[k % n])
@@ -95,6 +103,8 @@ def run_torch(args):
     report = pytorch.Report(True)
     report.row("tokens a second, mean", sum(tokens[k % n] for k in range(args.steps)) / seconds, "tokens/s")
     report.row("time of a step, mean", 1e3 * seconds / args.steps, "ms")
+    if args.count:
+        report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
         report.row("device memory grew by", (in_use() - before) / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")
@@ -135,6 +145,47 @@ def table_of_ops(measured):
         lines.append([op, str(round(r["launches"])), r["alone"], each, rate, flops, 1e3 * least])
     return table(["op", "launches a step", "ms a step", "us a launch", "GB/s", "TFLOP/s",
                   "ms that it should take"], lines) if lines else []
+
+
+# Bandwidth and rate of bf16 products of an H200 by its data sheet, bytes and FLOPs a second.
+H200 = (4.8e12, 989e12)
+# Sequences of a micro-batch, their length, heads of 64, the inner width; and which share of the pairs of
+# positions attention looks at.
+MODELS = {"ViT-L/16, 64 images": (64, 197, 16, 4096, 1),
+          "DistilBERT-base, 12 x 512 tokens": (12, 512, 12, 3072, 1),
+          "GPT-2 of 124 million, 16 x 1,024 tokens": (16, 1024, 12, 3072, 0.5)}
+PARAMETERS = {"ViT-L/16": 304e6, "DistilBERT-base": 67e6, "GPT-2 of 124 million": 124e6}
+
+
+def expected():
+    """of each kernel: model, name, bytes, FLOPs"""
+    found = []
+    for model, (seqs, length, heads, inner, share) in MODELS.items():
+        rows, width = seqs * length, 64 * heads
+        wide = 2 * rows * width                              # bytes of rows of the model's width
+        pairs, sums, starts = share * seqs * length ** 2 * width, 4 * rows * heads, 4 * (seqs + 1)
+        stats = 8 * rows + 4 * width                         # mean and 1/std of each row; weight and bias
+        found += [(model, "layer norm", 2 * wide + stats, 0),
+                  (model, "layer norm backward", 3 * wide + stats, 0),
+                  (model, "GELU, or its backward in place", 2 * 2 * rows * inner, 0),
+                  (model, "add", 3 * wide, 0),
+                  (model, "attention forward", 4 * wide + sums + starts, 4 * pairs),
+                  (model, "attention backward, dq", 6 * wide + 2 * sums + starts, 6 * pairs),
+                  (model, "attention backward, dk and dv", 6 * wide + 2 * sums + starts, 8 * pairs)]
+    for model, n in PARAMETERS.items():
+        found += [(model, "Adam, all in f32", 28 * n, 0), (model, "Adam, all in bf16", 14 * n, 0)]
+    return found
+
+
+def table_expected():
+    lines = ["| model | kernel, one call | MB | GFLOP | us by bytes | us by FLOPs | us that it should take |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
+    for model, name, size, flops in expected():
+        by_bytes, by_flops = 1e6 * size / H200[0], 1e6 * flops / H200[1]
+        should = max(by_bytes / 0.85, by_flops / 0.6)
+        lines.append(f"| {model} | {name} | {size / 1e6:.1f} | {f'{flops / 1e9:.1f}' if flops else ''} | "
+                     f"{by_bytes:.1f} | {f'{by_flops:.1f}' if flops else ''} | {should:.0f} |")
+    return lines
 
 
 def make_report(args):
@@ -187,7 +238,10 @@ def make_report(args):
                 row(f"{label}: tokens a second beside {who}", speeds["tinytrain"], "tokens/s", peer=speed)
                 row(f"{label}: memory measured beside {who}", grown("tinytrain"), "MB", peer=memory)
             tensors = planned if rate else value(run, "memory of tensors at most")
-            lines.append([label, who, millis, f"{speed:.0f}", ratio, of_peak, tensors, memory])
+            flops = value(run, "FLOPs of a step, mean")
+            if flops:
+                row(f"{label}, {who}: FLOPs of a step", flops, "TFLOP")
+            lines.append([label, who, millis, f"{speed:.0f}", ratio, flops, of_peak, tensors, memory])
 
     with open(args.to + ".json", "w") as f:
         json.dump({**about, "stages": stages, "rows": rows}, f, indent=1)
@@ -197,9 +251,10 @@ def make_report(args):
     text += ["", "Memory in MB: `tensors` is what tinytrain planned, and the most that PyTorch's allocator "
              "had handed out; `measured` is by how much the device's memory in use grew "
              "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's. "
-             "The share is of cuBLASLt's products in the same process; peers are taken to do the same FLOPs.",
-             ""]
-    columns = ["what", "side", "ms a step", "tokens/s", "ratio", "matmuls and attention", "tensors",
+             "The share is of cuBLASLt's products in the same process; there peers are taken to do the FLOPs "
+             "of tinytrain's first row. TFLOP: of a step's matmuls and attention, with what is recomputed, "
+             "as each side counts its own (torch.utils.flop_counter, in eager mode).", ""]
+    columns = ["what", "side", "ms a step", "tokens/s", "ratio", "TFLOP", "matmuls and attention", "tensors",
                "measured"]
     text += table(columns, lines) if lines else ["Nothing was measured."]
     peaks = {name: r["value"] for name, r in measured.get("peaks", {}).items()}
@@ -224,7 +279,7 @@ def make_report(args):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = p.add_subparsers(dest="what", required=True)
-    b, t, r = (sub.add_parser(name) for name in ("batches", "torch", "report"))
+    b, t, r, _ = (sub.add_parser(name) for name in ("batches", "torch", "report", "expected"))
     b.add_argument("kind", choices=list(WHAT))
     b.add_argument("--to", required=True, metavar="FILE")
     b.add_argument("--seqs", type=pytorch.positive, default=12, metavar="N",
@@ -243,6 +298,8 @@ def main():
     t.add_argument("--warm", type=pytorch.positive, default=5, metavar="N",
                    help="steps before those measured")
     t.add_argument("--steps", type=int, default=20, metavar="N", help="steps measured; 0: compile only")
+    t.add_argument("--count", action="store_true", help="FLOPs of a step too, by torch.utils.flop_counter; "
+                   "not of what torch.compile has compiled")
     t.add_argument("--vit", metavar="SIZE")
     t.add_argument("--gpt2", action="store_true")
     t.add_argument("--pixels", type=pytorch.positive, default=224)
@@ -253,6 +310,8 @@ def main():
     r.add_argument("--shapes", nargs="*", default=[], metavar="KIND=TEXT")
     r.add_argument("--about", nargs="*", default=[], metavar="NAME=TEXT")
     args = p.parse_args()
+    if args.what == "expected":
+        return print("\n".join(table_expected()))
     return {"batches": batches, "torch": run_torch, "report": make_report}[args.what](args)
 
 

@@ -1,18 +1,23 @@
 #!/bin/sh
-# Everything that is to be known of tinytrain on a GPU, in one command: builds for the GPU that is there, runs
-# the tests on it and small shares of them under compute-sanitizer, then measures training steps beside
-# PyTorch's, in one process each, one after another.
+# Everything that is to be known of tinytrain on a GPU, in one command: builds for the GPU that is there,
+# measures training steps beside PyTorch's, in one process each, one after another, then runs the tests on it
+# and small shares of them under compute-sanitizer.
 #
 #   PYTHON=python3 bench/gpu.sh      all of it; needs an NVIDIA GPU, the CUDA toolkit, and for the peers torch
 #                                    and transformers
-#   bench/gpu.sh --build --test      these parts only (--build --test --sanitize --measure), so that several
+#   bench/gpu.sh --build --test      these parts only (--build --measure --test --sanitize), so that several
 #                                    calls share the work
+#
+# Where a GPU is at hand for minutes only: bench/gpu.sh --build --arch 90a on another machine, and there first
+# --prebuilt --measure, then --prebuilt --test --sanitize, each with --out and --revision.
+#
 #   bench/gpu.sh --dry-run           the same without a GPU: small shapes on the CPU; what needs a GPU is
 #                                    skipped
 #
 #   --out DIR       for NAME.json, NAME.md and NAME.log, where NAME is gpu_, the GPU and the date
 #                   (bench/results)
-#   --limit N       seconds for all of this call; what no longer fits is skipped (580)
+#   --limit N       seconds for all of this call; what no longer fits is skipped (560)
+#   --revision TEXT of the sources, where there is no git (what git says)
 #   --imdb DIR, --vocab DIR   real reviews, and the folder of their vocab.txt, instead of lengths drawn as
 #                             IMDb's are
 #   --only LIST     of vit, fixed, imdb and gpt2, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and
@@ -28,8 +33,9 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build} CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHON=${PYTHON:-python3} began=$(date +%s)
 NVCC=${NVCC:-$CUDA_HOME/bin/nvcc}
-command="bench/gpu.sh $*" parts='' out=bench/results limit=580 dry='' peers=yes imdb=''
+command="bench/gpu.sh $*" parts='' out=bench/results limit=560 dry='' peers=yes imdb=''
 only='vit fixed imdb gpt2' prebuilt='' arch=''
+revision=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
 die() { echo "gpu.sh: $*" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     case $1 in
@@ -37,13 +43,14 @@ while [ $# -gt 0 ]; do
     --dry-run) dry=yes ;;
     --no-peers) peers= ;;
     --prebuilt) prebuilt=yes ;;
-    --out | --limit | --only | --imdb | --vocab | --arch)
+    --out | --limit | --only | --imdb | --vocab | --arch | --revision)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
         --out) out=$2 ;;
         --limit) limit=$2 ;;
         --only) only=$2 ;;
         --arch) arch=$2 ;;
+        --revision) revision=$2 ;;
         *) imdb="$imdb $1 $2" ;;
         esac
         shift ;;
@@ -52,7 +59,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-parts=${parts:- build test sanitize measure}
+parts=${parts:- build measure test sanitize}
 for kind in $only; do
     case $kind in vit | fixed | imdb | gpt2) ;;
     *) die "--only '$kind': there are vit, fixed, imdb and gpt2" ;; esac
@@ -70,11 +77,21 @@ elif [ -z "$dry" ]; then
     arch=$(nvidia-smi -i 0 --query-gpu=compute_cap --format=csv,noheader | tr -d .)
     [ "$arch" != 90 ] || arch=90a
     cuda=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
-    [ -n "$cuda" ] || die "no CUDA compiler: $NVCC (CUDA_HOME or NVCC names another)"
+    [ -n "$cuda" ] || [ -n "$prebuilt" ] || die "no CUDA compiler: $NVCC (CUDA_HOME or NVCC names another)"
+fi
+# What would else be found missing minutes later.
+if [ -z "$dry" ] && part build; then
+    for file in include/cublasLt.h include/cuda_runtime.h lib64/libcublasLt.so; do
+        [ -e "$CUDA_HOME/$file" ] || die "there is no $CUDA_HOME/$file: install cuBLAS of the CUDA toolkit"
+    done
+elif [ -z "$dry" ]; then
+    missing=$(ldd "$B/cuda/step" 2>&1 | grep -E 'not found|No such file') &&
+        die "$B/cuda/step cannot run here: $missing; LD_LIBRARY_PATH may name where it is"
 fi
 device=${dry:+cpu} device=${device:-cuda}
 export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_COMPILE_THREADS=4
 export NVCC="$NVCC --threads 0 --split-compile 0"
+export CUDA_WERROR='' # another machine's compiler may warn of what ours does not
 export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
@@ -154,28 +171,66 @@ torch_stage() {
     variant="$(variant_of "$3")"
     [ "$4" = eager ] || variant="$variant compiled"
     [ "$4" != reduce ] || variant="$variant with reduce-overhead"
-    # shellcheck disable=SC2046
+    count=''
+    [ "$4" != eager ] || count=--count
+    # shellcheck disable=SC2046,SC2086
     stage "$1" "$5" "$PYTHON" bench/gpu.py torch --device "$device" --batches "$state/$2.safetensors" \
-        --variant "$variant" --warm "$(of warm "$2")" --steps "$6" $(model_of "$2")
+        --variant "$variant" --warm "$(of warm "$2")" --steps "$6" $(model_of "$2") $count
 }
 
 # -------------------------------------------------------------------------------------------------- the parts
+tests='test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline'
 [ -z "$gpu" ] || stage nvidia-smi 20 nvidia-smi
 if part build && [ -n "$dry" ]; then stage build 300 make "$B/step" "$B/tt_doctor"
 elif part build; then
-    # All that need not wait for another at once, and what torch.compile leaves for the processes that
-    # measure.
-    stage build 300 make "$B/cuda/step" "$B/cuda/test_ops" "$B/cuda/test_models" "$B/cuda/tt_doctor" &
-    if part measure && [ -n "$torch" ]; then
-        make_batches
-        for kind in $only; do for precision in $(of precisions "$kind"); do
-            torch_stage "compile_$kind.$precision" "$kind" "$precision" compile 240 0 &
-        done; done
-    fi
-    wait
+    # shellcheck disable=SC2046
+    stage build 300 make -j 2 "$B/cuda/step" "$B/cuda/tt_doctor" \
+        $(echo "$tests" | sed "s|[^ ]*|$B/cuda/&|g") &
+fi
+# Beside it, what torch.compile leaves for the processes that measure.
+if part measure && [ -n "$torch" ] && [ -z "$dry" ]; then
+    make_batches
+    for kind in $only; do for precision in $(of precisions "$kind"); do
+        torch_stage "compile_$kind.$precision" "$kind" "$precision" compile 240 0 &
+    done; done
+fi
+wait
+
+if part measure; then
+    make_batches
+    # shellcheck disable=SC2086
+    stage peaks 60 "$step" --json --device $device --peaks $quick
+    # ours KIND PRECISION NAME OPTION...
+    ours() {
+        kind=$1 precision=$2 run=$1.$2.$3
+        shift 3
+        # shellcheck disable=SC2046,SC2086
+        stage "$run" 60 "$step" --json --device $device --precision "$precision" \
+            --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" --steps "$(of steps "$kind")" \
+            $(model_of "$kind") $quick "$@"
+    }
+    # What matters most comes first, as time may run out. Images and GPT-2 have a batch's shape in each step,
+    # which recorded launches (reduce-overhead) need.
+    for side in tinytrain compile eager ops none reduce; do for kind in $only; do
+    for precision in $(of precisions "$kind"); do
+        case $side.$kind in
+        tinytrain.*) ours "$kind" "$precision" tinytrain ;;
+        none.vit | none.gpt2) ours "$kind" "$precision" none --recompute none ;;
+        ops.imdb | none.* | reduce.imdb) ;;
+        ops.*)
+            if [ -n "$dry" ]; then skip "$kind.$precision.ops" 'no GPU'
+            else ours "$kind" "$precision" ops --ops --steps 2
+            fi ;;
+        *)
+            if [ -z "$torch" ]; then
+                skip "$kind.$precision.$side" 'PyTorch with transformers is not there, or not asked for'
+            else torch_stage "$kind.$precision.$side" "$kind" "$precision" $side 90 "$(of steps "$kind")"
+            fi ;;
+        esac
+    done; done; done
 fi
 
-most=150 # seconds for each of these, with measurements to come
+most=150 # seconds for each of these, behind measurements
 part measure || most=500
 if part test && [ -n "$dry" ]; then
     stage doctor 60 "$B/tt_doctor" --device cpu
@@ -217,40 +272,6 @@ if part sanitize; then
 fi
 wait
 
-if part measure; then
-    make_batches
-    # shellcheck disable=SC2086
-    stage peaks 60 "$step" --json --device $device --peaks $quick
-    # ours KIND PRECISION NAME OPTION...
-    ours() {
-        kind=$1 precision=$2 run=$1.$2.$3
-        shift 3
-        # shellcheck disable=SC2046,SC2086
-        stage "$run" 60 "$step" --json --device $device --precision "$precision" \
-            --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" --steps "$(of steps "$kind")" \
-            $(model_of "$kind") $quick "$@"
-    }
-    # What matters most comes first, as time may run out. Images and GPT-2 have a batch's shape in each step,
-    # which recorded launches (reduce-overhead) need.
-    for side in tinytrain compile eager ops none reduce; do for kind in $only; do
-    for precision in $(of precisions "$kind"); do
-        case $side.$kind in
-        tinytrain.*) ours "$kind" "$precision" tinytrain ;;
-        none.vit | none.gpt2) ours "$kind" "$precision" none --recompute none ;;
-        ops.imdb | none.* | reduce.imdb) ;;
-        ops.*)
-            if [ -n "$dry" ]; then skip "$kind.$precision.ops" 'no GPU'
-            else ours "$kind" "$precision" ops --ops --steps 2
-            fi ;;
-        *)
-            if [ -z "$torch" ]; then
-                skip "$kind.$precision.$side" 'PyTorch with transformers is not there, or not asked for'
-            else torch_stage "$kind.$precision.$side" "$kind" "$precision" $side 90 "$(of steps "$kind")"
-            fi ;;
-        esac
-    done; done; done
-fi
-
 # shellcheck disable=SC2046
 cat $(ls -tr "$state"/*.log) > "$out/$name.log"
 "$PYTHON" bench/gpu.py report --state "$state" --to "$out/$name" \
@@ -258,5 +279,5 @@ cat $(ls -tr "$state"/*.log) > "$out/$name.log"
     "gpt2=$shape_gpt2" \
     --about "gpu=${gpu:-no GPU: a dry run}" "date=$date" "driver=${driver:-none}" "cuda=${cuda:-none}" \
     "peers=${torch:-none}" \
-    "revision=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)" "command=$command" || exit 1
+    "revision=$revision" "command=$command" || exit 1
 ! grep -qE '	(failed|ended|ok: .* [1-9][0-9]* failed)' "$state"/*.stage

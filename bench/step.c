@@ -201,13 +201,18 @@ static tt_array *next_tokens(bench_batches *all)
     return targets;
 }
 
-/* --ops: a backend whose launches are repeated and timed, in the place of the program's own. */
+/* --ops: a backend that notes the time before and after each launch, in the place of the program's own. In a
+   first step it counts instead. */
+enum { TIMED_STEPS = 5 };
 static struct {
     const tt__backend *real;
     tt__backend backend;
     tt__device_kind kind;
     bench_cost op[TT__OP_COUNT];
     int launches[TT__OP_COUNT];
+    bool counts;
+    void **event; /* two for each launch of a step, in their order; and their ops */
+    int *of, n, made;
 } timed;
 
 /* Those of attention depend on where sequences start, which the device has. */
@@ -227,21 +232,35 @@ static tt_status add_flops(const tt__launch *l, bench_cost *to)
     return status;
 }
 
-static tt_status timed_launch(const tt__launch *l, int n)
+static tt_status counted_launch(const tt__launch *l, int n)
 {
-    enum { TIMES = 8 };
     const int op = l->instr->op;
-    tt_status status = timed.real->wait(l->device);
-    const double begin = tt__seconds();
-    for (int k = 0; k < TIMES && status == TT_OK; k++) status = timed.real->launch(l, n);
-    if (status == TT_OK) status = timed.real->wait(l->device);
-    timed.op[op].seconds += (tt__seconds() - begin) / TIMES;
+    tt_status status = timed.real->launch(l, n);
     timed.launches[op]++;
     for (int k = 0; k < n && status == TT_OK; k++) {
         timed.op[op].bytes += bench__bytes(&l[k]);
         status = add_flops(&l[k], &timed.op[op]);
     }
     return status;
+}
+
+static tt_status timed_launch(const tt__launch *l, int n)
+{
+    if (timed.counts) return counted_launch(l, n);
+    if (timed.n == timed.made) {
+        timed.event = (void **)realloc(timed.event, sizeof(void *) * 2 * (size_t)(++timed.made));
+        timed.of = (int *)realloc(timed.of, sizeof(int) * (size_t)timed.made);
+        if (!timed.event || !timed.of) bench_die("no memory");
+        for (int k = 0; k < 2; k++) {
+            timed.event[2 * timed.n + k] = bench_gpu_event();
+            if (!timed.event[2 * timed.n + k]) bench_die("no event");
+        }
+    }
+    void **event = &timed.event[2 * timed.n];
+    timed.of[timed.n++] = l->instr->op;
+    tt_status status = timed.real->mark(l->device, l->instr->stream, &event[0]);
+    if (status == TT_OK) status = timed.real->launch(l, n);
+    return status == TT_OK ? timed.real->mark(l->device, l->instr->stream, &event[1]) : status;
 }
 
 static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
@@ -258,10 +277,18 @@ static void time_ops(tt_context *ctx, tt_trainer *t, const tt_batch *b)
     timed.kind.backend = &timed.backend;
     p->settings.kind = &timed.kind;
     ctx->profiles = true; /* no recording of launches */
-    const tt_status status = tt_train_batch(t, b, &s, &updated);
+    for (int step = 0; step <= TIMED_STEPS; step++) {
+        timed.counts = step == 0;
+        timed.n = 0;
+        if (tt_train_batch(t, b, &s, &updated) != TT_OK) bench_die("%s", tt_error(ctx));
+        for (int k = 0; k < timed.n; k++) {
+            const double seconds = bench_gpu_between(timed.event[2 * k], timed.event[2 * k + 1]);
+            if (seconds < 0) bench_die("the time of a launch is not known");
+            timed.op[timed.of[k]].seconds += seconds / TIMED_STEPS;
+        }
+    }
     ctx->profiles = false;
     p->settings.kind = kind;
-    if (status != TT_OK) bench_die("%s", tt_error(ctx));
     for (int op = 0; op < TT__OP_COUNT; op++) {
         const bench_cost *c = &timed.op[op];
         if (!timed.launches[op]) continue;
@@ -294,7 +321,7 @@ int main(int argc, char **argv)
         {"--warm", &warm, NULL, NULL, "steps before them"},
         {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
         {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
-        {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op by itself"},
+        {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op: events around each launch"},
         {"--product", &product, NULL, NULL,
          "rows, columns and depth of the matrix products that are a GPU's peak"},
         {"--peaks", NULL, NULL, &only_peaks, "what the device can do at most, and no step"},
@@ -363,6 +390,8 @@ int main(int argc, char **argv)
     if (!fastest) bench_die("no memory");
     for (int k = 0; k < launches; k++) fastest[k] = INFINITY;
     if (estimate && !gpu) ctx->profile = fastest;
+    const tt_program *program = tt_trainer_program(t);
+    const bool waits = !gpu || turns; /* else a step begins while the one before is under way, as by tt_fit */
     double seconds = 0, tokens = 0, step_flops = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
@@ -370,8 +399,16 @@ int main(int argc, char **argv)
         /* Those before the first are not counted. */
         const tt_batch *b = &all.batch[(step + all.n * warm - warm) % all.n];
         bench_begin_run();
+        if (!waits && step == warm && tt_trainer_wait(t, NULL) != TT_OK) bench_die("%s", tt_error(ctx));
+        const int64_t reads = program->reads;
         double begin = tt__seconds();
-        if (tt_train_batch(t, b, &s, &updated) != TT_OK) bench_die("%s", tt_error(ctx));
+        if (tt_train_batch(t, b, waits ? &s : NULL, &updated) != TT_OK) bench_die("%s", tt_error(ctx));
+        if (!waits) s.flops = program->reads > reads ? program->done.flops : 0;
+        if (!waits && step == warm + steps - 1) {
+            const int64_t last = program->reads;
+            if (tt_trainer_wait(t, NULL) != TT_OK) bench_die("%s", tt_error(ctx));
+            s.flops += program->reads > last ? program->done.flops : 0;
+        }
         double now = tt__seconds() - begin;
         if (turns) bench_row("step", now, "s", 0);
         if (step < warm) continue;
@@ -398,6 +435,7 @@ int main(int argc, char **argv)
         bench_row("tokens a second, median step", speeds[done / 2], "tokens/s", 0);
         bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
         bench_row("time of a step, mean", 1e3 * seconds / done, "ms", 0);
+        bench_row("FLOPs of a step, mean", step_flops / done / 1e12, "TFLOP", 0);
         if (!gpu) bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
         if (estimate) planned = (planned + seconds_by_plan(ctx, &model, o)) / 2;
         if (estimate) bench_row("time of a step, by the plan", 1e3 * planned, "ms", 0);
