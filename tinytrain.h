@@ -18485,8 +18485,9 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.job = *j;
     c.base = base;
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
-    c.base.arrivals = !s->kind->host && s->memory == TT__OWN_MEMORY && ranks->pipeline <= 1 &&
-                      !c.ctx->profiles;
+    /* Of a run of a program that does not train, results are read at once: nothing is under way before it. */
+    c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
+                      ranks->pipeline <= 1 && !c.ctx->profiles;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;

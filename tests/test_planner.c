@@ -2499,6 +2499,7 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
             for (int ahead = 0; ahead <= c.base.ahead; ahead++) {
                 tt__choice choice = c.base;
                 choice.ahead = ahead;
+                choice.arrivals = false; /* memory that is given up first, for no FLOPs */
                 choice.activations = k % (blocks + 1);
                 choice.offload = (unsigned)(k / (blocks + 1) % outs) | (choice.activations ? 8u : 0);
                 if (c.zero) choice.zero = 1 + k / (blocks + 1) / outs;

@@ -764,6 +764,11 @@ TEST(largest_micro_batches)
             if (!CHECK(r != NULL)) return;
             bytes[n] = tt_program_plan(tt_trainer_program(r)).bytes;
             tt_trainer_free(r);
+            sized.memory_budget = bytes[n] - 1; /* without memory for the inputs of the next run, on a GPU */
+            r = tt_trainer_new(w.ctx, &model, &sized);
+            if (!CHECK((r != NULL) == (k == 1))) return;
+            if (r) bytes[n] = tt_program_plan(tt_trainer_program(r)).bytes;
+            tt_trainer_free(r);
         }
         o.max_seqs = 3;
         o.max_tokens = 60;
