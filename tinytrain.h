@@ -2278,6 +2278,7 @@ struct tt_context {
     bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
     bool searches;         /* for what is the largest that fits: errors need no advice */
     bool unbudgeted;        /* ... for what is then compiled without the budget of the search */
+    bool no_arrivals;       /* memory_ladder: no inputs are copied ahead, as budgets that are tight have it */
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
@@ -18487,7 +18488,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
     /* Of a run of a program that does not train, results are read at once: nothing is under way before it. */
     c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
-                      ranks->pipeline <= 1 && !c.ctx->profiles;
+                      ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;

@@ -185,6 +185,14 @@ static void measure(tt_context *ctx, tt_trainer *t, const tt_vit *m, const rung 
     free(pixels);
 }
 
+/* Plans are the least that options need: without what tight budgets give up first. */
+static tt_context *reopen(void)
+{
+    tt_context *ctx = bench_reopen();
+    ctx->no_arrivals = true;
+    return ctx;
+}
+
 static tt_train_options options_of(const rung *g, char device[64])
 {
     tt_train_options o = tt_train_options_default();
@@ -225,7 +233,7 @@ static result climb(const rung *g, bool run)
     tt_vit vit;
     tt_bert bert;
     char device[64];
-    tt_context *ctx = bench_reopen();
+    tt_context *ctx = reopen();
     tt_vit_config v = tt_vit_config_default(opt.size);
     const tt_bert_config b = tt_bert_config_default(g->tokens > 512 ? TT_BIG_BIRD : TT_DISTILBERT);
     const tt_train_options o = options_of(g, device);
@@ -345,7 +353,7 @@ static void fit_cards(const subject *s)
 {
     static const char *const precisions[] = {"bf16-mixed", "bf16-true"};
     static const int cards[] = {8, 12, 24, 80};
-    tt_context *ctx = bench_reopen();
+    tt_context *ctx = reopen();
     tt_vit vit;
     tt_bert bert;
     const tt_vit_config v = tt_vit_config_default("L/16");
@@ -414,7 +422,7 @@ static void print_rank(const char *model, const char *what, const struct strateg
 
 static void share_vit(const struct strategy *s, const char *device, tt_parallel how)
 {
-    tt_context *ctx = bench_reopen();
+    tt_context *ctx = reopen();
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("L/16");
     tt_train_options o = tt_train_options_default();
@@ -436,7 +444,7 @@ static void share_vit(const struct strategy *s, const char *device, tt_parallel 
 
 static void share_decoder(const struct strategy *s, const char *device, tt_parallel how)
 {
-    tt_context *ctx = bench_reopen();
+    tt_context *ctx = reopen();
     tt_value loss;
     tt_tape *t = bench_decoder(ctx, 4, 2048, &loss);
     tt_compile_options o = tt_compile_options_default();
