@@ -26441,7 +26441,7 @@ static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int
     }
     for (uint32_t c = 0; c < 256; c++) {
         char text[8];
-        size_t n = (size_t)tt__utf8_put(tt__byte_char(c), text);
+        n = (size_t)tt__utf8_put(tt__byte_char(c), text);
         b->bytes[c] = mapped ? tt__bpe_find(&b->by_text, text, n) : -1;
         snprintf(text, sizeof text, "<0x%02X>", (unsigned)c);
         b->fallback[c] = tt__bpe_find(&b->by_text, text, 6);
