@@ -1267,8 +1267,14 @@ TEST(fit_counts_each_step)
         char folder[1100];
         emu_configure(1, (size_t)64 << 20, 1, 2);
         snprintf(folder, sizeof folder, "%s%d", test_path(test_folder(), "fit"), bad + 1);
-        tt_source source = {&f, few_seek, few_next, FEW_STEPS, MOST_SEQS, MOST_ROWS, false, NULL, NULL, 0,
-                            NULL};
+        tt_source source;
+        memset(&source, 0, sizeof source);
+        source.self = &f;
+        source.seek = few_seek;
+        source.next = few_next;
+        source.steps = FEW_STEPS;
+        source.max_seqs = MOST_SEQS;
+        source.max_tokens = MOST_ROWS;
         tt_fit_options o = tt_fit_options_default();
         o.folder = folder;
         o.report = tell;
