@@ -673,8 +673,11 @@ typedef struct tt_compile_options {
     const char *update;
     tt_optimizer_options optimizer;
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
-       tt_compile that would need more, and tt_error says what each option would save. 0 (default): no limit.
-       Only what says "budget" (recompute, offload, parallel.zero) changes to fit; tt_plan says into what. */
+       tt_compile that would need more, and tt_error says what each option would save, and the smallest
+       possible with which options. 0 (default): no limit. Only what says "budget" (recompute, offload,
+       parallel.zero) changes to fit; tt_plan says into what. Whatever the options say, copies run less far
+       ahead, and what updates move together (up to 32 MiB) is less, down to one parameter at a time, where
+       that makes it fit. */
     size_t memory_budget;
     /* What tt_plan's seconds, what runs beside computation, and choices by "budget" go by; copied. NULL
        (default): tt_costs_default(). */
@@ -3244,6 +3247,10 @@ struct tt_tape {
     /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
        parts of; 0: none */
     int32_t squares;
+    /* Of groups of instructions that use storages in the other memory: the most bytes of these, of a group of
+       several; how many more groups there are than if they were as large as they may be. */
+    size_t grouped;
+    int cuts;
     uint16_t *lists; int n_lists, cap_lists;        /* of all block-sparse attention, see attr.lists */
     tt_status status;                               /* of the first op that failed, with its sentence */
     char error[512];
@@ -8818,6 +8825,7 @@ static tt_status tt__parse_offload(tt_context *ctx, const char *list, unsigned *
 #ifndef TT__OFFLOAD_TOGETHER /* tests make it smaller */
 #define TT__OFFLOAD_TOGETHER ((size_t)32 << 20) /* bytes on the device of instructions that run together */
 #endif
+enum { TT__ONE_BY_ONE = 30 }; /* so often halved, these bytes are 0: each instruction runs alone */
 
 /* Two values are the same part of their storage. */
 static bool tt__same_part(const tt_tape *t, int32_t a, int32_t b)
@@ -9024,19 +9032,29 @@ static size_t tt__out_bytes(const tt_tape *t, const tt__instr *i)
     return bytes;
 }
 
-/* The instructions from k on that run together, in one memory, and use no more than so many bytes; those
-   behind them run together, too, but after them. */
-static tt__range tt__cut_group(tt_tape *t, int k)
+/* The instructions from k on that run together, in one memory, and use no more than so many bytes, unless it
+   is one alone; those behind them run together, too, but after them. *largest: bytes of the group so far, if
+   groups were as large as they may be. */
+static tt__range tt__cut_group(tt_tape *t, int k, size_t most, size_t *largest)
 {
     tt__range r = {k, k};
     size_t bytes = tt__out_bytes(t, &t->code[k]);
+    bool several = false;
+    *largest += bytes;
     while (t->code[r.to].with_next) {
         const size_t more = tt__out_bytes(t, &t->code[r.to + 1]);
-        if (more && bytes + more > TT__OFFLOAD_TOGETHER) break;
-        if (t->code[r.to + 1].on_host != t->code[k].on_host) break;
+        const bool full = more && bytes + more > most;
+        const bool cut = full && *largest + more <= TT__OFFLOAD_TOGETHER;
+        t->cuts += cut;
+        if (!cut && full) *largest = 0;
+        if (full || t->code[r.to + 1].on_host != t->code[k].on_host) break;
+        several = several || (bytes && more);
         bytes += more;
+        *largest += more;
         r.to++;
     }
+    if (!t->code[r.to].with_next || t->code[r.to + 1].on_host != t->code[k].on_host) *largest = 0;
+    if (several && bytes > t->grouped) t->grouped = bytes;
     t->code[r.to].with_next = false;
     return r;
 }
@@ -9106,10 +9124,13 @@ static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 
 /* Puts storages into the host's memory: of parameters, and of activations of the first `blocks` blocks. In a
    micro-batch, what uses a parameter or a gradient uses one copy of it; the optimizer's state, and all at the
-   end of a lap or a step, is there for a group of instructions. It also says which updates run there. */
-static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks)
+   end of a lap or a step, is there for a group of instructions, of at most TT__OFFLOAD_TOGETHER bytes,
+   halved `halved` times. It also says which updates run there. */
+static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int blocks, int halved)
 {
     bool any = what != 0 || t->on_host;
+    t->grouped = 0;
+    t->cuts = 0;
     for (int32_t v = 1; v < t->n_values; v++) any = any || t->values[v].offload;
     if (!any) return TT_OK;
     const int end = tt__blocks_to_recompute(t, tt__forward_of(t), what & TT__OUT_ACTIVATIONS ? blocks : 0);
@@ -9136,8 +9157,9 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int k = 0; k < n; k++)
         t->code[k].on_host = tt__is(&t->code[k], TT__WITH_RUN | TT__RMW) &&
                              tt__updates_on_host(t, t->code[k].out[0]);
+    size_t largest = 0;
     for (int k = 0; k < n && ok;) {
-        const tt__range r = tt__cut_group(t, k);
+        const tt__range r = tt__cut_group(t, k, TT__OFFLOAD_TOGETHER >> halved, &largest);
         ok = tt__use_group(t, r);
         k = r.to + 1;
     }
@@ -16793,6 +16815,7 @@ typedef struct tt__choice {
     const bool *drop; int n_drop; /* of each of the first values: computed again whatever `recompute` is */
     int zero;               /* tt_parallel's */
     bool arrivals;          /* inputs are copied to the device while the run before is under way */
+    int halved;             /* how often TT__OFFLOAD_TOGETHER is, to TT__ONE_BY_ONE */
 } tt__choice;
 
 /* A tape made ready to run. Persistent storages have no place yet: these depend on the arena. */
@@ -17225,7 +17248,8 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
     if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", (tt__pass_fp8(t), TT_OK));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
-    TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations));
+    TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
+                                             choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
     TT__PASS(t, "overlap", tt__pass_overlap(t, &s->costs, choice->ahead));
     if (choice->arrivals) TT__PASS(t, "arrivals", tt__pass_arrivals(t));
@@ -17602,18 +17626,21 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 
 /* ---------------------------------------------------------------------------------------------- the choice
    What fits memory_budget at the least cost, of what says "budget". A candidate is a configuration (what the
-   ranks split, what lies in the host's memory, how many blocks copies run ahead) and a set of forward values
-   that are computed again. The passes and lifetimes say, without placing anything, what a candidate costs and
-   how many bytes are live at its peak. The cheapest that could fit is built, and the next if its placement
-   does not fit. Cost is the seconds of a replay; where only what is computed again may change, FLOPs. */
+   ranks split, what lies in the host's memory), a set of forward values that are computed again, and a pace:
+   how many blocks copies run ahead, and how large the groups are that move together. The passes and lifetimes
+   say, without placing anything, what a candidate costs and how many bytes are live at its peak. The cheapest
+   that could fit is built, and the next if its placement does not fit. Cost is the seconds of a replay; where
+   only what is computed again may change, FLOPs. */
 
 /* Instructions that all estimates of a choice may go through together, about 0.3 us each. */
 #ifndef TT__ESTIMATES /* tests make it smaller */
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
-/* The most builds of a choice; of these, for the smallest candidates, and to say what each step saves. */
-enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 4, TT__STEP_BUILDS = 9, TT__STEPS = 12 };
+#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest, when nothing fits */
+/* The most builds of a choice; of these, for the smallest candidates. Steps of which a message says what they
+   save. */
+enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
 
 /* What is compiled, and the arena that it joins; NULL: a new one. */
 typedef struct tt__job { tt_program *p; const tt_tape *t; int32_t root; tt__arena *shared; } tt__job;
@@ -17624,10 +17651,14 @@ typedef struct tt__candidate {
     int level;              /* of recomputation; -1: a set that is none of them */
     bool both;              /* that is also computed again in blocks whose activations are offloaded */
     double flops, seconds;  /* that are computed again; of a step */
-    double floor;           /* seconds that it takes however far copies run ahead */
+    double floor;           /* seconds that it takes at any pace */
     size_t bytes;           /* of the arena, at least */
+    size_t grouped;         /* tt_tape's */
+    int cuts;               /* ... of which this is, too */
+    bool parts;             /* smaller groups may need less */
+    bool tuned;             /* this pace with smaller groups is among the candidates */
     uint64_t hash;          /* of the configuration and the set */
-    bool raised;            /* as much runs ahead as fits, or this is another candidate */
+    bool raised;            /* the fastest pace that fits is among the candidates */
     bool failed;            /* its placement does not fit */
 } tt__candidate;
 
@@ -17639,7 +17670,8 @@ typedef struct tt__chooser {
     tt__choice base;        /* what does not change, and else nothing, with all that may run ahead */
     bool held, held_on_host, held_split; /* parameters have a home: in the host's memory, in pieces */
     size_t budget;
-    tt__built front[4];     /* of each tt_parallel.zero, after the first passes; no tape: not needed yet */
+    /* Of each tt_parallel.zero and each update, after the first passes; no tape: not needed yet. */
+    tt__built front[4][TT__COUNT(tt__update_names)];
     tt_tape *scratch;       /* for estimates */
     int forward, blocks;    /* instructions of its forward, and blocks whose activations may be offloaded */
     /* Values that the backward reads and could compute again at some cost, in order; what a byte of each
@@ -17659,6 +17691,7 @@ typedef struct tt__chooser {
                                with fewer bytes than those before it */
     double best;            /* the fewest seconds of a candidate that fits */
     int64_t left;           /* instructions that estimates may go through */
+    bool all;               /* configurations and sets are candidates, at all paces */
 } tt__chooser;
 
 /* Makes *to, which has arrays of its own, a copy of a tape between passes. */
@@ -17733,19 +17766,35 @@ static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
         }
 }
 
+/* The program after the first passes, as the options have it. */
+static const tt__built *tt__front(const tt__chooser *c) { return &c->front[c->base.zero][c->base.update]; }
+
 /* A choice with the values of a set. */
 static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
 {
     for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
     how.drop = c->n ? c->drop : NULL;
-    how.n_drop = c->n ? c->front[c->base.zero].forward_values : 0;
+    how.n_drop = c->n ? tt__front(c)->forward_values : 0;
     return how;
 }
 
 static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const bool *set)
 {
-    const int numbers[] = {(int)x->recompute, (int)x->offload, x->activations, x->ahead, x->zero};
+    const int numbers[] = {(int)x->recompute, (int)x->offload, x->activations, (int)x->update, x->ahead,
+                           x->zero, x->halved};
     return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
+}
+
+/* Micro-batches of a step that choices are made for. */
+static int tt__micros_of(const tt__settings *s)
+{
+    return s->options.accumulate ? (int)tt__max(1, s->options.parallel.micros) : 1;
+}
+
+/* May smaller groups need less? A program's peak is where its groups are. */
+static bool tt__is_at_groups(const tt_tape *t, int peak)
+{
+    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
 }
 
 /* What a rewritten tape costs and needs. */
@@ -17768,22 +17817,28 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     status = tt__extent_of(p, c->job.shared, &e);
     p->built = was;
     if (status != TT_OK) return status;
-    const tt_compile_options *o = &p->settings.options;
-    const tt__spent r = tt__spent_on(&b->replay, o->accumulate ? (int)tt__max(1, o->parallel.micros) : 1);
+    const tt__spent r = tt__spent_on(&b->replay, tt__micros_of(&p->settings));
     double links = 0;
     for (int s = 0; s < TT__STREAMS; s++) links = s == TT__COMPUTE_STREAM ? links : fmax(links, r.busy[s]);
     x->bytes = e.bytes;
     x->flops = tt__flops_of_copies(b->t);
     x->seconds = r.compute + r.exposed;
-    x->raised = x->how.ahead > 0 || c->base.ahead == 0 || links == 0;
-    x->floor = x->raised ? x->seconds : fmax(r.compute, links);
+    const bool slowest = x->how.ahead == 0 && x->how.halved == TT__ONE_BY_ONE;
+    const bool overlaps = c->base.ahead && links > 0;
+    x->grouped = b->t->grouped;
+    x->parts = tt__is_at_groups(b->t, c->peak);
+    x->cuts = b->t->cuts;
+    x->raised = !slowest || !(overlaps || b->t->cuts);
+    const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
+    const double compute = r.compute - cuts * p->settings.costs.launch; /* in larger groups */
+    x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
     return TT_OK;
 }
 
 /* Adds a candidate. `set` is copied. */
 static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool *set)
 {
-    tt__built b, *front = &c->front[how->zero];
+    tt__built b, *front = &c->front[how->zero][how->update];
     tt_status status = TT_OK;
     if (!front->t)
         status = tt__begin_build(c->job.t, c->job.root, &c->job.p->settings, how, front);
@@ -17806,7 +17861,8 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
     c->left -= b.t->n_code * (how->ahead ? 4 : 1);
-    if (status == TT_OK && x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
+    if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
+    else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
 }
 
@@ -17829,22 +17885,57 @@ static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool 
 
 static bool tt__may_fit(const tt__chooser *c, int k) { return c->list[k].bytes <= c->budget; }
 
-/* Has candidate k with as much ahead as fits among the candidates, if it could be the best. */
+/* A choice at the slowest pace, which needs least memory: nothing runs ahead, and nothing moves together. */
+static tt__choice tt__at_slowest(tt__choice how)
+{
+    how.ahead = 0;
+    how.halved = TT__ONE_BY_ONE;
+    return how;
+}
+
+/* Groups are not halved first, and then, where the largest of all has so many bytes, as often as it takes;
+   where that fits, the largest that do are found in the other trials. -1: as before. */
+enum { TT__HALVINGS = 5 };
+static int tt__halved(size_t grouped, int trial)
+{
+    int least = 1;
+    if (trial == 0) return 0;
+    if (!grouped) return -1;
+    if (trial == 1) return TT__ONE_BY_ONE;
+    while (TT__OFFLOAD_TOGETHER >> least >= grouped) least++;
+    return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
+}
+
+/* Has candidate k of the slowest pace at faster ones among the candidates, if it could be the best: for each
+   number of blocks ahead, with the largest groups that fit, or all. */
 static tt_status tt__raise(tt__chooser *c, int k)
 {
-    tt__choice how = c->list[k].how;
     tt_status status = TT_OK;
-    int at = -1;
+    bool largest = false; /* fit */
     if (c->list[k].raised) return TT_OK;
     c->list[k].raised = true;
     c->list[k].floor = c->list[k].seconds; /* as it is */
     const tt__candidate was = c->list[k];
-    for (how.ahead = c->base.ahead; how.ahead > 0 && status == TT_OK; how.ahead--) {
-        status = tt__consider(c, &how, was.set, &at);
-        if (status != TT_OK) break;
-        c->list[at].level = was.level;
-        c->list[at].both = was.both;
-        if (tt__may_fit(c, at)) break;
+    for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
+        if (largest && !c->all) break;
+        size_t grouped = 0;
+        bool fits = false;
+        for (int trial = 0, at = -1; trial < TT__HALVINGS && status == TT_OK; trial++) {
+            tt__choice how = was.how;
+            how.ahead = ahead;
+            how.halved = tt__halved(grouped, trial);
+            if (how.halved < 0) continue;
+            const int64_t left = c->left;
+            status = tt__consider(c, &how, was.set, &at);
+            if (status != TT_OK) break;
+            if (trial || !ahead) c->left = left; /* is for configurations */
+            c->list[at].level = was.level;
+            c->list[at].both = was.both;
+            if (trial == 0 && (c->all || c->list[at].parts)) grouped = c->list[at].grouped;
+            fits = tt__may_fit(c, at);
+            largest = largest || (fits && trial == 0);
+            if (!c->all && fits != (trial == 1)) break;
+        }
     }
     return status;
 }
@@ -17869,7 +17960,7 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
 /* Lists the items. */
 static tt_status tt__list_items(tt__chooser *c)
 {
-    tt_tape *t = c->front[c->base.zero].t;
+    tt_tape *t = tt__front(c)->t;
     const size_t most = (size_t)t->n_values;
     tt__recomputer r = {t, TT__RECOMPUTE_CHEAP, NULL, 0, c->forward, 0, 0};
     c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * most);
@@ -17945,7 +18036,7 @@ static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once
 /* Whole blocks, the first so many, without and with what attention computes in the others. */
 static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
 {
-    const tt_tape *t = c->front[c->base.zero].t;
+    const tt_tape *t = tt__front(c)->t;
     tt_status status = TT_OK;
     int blocks = 0, block = 0;
     for (int k = 0; k < c->forward; k++) blocks += t->values[t->code[k].out[0]].block_end;
@@ -18005,12 +18096,11 @@ static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
    best of them. */
 static tt_status tt__try_sets(tt__chooser *c)
 {
-    tt__choice how = c->base;
+    tt__choice how = tt__at_slowest(c->base);
     tt_status status = TT_OK;
     int at;
     const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* is to be left */
-    const int64_t most = tt__max(64, (c->left - left) / (c->front[how.zero].t->n_code + 1));
-    how.ahead = 0;
+    const int64_t most = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     status = tt__consider(c, &how, c->set, &at);
     if (c->recompute) {
@@ -18044,11 +18134,11 @@ static tt_status tt__try_sets(tt__chooser *c)
 static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
 {
     const tt__candidate *x = &c->list[c->level[level]];
-    const tt_tape *t = c->front[c->base.zero].t;
+    const tt_tape *t = tt__front(c)->t;
     const bool out = !both && c->offload && how.offload & TT__OUT_ACTIVATIONS;
     const int end = out ? tt__blocks_to_recompute(t, c->forward, how.activations) : 0;
+    how = tt__at_slowest(how);
     how.recompute = x->how.recompute;
-    how.ahead = 0;
     for (int n = 0; n < c->n; n++) c->set[n] = x->set[n] && c->made[n] >= end;
     tt_status status = tt__consider(c, &how, c->set, at);
     if (status != TT_OK) return status;
@@ -18104,11 +18194,11 @@ static tt_status tt__try_all(tt__chooser *c)
     const int n = tt__list_configurations(c, list), blocks = c->offload ? c->blocks : 0;
     tt_status status = TT_OK;
     int at;
+    c->all = true;
     for (int k = 0; k < n; k++)
         for (int block = 0; block <= blocks; block++)
             for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
-                tt__choice how = list[k];
-                how.ahead = 0;
+                tt__choice how = tt__at_slowest(list[k]);
                 if (block) how.offload |= TT__OUT_ACTIVATIONS;
                 if (block) how.activations = block;
                 if (c->recompute && sets >> c->n == 0) how.recompute = TT__RECOMPUTE_CHEAP; /* last, none */
@@ -18217,7 +18307,7 @@ static tt_status tt__try_changes(tt__chooser *c)
 static tt_status tt__list_candidates(tt__chooser *c)
 {
     tt__choice list[24];
-    const tt_tape *t = c->front[c->base.zero].t;
+    const tt_tape *t = tt__front(c)->t;
     const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
     const int64_t most = TT__ESTIMATES / (t->n_code + 1) / tt__max(1, configurations);
     tt_status status;
@@ -18243,19 +18333,55 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     return status == TT_OK ? tt__extent_of(p, j->shared, e) : status;
 }
 
-/* The same; where that does not fit a budget, less runs beside computation, in less memory. */
-static tt_status tt__build_within(const tt__job *j, tt__choice choice, tt__extent *e)
+/* Bytes of the largest group, if smaller ones may make a program smaller. */
+static size_t tt__groups_at_peak(const tt_program *p)
 {
-    tt_status status = tt__try_build(j, &choice, e);
-    if (status == TT_OK && !tt__fits(e) && choice.arrivals && !j->p->ctx->unbudgeted) {
-        choice.arrivals = false;
-        status = tt__try_build(j, &choice, e);
+    return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
+}
+
+static double tt__seconds_built(const tt_program *p)
+{
+    const tt__spent r = tt__spent_on(&p->built.replay, tt__micros_of(&p->settings));
+    return r.compute + r.exposed;
+}
+
+/* The same; where that does not fit a budget, at the fastest pace that fits. If none does, *e is of the
+   slowest, which needs least. */
+static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
+{
+    tt_program *p = j->p;
+    tt__choice now = *choice;
+    tt_status status = tt__try_build(j, &now, e);
+    if (status == TT_OK && !tt__fits(e) && now.arrivals && !p->ctx->unbudgeted) {
+        now.arrivals = false;
+        status = tt__try_build(j, &now, e);
     }
-    while (status == TT_OK && !tt__fits(e) && j->p->built.under_way && choice.ahead) {
-        choice.ahead--;
-        status = tt__try_build(j, &choice, e);
+    if (status != TT_OK || tt__fits(e)) return status;
+    size_t grouped = tt__groups_at_peak(p);
+    const int most = p->built.under_way ? now.ahead : 0;
+    tt__choice best = tt__at_slowest(now);
+    if (!p->built.t->grouped) best.halved = 0;
+    if (!p->built.t->grouped && !most) return TT_OK;
+    status = tt__try_build(j, &best, e);
+    if (status != TT_OK || !tt__fits(e)) return status;
+    double seconds = tt__seconds_built(p);
+    bool last = true; /* the best was built last */
+    for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
+        bool fits = false;
+        for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
+            now.halved = tt__halved(grouped, trial);
+            if (now.halved < 0 || (now.ahead == 0 && now.halved == best.halved)) continue;
+            status = tt__try_build(j, &now, e);
+            if (status != TT_OK) return status;
+            fits = tt__fits(e);
+            last = fits && tt__seconds_built(p) < seconds;
+            if (last) best = now, seconds = tt__seconds_built(p);
+            if (trial == 0) grouped = tt__groups_at_peak(p);
+            if (fits != (trial == 1)) break;
+        }
+        if (fits && now.halved == 0) break; /* fewer blocks ahead with as large groups are no faster */
     }
-    return status;
+    return last ? status : tt__try_build(j, &best, e);
 }
 
 /* Builds candidate k. That it fails, and those that are the same, is noted beforehand. */
@@ -18266,10 +18392,51 @@ static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
     return tt__try_build(&c->job, &choice, e);
 }
 
+/* The next slower pace of a program with groups of `grouped` bytes: all alone, then fewer blocks ahead. */
+static bool tt__slow_down(tt__choice *how, size_t grouped)
+{
+    const bool parts = grouped && how->halved != TT__ONE_BY_ONE;
+    if (!parts && how->ahead == 0) return false;
+    how->halved = parts ? TT__ONE_BY_ONE : 0;
+    how->ahead -= !parts;
+    return true;
+}
+
+/* Has candidate k, whose placement does not fit, at the next slower pace that may among the candidates. */
+static tt_status tt__lower(tt__chooser *c, int k)
+{
+    tt__choice how = c->list[k].how;
+    tt_status status = TT_OK;
+    for (int at = k; status == TT_OK;) {
+        if (!tt__slow_down(&how, c->list[at].parts ? c->list[at].grouped : 0)) break;
+        const bool known = tt__find_candidate(c, &how, c->list[k].set) >= 0;
+        status = tt__consider(c, &how, c->list[k].set, &at);
+        if (status == TT_OK && !known && tt__may_fit(c, at)) break;
+    }
+    return status;
+}
+
+/* Has candidate k with smaller groups among the candidates, where they may take less time: the first updates
+   wait for less, and so do the last copies. */
+static tt_status tt__tune(tt__chooser *c, int k)
+{
+    const tt__candidate was = c->list[k];
+    tt__choice how = was.how;
+    tt_status status = TT_OK;
+    c->list[k].tuned = true;
+    for (int trial = 1, at; trial < TT__HALVINGS && was.grouped && status == TT_OK; trial++) {
+        how.halved = tt__halved(was.grouped, trial);
+        if (how.halved < was.how.halved) continue;
+        status = tt__consider(c, &how, was.set, &at);
+        if (status == TT_OK) c->list[at].tuned = true;
+    }
+    return status;
+}
+
 /* Builds the cheapest candidates until one fits; else *e is of one that does not. */
 static tt_status tt__build_cheapest(tt__chooser *c, tt__extent *e)
 {
-    const int most = TT__BUILDS - TT__LEAST_BUILDS - TT__STEP_BUILDS;
+    const int most = TT__BUILDS - TT__LEAST_BUILDS;
     tt_status status = TT_OK;
     size_t room = c->budget;
     for (int k; status == TT_OK && c->job.p->builds < most && (k = tt__cheapest(c, room)) >= 0;) {
@@ -18277,8 +18444,13 @@ static tt_status tt__build_cheapest(tt__chooser *c, tt__extent *e)
             status = tt__raise(c, k);
             continue;
         }
+        if (c->by_seconds && !c->all && !c->list[k].tuned) {
+            status = tt__tune(c, k);
+            continue;
+        }
         status = tt__build_candidate(c, k, e);
         if (status == TT_OK && tt__fits(e)) return TT_OK;
+        if (status == TT_OK) status = tt__lower(c, k);
         if (c->job.p->builds > most / 2 && e->bytes - c->budget < room) room -= e->bytes - c->budget;
     }
     return status;
@@ -18301,19 +18473,125 @@ static void tt__note_least(const tt__job *j, const tt__extent *e, int items, tt_
     s->items = items;
 }
 
-/* Builds the smallest candidates. */
-static tt_status tt__build_least(tt__chooser *c, tt__extent *e, tt__shortage *s)
+/* Builds the smallest candidates, at most so many, until one fits or none can be smaller than *s. */
+static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e, tt__shortage *s)
 {
-    tt_status status = TT_OK;
-    for (int k = 0; k < TT__LEAST_BUILDS && status == TT_OK; k++) {
+    for (int k = 0; k < most; k++) {
         int best = -1, items = 0;
         for (int j = 0; j < c->n_list; j++)
             if (!c->list[j].failed && (best < 0 || c->list[j].bytes < c->list[best].bytes)) best = j;
-        if (best < 0 || (k && !tt__may_fit(c, best))) return TT_OK;
+        if (best < 0 || c->list[best].bytes >= s->least) return TT_OK;
         for (int n = 0; n < c->n; n++) items += c->list[best].set[n];
-        status = tt__build_candidate(c, best, e);
-        if (status != TT_OK || tt__fits(e)) return status;
+        const tt_status status = tt__build_candidate(c, best, e);
+        if (status == TT_ERR_MEMORY) return status;
+        if (status != TT_OK) continue; /* the device has no kernel for it */
         tt__note_least(&c->job, e, items, s);
+        if (tt__fits(e)) return TT_OK;
+    }
+    return TT_OK;
+}
+
+/* -------- the smallest */
+
+/* Techniques whose options may change. */
+enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
+
+/* May an update be there or then? */
+static bool tt__may_update(const tt_program *p, tt__update update)
+{
+    const tt_compile_options *o = &p->settings.options;
+    if (!o->train) return update == p->settings.update;
+    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
+                                              p->settings.scales || o->parallel.server ||
+                                              o->parallel.pipeline > 1);
+}
+
+static bool tt__may_zero(const tt_program *p, int zero)
+{
+    const tt_parallel *r = &p->settings.options.parallel;
+    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+}
+
+enum { TT__VALUES = 4 + 4 + 4 + 3 };
+
+/* Gives one of the techniques that may change another value. False: that is none, or not possible. */
+static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
+{
+    const tt_program *p = c->job.p;
+    const tt__choice was = *how;
+    const bool train = p->settings.options.train;
+    if (k < 4 && may & TT__MAY_ZERO && tt__may_zero(p, k) && (k || !c->zero)) how->zero = k;
+    k -= 4;
+    if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute)k;
+    k -= 4;
+    if (k >= 0 && k < 4 && may & TT__MAY_OFFLOAD && (train || 1u << k == TT__OUT_PARAMETERS))
+        how->offload ^= 1u << k;
+    k -= 4;
+    if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update)k)) how->update = (tt__update)k;
+    return how->zero != was.zero || how->recompute != was.recompute || how->offload != was.offload ||
+           how->update != was.update;
+}
+
+/* Has a choice at the slowest pace among the candidates, if that is possible; what is not has failed. */
+static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool *set)
+{
+    int at;
+    how = tt__at_slowest(how);
+    if (!(how.offload & TT__OUT_ACTIVATIONS)) how.activations = INT_MAX;
+    return tt__consider(c, &how, set, &at) == TT_ERR_MEMORY ? TT_ERR_MEMORY : TT_OK;
+}
+
+/* Gives *how combination k of the values that techniques may have. False: it is not possible. */
+enum { TT__COMBINATIONS = 4 * 4 * 16 * 3 };
+static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *how)
+{
+    const int zero = k % 4, policy = k / 4 % 4, offload = k / 16 % 16, update = k / 256;
+    const int out = offload ^ (int)c->base.offload;
+    *how = c->base;
+    if (zero != how->zero && !tt__vary(c, may, zero, how)) return false;
+    if (policy != (int)how->recompute && !tt__vary(c, may, 4 + policy, how)) return false;
+    for (int k2 = 0; k2 < 4; k2++) if (out >> k2 & 1 && !tt__vary(c, may, 8 + k2, how)) return false;
+    if (update != (int)how->update && !tt__vary(c, may, 12 + update, how)) return false;
+    return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER); /* which is there then */
+}
+
+/* The candidate of which least is live; -1: none. */
+static int tt__least_live(const tt__chooser *c)
+{
+    int best = -1;
+    for (int k = 0; k < c->n_list; k++)
+        if (c->list[k].bytes < SIZE_MAX && (best < 0 || c->list[k].bytes < c->list[best].bytes)) best = k;
+    return best;
+}
+
+/* Has the smallest program of techniques that may change among the candidates: by trying all of them, of a
+   small program, and then by changing one of them as long as that makes the smallest smaller. */
+static tt_status tt__try_least(tt__chooser *c, unsigned may)
+{
+    tt__choice how;
+    int64_t combinations = 0;
+    tt_status status = TT_OK;
+    c->left = TT__FOR_LEAST;
+    for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
+        if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
+    for (int from = -1, least = tt__least_live(c); least != from && least >= 0 && status == TT_OK;) {
+        tt__candidate was = c->list[least];
+        bool *const set = (bool *)tt__calloc(c->ctx, (size_t)c->n + 1);
+        for (int k = 0; k < TT__VALUES && c->left > 0 && set && status == TT_OK; k++) {
+            how = was.how;
+            if (!tt__vary(c, may, k, &how)) continue;
+            if (how.recompute == was.how.recompute && c->n) memcpy(set, was.set, (size_t)c->n);
+            else memset(set, 0, (size_t)c->n);
+            if (how.offload & ~was.how.offload & TT__OUT_ACTIVATIONS) how.activations = INT_MAX;
+            status = tt__consider_slowest(c, how, set);
+        }
+        if (!set) status = TT_ERR_MEMORY;
+        tt__free(c->ctx, set);
+        from = least;
+        least = tt__least_live(c);
     }
     return status;
 }
@@ -18335,7 +18613,7 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, "recompute \"%s\"", tt__recompute_names[x->recompute]);
     if (p->settings.options.train && items) tt__print(text, " and %d values", items);
     tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "", tt__out_lists[x->offload]);
-    if (p->settings.options.train && x->update)
+    if (p->settings.options.train && (x->update || p->settings.update))
         tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
     if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
 }
@@ -18380,25 +18658,36 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
            x->update != was.update;
 }
 
-/* Does the option of step k say "budget"? c NULL: none does. */
+/* Does the option of step k say "budget"? */
 static bool tt__may_take(const tt__chooser *c, int k)
 {
-    return c && (k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false);
+    return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
+}
+
+/* Builds the smallest of all that other options may be. *s is of the smallest that was built before. */
+static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e, tt__shortage *s)
+{
+    const int most = 4 + 6000 / (1 + tt__front(c)->t->n_code);
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    tt_status status = tt__consider_slowest(c, *last, c->set);
+    if (status == TT_OK) status = tt__try_least(c, TT__MAY_ALL);
+    if (status == TT_OK) status = tt__build_least(c, most, e, s);
+    return status;
 }
 
 /* The last builds: what each step saves, after those before it, up to one that fits: first of what may
-   change, and is then built, and then of other options, which is advice. c NULL: nothing may change. */
-static tt_status tt__refuse(const tt__job *j, const tt__chooser *c, const tt__choice *plain, tt__shortage *s,
-                            tt__extent *e)
+   change, and is then built, and then of other options, which is advice; and the smallest of all. */
+static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
+    const tt__job *j = &c->job;
     tt_program *p = j->p;
     char steps[640], name[48];
     tt__text text = {steps, sizeof steps, 0};
-    tt__choice now = *plain;
+    tt__choice now = tt__at_slowest(c->base);
+    const bool chooses = c->recompute || c->by_seconds;
     size_t bytes = s->bytes;
     bool fits = false, advised = false, first = true;
-    tt_status status = tt__check_extent(p, j->shared, e);
-    now.ahead = 0;
+    tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
     steps[0] = 0;
     for (int k = 0; k < 2 * TT__STEPS && !fits && status == TT_OK; k++) {
         const int step = k % TT__STEPS;
@@ -18412,7 +18701,7 @@ static tt_status tt__refuse(const tt__job *j, const tt__chooser *c, const tt__ch
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (!advice) tt__note_least(j, e, 0, s);
-        if (advice && !advised && c) {
+        if (advice && !advised && chooses) {
             if (text.length) tt__print(&text, ", at least %zu with ", s->least);
             if (text.length) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
@@ -18429,11 +18718,20 @@ static tt_status tt__refuse(const tt__job *j, const tt__chooser *c, const tt__ch
         if (fits) tt__print(&text, ", which fits");
     }
     if (status != TT_OK) return status;
-    if (!fits && (advised || !c)) {
-        tt__print(&text, "; the smallest possible is %zu%s", bytes, text.length ? " with all of these" : "");
-    } else if (!fits) {
-        tt__print(&text, "; the smallest possible is %zu with ", s->least);
-        tt__print_options(&text, p, &s->how, s->items);
+    if (!fits) {
+        tt__shortage least = *s;
+        if (bytes < least.least) least.least = bytes, least.how = now, least.items = 0;
+        if (!p->ctx->searches && (status = tt__advise(c, &now, e, &least)) != TT_OK) return status;
+        if (chooses && !advised && least.least < s->least) {
+            tt__print(&text, "%s %zu with ", text.length ? ", at least" : ": at least", s->least);
+            tt__print_options(&text, p, &s->how, s->items);
+            tt__print(&text, "; if more may change, the smallest possible is %zu with ", least.least);
+        } else {
+            tt__print(&text, "; the smallest possible is %zu%s", least.least, first ? "" : " with ");
+        }
+        if (bytes == least.least && advised) tt__print(&text, "all of these");
+        else if (!first || chooses) tt__print_options(&text, p, &least.how, least.items);
+        if (least.least <= e->budget) tt__print(&text, ", which fits");
     }
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
                     "batch of fewer rows needs less", s->bytes, p->settings.crew->ranks > 1 ? " a rank" : "",
@@ -18443,7 +18741,8 @@ static tt_status tt__refuse(const tt__job *j, const tt__chooser *c, const tt__ch
 static void tt__chooser_close(tt__chooser *c)
 {
     for (int k = 0; k < c->n_list; k++) tt__free(c->ctx, c->list[k].set);
-    for (int k = 0; k < TT__COUNT(c->front); k++) tt__built_free(c->ctx, &c->front[k]);
+    for (int k = 0; k < TT__COUNT(c->front) * TT__COUNT(c->front[0]); k++)
+        tt__built_free(c->ctx, &c->front[k / TT__COUNT(c->front[0])][k % TT__COUNT(c->front[0])]);
     tt__free(c->ctx, c->list);
     tt__free(c->ctx, c->item);
     tt__free(c->ctx, c->price);
@@ -18504,7 +18803,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
 static tt_status tt__chooser_open(tt__chooser *c)
 {
     const tt__settings *s = &c->job.p->settings;
-    tt__built *front = &c->front[c->base.zero];
+    tt__built *front = &c->front[c->base.zero][c->base.update];
     tt_status status = tt__begin_build(c->job.t, c->job.root, s, &c->base, front);
     if (status != TT_OK) return status;
     c->scratch = tt__copy_tape(front->t);
@@ -18532,15 +18831,19 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
     if (!c->by_seconds) {
         tt__choice cheap = c->base; /* is often enough, and needs no candidates */
         cheap.recompute = TT__RECOMPUTE_CHEAP;
-        status = tt__build_within(&c->job, cheap, e);
+        status = tt__build_within(&c->job, &cheap, e);
         if (status != TT_OK || tt__fits(e)) return status;
     }
     status = tt__chooser_open(c);
     if (status == TT_OK) status = tt__list_candidates(c);
     if (status == TT_OK) status = tt__build_cheapest(c, e);
-    if (status == TT_OK && !tt__fits(e)) status = tt__build_least(c, e, s);
-    if (status == TT_OK && !tt__fits(e)) status = tt__refuse(&c->job, c, &c->base, s, e);
-    return status;
+    if (status != TT_OK || tt__fits(e)) return status;
+    const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
+                         (c->offload ? TT__MAY_OFFLOAD : 0);
+    const int most = (int)tt__min(TT__BUILDS - c->job.p->builds, 4 + 6000 / (1 + tt__front(c)->t->n_code));
+    status = tt__try_least(c, may);
+    if (status == TT_OK) status = tt__build_least(c, most, e, s);
+    return status != TT_OK || tt__fits(e) ? status : tt__refuse(c, s, e);
 }
 
 /* Builds what the options say, or choose. */
@@ -18551,15 +18854,24 @@ static tt_status tt__build_chosen(const tt__job *j)
     tt__extent e;
     memset(&e, 0, sizeof e);
     tt__note_homes(&c);
-    const bool chooses = c.recompute || c.by_seconds;
-    tt_status status = tt__build_within(j, c.base, &e);
+    tt_status status = c.by_seconds ? tt__try_build(j, &c.base, &e) : tt__build_within(j, &c.base, &e);
+    if (status == TT_OK && c.by_seconds && !tt__fits(&e) && c.base.arrivals) {
+        c.base.arrivals = false;
+        status = tt__try_build(j, &c.base, &e);
+    }
+    const tt__choice slowest = tt__at_slowest(c.base);
+    if (status == TT_OK && c.by_seconds && !tt__fits(&e)) status = tt__try_build(j, &slowest, &e);
     c.base.arrivals = p->chosen.arrivals;
-    if (status == TT_OK && !tt__fits(&e)) {
+    c.budget = e.budget;
+    const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
+    if (status == TT_OK && (!tt__fits(&e) || (c.by_seconds && slower))) { /* others may be faster */
         tt__shortage s = tt__shortage_of(p, &e);
-        status = chooses ? tt__choose(&c, &s, &e) : tt__refuse(j, NULL, &c.base, &s, &e);
-    } else if (status == TT_OK && c.by_seconds && p->chosen.ahead < c.base.ahead) {
-        tt__shortage s = tt__shortage_of(p, &e);
-        status = tt__choose(&c, &s, &e); /* what fits with more ahead may take less time */
+        if (c.recompute || c.by_seconds) {
+            status = tt__choose(&c, &s, &e);
+        } else {
+            if (!p->ctx->searches) status = tt__chooser_open(&c);
+            if (status == TT_OK) status = tt__refuse(&c, &s, &e);
+        }
     }
     tt__chooser_close(&c);
     p->settings.options.parallel.zero = p->chosen.zero;

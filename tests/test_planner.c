@@ -1585,6 +1585,9 @@ static bool fits_batch(batches *b, tt_context *ctx, const tt_compile_options *o,
 TEST(largest_batch_against_brute_force)
 {
     enum { MOST = 30 };
+    static const struct { const char *device, *recompute, *offload; int zero; } more[] = {
+        {"cuda", "budget", "budget", 1}, {"cuda", "blocks", "optimizer,activations", 1},
+        {"cpu", "cheap", "budget", 1}, {"cuda*2", "cheap", "budget", TT_ZERO_BUDGET}};
     static const char *const recomputes[] = {"none", "blocks", "budget"};
     test_allocator a;
     batches b;
@@ -1623,6 +1626,24 @@ TEST(largest_batch_against_brute_force)
         o.memory_budget = one << 16;
         CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 7);
     }
+    for (int k = 0; k < TEST_COUNT(more); k++) { /* a choice makes room for more, and one more is refused */
+        int64_t found[2];
+        for (int chosen = 0; chosen < 2; chosen++) {
+            o.device = more[k].device;
+            o.recompute = chosen ? more[k].recompute : "none";
+            o.offload = chosen ? more[k].offload : NULL;
+            o.parallel.zero = chosen ? more[k].zero : 1;
+            o.memory_budget = (k == 2 ? 0 : (size_t)32 << 20) + 200000;
+            found[chosen] = tt_largest_batch(ctx, record_batch, &b, &o, 5000);
+            CHECK(found[chosen] > 0 && found[chosen] < 5000);
+            CHECK(fits_batch(&b, ctx, &o, found[chosen]));
+            for (int more_of = 1; more_of <= 3; more_of++)
+                CHECK(!fits_batch(&b, ctx, &o, found[chosen] + more_of));
+        }
+        CHECK(found[1] > found[0]);
+    }
+    o.parallel.zero = 1;
+    o.offload = NULL;
     o.recompute = "none";
     o.memory_budget = 0;
     o.device = "cpu";
@@ -2485,9 +2506,12 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
     tt__chooser c;
     memset(m, 0, sizeof *m);
     if (!open_job(n, o, &p, &c)) return;
-    const tt_tape *t = c.front[c.base.zero].t;
+    const tt_tape *t = c.front[c.base.zero][c.base.update].t;
     const int zeros = c.zero ? 3 : 1, blocks = c.offload ? c.blocks : 0, outs = c.offload ? 8 : 1;
-    const size_t room = (size_t)((1 << c.n % 16) + 1) * 72 * 5;
+    static const int halvings[] = {0, TT__ONE_BY_ONE}; /* of the groups that move together */
+    const bool groups = c.offload || c.base.offload || c.base.update == TT__UPDATE_HOST;
+    const int paces = (c.base.ahead + 1) * (groups ? TEST_COUNT(halvings) : 1);
+    const size_t room = (size_t)((1 << c.n % 16) + 1) * 72 * 5 * 2;
     for (int k = 0; k < t->n_code; k++) m->flops += tt__flops_at_capacity(t, &t->code[k]);
     m->items = c.n;
     const bool wanted = (c.n >= 2 || !c.recompute) && c.n <= most && blocks <= 4;
@@ -2496,9 +2520,10 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
     m->seconds = (double *)calloc(room, sizeof *m->seconds);
     for (int k = 0; k < zeros * outs * (blocks + 1) && wanted; k++)
         for (int sets = 0; sets <= (c.recompute ? 1 << c.n : 0); sets++)
-            for (int ahead = 0; ahead <= c.base.ahead; ahead++) {
+            for (int pace = 0; pace < paces; pace++) {
                 tt__choice choice = c.base;
-                choice.ahead = ahead;
+                choice.ahead = pace % (c.base.ahead + 1);
+                choice.halved = halvings[pace / (c.base.ahead + 1)];
                 choice.arrivals = false; /* memory that is given up first, for no FLOPs */
                 choice.activations = k % (blocks + 1);
                 choice.offload = (unsigned)(k / (blocks + 1) % outs) | (choice.activations ? 8u : 0);
@@ -2507,7 +2532,7 @@ static void build_menu(const net *n, const tt_compile_options *o, int most, menu
                 if (c.recompute && sets >> c.n == 0) choice.recompute = TT__RECOMPUTE_CHEAP;
                 for (int i = 0; i < c.n; i++) c.drop[c.item[i]] = sets >> i & 1;
                 choice.drop = c.drop;
-                choice.n_drop = c.front[c.base.zero].forward_values;
+                choice.n_drop = c.front[c.base.zero][c.base.update].forward_values;
                 add_to_menu(&c, &choice, m);
             }
     tt__built_free(p.ctx, &p.built);
@@ -2687,6 +2712,211 @@ TEST(seconds_within_a_budget_against_brute_force)
     CHECK(all || TEST_SANITIZED);
 }
 
+static int by_size(const void *a, const void *b)
+{
+    const size_t x = *(const size_t *)a, y = *(const size_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Wherever a choice fits, a choice is found, with candidates for all of them or only for some. */
+TEST(budgets_near_the_smallest)
+{
+    const int most_programs = TEST_SANITIZED ? 8 : 24;
+    int programs = 0, budgets = 0;
+    for (uint64_t seed = 1; programs < most_programs; seed++) {
+        test_allocator a;
+        net n;
+        menu m;
+        const tt_costs costs = slow_costs();
+        tt_context_options co = test_options(&a);
+        co.verify = false;
+        tt_context *ctx = tt_open(&co);
+        tt_compile_options c = options_of(&precisions[seed % PRECISIONS]);
+        const bool ranks = seed % 6 == 0;
+        c.device = ranks ? "cuda*2" : seed % 3 ? "cuda" : "cpu";
+        if (ranks && seed % 4) c.parallel.zero = TT_ZERO_BUDGET;
+        c.accumulate = seed % 5 == 0;
+        c.recompute = seed % 7 ? "budget" : "cheap";
+        c.offload = seed % 4 == 0 ? "optimizer,gradients" : seed % 4 == 1 ? NULL : "budget";
+        c.memory_budget = 1;
+        if (seed % 2) c.costs = &costs;
+        const bool made = random_stack(ctx, seed, 2, seed % 3 ? 64 : 4, &n);
+        memset(&m, 0, sizeof m);
+        if (made) build_menu(&n, &c, c.offload ? 3 : 5, &m);
+        programs += m.n > 0;
+        qsort(m.bytes, (size_t)m.n, sizeof *m.bytes, by_size);
+        for (int k = 0, tried = 0; k < m.n && tried < 12; k++) {
+            if (k && m.bytes[k] == m.bytes[k - 1]) continue;
+            tried++;
+            for (int few = 0; few < 2; few++) {
+                char what[400];
+                test_estimates = few ? 20000 : 400000;
+                c.memory_budget = m.bytes[k];
+                tt_program *p = tt_compile(n.t, n.loss, &c);
+                snprintf(what, sizeof what, "network %d, %d items, device %s, recompute %s, offload %s, "
+                         "budget %zu, %s, size %d of %d: %.200s", (int)seed, m.items, c.device, c.recompute,
+                         c.offload ? c.offload : "none", c.memory_budget, few ? "some" : "all", tried, m.n,
+                         p ? "" : tt_error(ctx));
+                test__check(p && tt_program_plan(p).bytes <= c.memory_budget, __FILE__, __LINE__, what);
+                budgets++;
+                tt_program_free(p);
+            }
+        }
+        test_estimates = 400000;
+        free_menu(&m);
+        tt_tape_free(n.t);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(budgets > 10 * most_programs);
+}
+
+/* Sets the options that a message names, one after the other; of `offload`, from the second on, what is added
+   to *list if they are steps. */
+static void take_options(const char *text, bool steps, char list[128], tt_compile_options *o)
+{
+    static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
+    static const char *const updates[] = {"end", "backward", "host"};
+    char word[64];
+    int number;
+    if (!steps) o->update = "end";
+    for (const char *at = text; *at; at++) {
+        if (sscanf(at, "recompute \"%63[^\"]", word) == 1)
+            for (int k = 0; k < 4; k++) if (strcmp(word, policies[k]) == 0) o->recompute = policies[k];
+        if (sscanf(at, "update \"%63[^\"]", word) == 1)
+            for (int k = 0; k < 3; k++) if (strcmp(word, updates[k]) == 0) o->update = updates[k];
+        if (sscanf(at, "zero %d", &number) == 1) o->parallel.zero = number;
+        if (sscanf(at, "offload \"%63[^\"]", word) != 1) continue;
+        if (!steps || strcmp(list, "none") == 0) list[0] = 0;
+        if (!strstr(list, word) && strlen(list) + strlen(word) + 2 <= 128)
+            strcat(strcat(list, list[0] ? "," : ""), word);
+        o->offload = list;
+    }
+}
+
+/* What a program needs at least by the message that refuses it; 0: there is none. */
+static size_t needs(const net *n, tt_compile_options c)
+{
+    size_t bytes = 0;
+    c.memory_budget = 1;
+    n->t->ctx->searches = true; /* no advice */
+    tt_program *p = tt_compile(n->t, n->loss, &c);
+    n->t->ctx->searches = false;
+    CHECK(!p);
+    if (tt_error_code(n->t->ctx) != TT_ERR_BUDGET) return 0; /* options that do not go together */
+    CHECK(sscanf(tt_error(n->t->ctx), "the plan needs %zu", &bytes) == 1);
+    return bytes;
+}
+
+/* The smallest possible, by the message, is the smallest of all combinations of the options that it names,
+   and a program of so many bytes compiles with what the message says of it. */
+TEST(the_smallest_possible_is_the_smallest)
+{
+    static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
+    static const char *const updates[] = {"end", "backward", "host"};
+    static const char *const devices[] = {"cuda", "cpu", "cuda*2"};
+    const int most_programs = TEST_SANITIZED ? 3 : 8;
+    int named = 0;
+    for (int seed = 1; seed <= most_programs; seed++) {
+        test_allocator a;
+        net n;
+        tt_context_options co = test_options(&a);
+        co.verify = false;
+        tt_context *ctx = tt_open(&co);
+        tt_compile_options c = options_of(&precisions[seed % 3]), smallest;
+        size_t least = SIZE_MAX, said = 0;
+        char what[1400], list[128];
+        c.device = devices[seed % 3];
+        c.accumulate = seed % 4 == 0;
+        c.optimizer.clip_norm = seed % 5 == 0;
+        c.parallel.zero = seed % 3 == 2 ? seed / 3 % 4 : 1;
+        c.update = updates[!c.accumulate && !(c.optimizer.clip_norm > 0) ? seed / 2 % 3 : seed % 2 * 2];
+        REQUIRE(random_stack(ctx, (uint64_t)seed, 2, seed % 2 ? 64 : 4, &n));
+        tt_compile_options all = c;
+        const int zeros = seed % 3 == 2 ? 4 : 1;
+        for (int k = 0; k < zeros * 4 * 16 * 3; k++) {
+            if (zeros > 1) all.parallel.zero = k % 4;
+            all.recompute = policies[k / zeros % 4];
+            all.offload = tt__out_lists[k / zeros / 4 % 16];
+            all.update = updates[k / zeros / 64];
+            if (strcmp(all.update, "host") == 0 && k / zeros / 4 % 2) continue; /* the state is there then */
+            const size_t bytes = needs(&n, all);
+            if (bytes && bytes < least) least = bytes;
+        }
+        for (int chooses = 0; chooses < 2; chooses++) {
+            if (chooses && seed % 2) c.recompute = "budget";
+            if (chooses && seed % 3) c.offload = "budget";
+            if (chooses && zeros > 1 && seed % 5) c.parallel.zero = TT_ZERO_BUDGET;
+            c.memory_budget = 1;
+            CHECK(!tt_compile(n.t, n.loss, &c));
+            snprintf(what, sizeof what, "network %d, %s, update %s: %zu; %s", seed, c.device, c.update, least,
+                     tt_error(ctx));
+            const char *at = strstr(tt_error(ctx), "the smallest possible is ");
+            const bool is = at && sscanf(at, "the smallest possible is %zu", &said) == 1;
+            test__check(is && (chooses ? said <= least : said == least), __FILE__, __LINE__, what);
+            if (!is) continue;
+            smallest = c;
+            const bool steps = strstr(at, "with all of these") != NULL, sets = strstr(at, " values") != NULL;
+            if (chooses && strcmp(c.recompute, "budget") == 0) smallest.recompute = "none";
+            if (chooses && c.offload) smallest.offload = NULL;
+            strcpy(list, "none");
+            take_options(steps ? tt_error(ctx) : strstr(at, " with ") ? at : "", steps, list, &smallest);
+            if (sets) smallest.recompute = "budget";
+            smallest.memory_budget = said;
+            tt_program *p = tt_compile(n.t, n.loss, &smallest);
+            const bool fits = p && tt_program_plan(p).bytes <= said;
+            char why[800];
+            snprintf(why, sizeof why, "%.340s; with recompute %s, offload %s, update %s: %.250s", what,
+                     smallest.recompute, list, smallest.update, p ? "larger" : tt_error(ctx));
+            test__check(fits, __FILE__, __LINE__, why);
+            named += steps;
+            tt_program_free(p);
+        }
+        tt_tape_free(n.t);
+        TEST_CLOSE(ctx, &a);
+    }
+    CHECK(named > 0);
+}
+
+/* Groups of what is offloaded are as large as a budget lets them be, down to one parameter at a time; without
+   a budget they are not made smaller. */
+TEST(groups_that_fit_a_budget)
+{
+    const size_t each = WIDE * WIDE * 4;
+    for (int k = 0; k < 2; k++) {
+        perceptron n;
+        tt_compile_options o = tt_compile_options_default();
+        size_t bytes[2];
+        together = 0; /* one at a time */
+        for (int large = 0; large < 2; large++) {
+            REQUIRE(perceptron_new(&n));
+            o.device = k ? "cpu" : "cuda";
+            o.optimizer.clip_norm = 1;
+            o.offload = "optimizer,gradients,parameters";
+            tt_program *p = tt_compile(n.t, n.loss, &o);
+            REQUIRE(p != NULL);
+            bytes[large] = tt_program_plan(p).bytes;
+            CHECK(p->chosen.halved == 0);
+            tt_program_free(p);
+            if (!large) perceptron_free(&n);
+            together = 32L << 20;
+        }
+        CHECK(bytes[0] + each <= bytes[1]);
+        for (int budget = 0; budget < 3; budget++) {
+            static const char *const offloads[] = {"optimizer,gradients,parameters", "budget"};
+            for (int chosen = 0; chosen < 2; chosen++) {
+                o.offload = offloads[chosen];
+                o.memory_budget = budget == 0 ? bytes[0] : budget == 1 ? (bytes[0] + bytes[1]) / 2 : bytes[1];
+                tt_program *p = tt_compile(n.t, n.loss, &o);
+                CHECK(p && tt_program_plan(p).bytes <= o.memory_budget);
+                if (p && !chosen) CHECK((p->chosen.halved > 0) == (budget < 2));
+                tt_program_free(p);
+            }
+        }
+        perceptron_free(&n);
+        together = 4096;
+    }
+}
+
 /* Candidates that are a quarter of all sets cost little more than the best of all. */
 TEST(candidates_against_all_sets)
 {
@@ -2705,7 +2935,7 @@ TEST(candidates_against_all_sets)
         o.memory_budget = 1;
         REQUIRE(random_stack(ctx, seed, 6, 64, &n));
         REQUIRE(open_job(&n, &o, &p[0], &c[0]) && open_job(&n, &o, &p[1], &c[1]));
-        const tt_tape *t = c[0].front[c[0].base.zero].t;
+        const tt_tape *t = c[0].front[c[0].base.zero][0].t;
         double flops = 0;
         for (int k = 0; k < t->n_code; k++) flops += tt__flops_at_capacity(t, &t->code[k]);
         const int items = c[1].n, sets = 1 << (items < 12 ? items : 0);
@@ -2932,9 +3162,10 @@ TEST(marks_of_values) /* are obeyed whatever the options say */
 static const test_case tests[] = {
     TEST_CASE(verifier_finds_damage), TEST_CASE(verifier_finds_bad_places),
     TEST_CASE(budgets_against_brute_force), TEST_CASE(seconds_within_a_budget_against_brute_force),
-    TEST_CASE(candidates_against_all_sets), TEST_CASE(budgets_of_a_deep_network),
-    TEST_CASE(no_fixed_options_beat_a_budget), TEST_CASE(choices_count_micro_batches),
-    TEST_CASE(marks_of_values),
+    TEST_CASE(budgets_near_the_smallest), TEST_CASE(the_smallest_possible_is_the_smallest),
+    TEST_CASE(groups_that_fit_a_budget), TEST_CASE(candidates_against_all_sets),
+    TEST_CASE(budgets_of_a_deep_network), TEST_CASE(no_fixed_options_beat_a_budget),
+    TEST_CASE(choices_count_micro_batches), TEST_CASE(marks_of_values),
     TEST_CASE(random_networks_replay_bit_for_bit), TEST_CASE(random_networks_have_true_gradients),
     TEST_CASE(verifier_finds_what_is_not_waited_for), TEST_CASE(verifier_finds_bad_groups),
     TEST_CASE(lifetimes_and_places_of_each_space), TEST_CASE(values_in_the_hosts_memory),
