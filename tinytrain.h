@@ -5715,7 +5715,8 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     for (int j = 0; j < TT__MAX_OUT; j++) {
         const tt__value *y = &t->values[i->out[j]];
         if (!i->out[j] || y->base != storage) continue;
-        if (!(i->add >> j & 1) || y->ld != whole->ld || !tt__same_rows(&y->shape, &whole->shape)) return false;
+        if (!(i->add >> j & 1) || y->ld != whole->ld) return false;
+        if (!tt__same_rows(&y->shape, &whole->shape)) return false;
         for (int o = 0; o < j; o++) {
             const tt__value *other = &t->values[i->out[o]];
             const bool apart = y->offset + y->shape.cols <= other->offset ||

@@ -195,7 +195,8 @@ static inline bool cli_bytes(const char *text, size_t *bytes)
 }
 
 /* The option that a value given with f is for: one whose values may be given with that name too, or f. */
-static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const cli_flag *f, const char *value)
+static inline const cli_flag *cli_meant(const cli_flag *flags, int count, const cli_flag *f,
+                                        const char *value)
 {
     for (int k = 0; k < count; k++)
         if (flags[k].also && strcmp(flags[k].also, f->name) == 0 && cli_index(value, flags[k].choices) >= 0)
@@ -514,7 +515,8 @@ typedef struct cli_training {
     {"--pipeline", "N", CLI_INTEGER, &(run).parallel.pipeline, \
      .help = "stages of consecutive layers, each on ranks of its own", .least = 1, .most = 64}, \
     {"--stages", "NAME", CLI_CHOICE, &(run).parallel.schedule, .help = "how micro-batches go through the " \
-     "stages, of which gpipe needs --micros and more memory", .choices = "1f1b gpipe", .also = "--schedule"}, \
+     "stages, of which gpipe needs --micros and more memory", .choices = "1f1b gpipe", \
+     .also = "--schedule"}, \
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
      "a step on a data rank, for which memory is planned (0: any)", .most = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \

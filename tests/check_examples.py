@@ -92,13 +92,15 @@ def wrong_options_are_named(folder):
     refused(TEXT, "--data=/dev/null",
             saying="cannot open '/dev/null': it is a pipe or a device; expected a regular file")
     refused(TEXT, "--budget=3G", saying="--budget takes bytes, as 3GB or 500MiB, not '3G'")
-    refused(TEXT, "--plan", "--offload=optimizer,params", saying="offload 'params' is unknown: use none or budget")
+    refused(TEXT, "--plan", "--offload=optimizer,params",
+            saying="offload 'params' is unknown: use none or budget")
     for program in TEXT, IMAGES:
         refused(program, "--threads", "1000", saying="--threads is a number from 0 to 256, not 1000")
         refused(program, "--out", "a" * 1200, saying="--out is 1200 characters long; 1 to 1000 are possible")
         refused(program, "--out=", saying="--out is 0 characters long")
         for seconds in "0", "-1", "nan", "2e6":
-            refused(program, "--timeout", seconds, saying="--timeout is a number from 0.1 to 1e+06, not " + seconds)
+            refused(program, "--timeout", seconds,
+                    saying="--timeout is a number from 0.1 to 1e+06, not " + seconds)
 
 
 @check
@@ -179,7 +181,8 @@ def offload_saves_memory_of_the_device(folder):
     expect(host, "no bytes of the host in", said)
     expect(less < whole - 1 and float(host[2]) > float(host[1]) > 1, "of", whole, "MB", less, "stay:", said)
     by_host, said = planned(*options, "--update=host")
-    expect(re.search(r"GPU in particular: [\d.]+ ms of computation \([\d.]+ by the host's processor\)", said), said)
+    expect(re.search(r"GPU in particular: [\d.]+ ms of computation \([\d.]+ by the host's processor\)", said),
+           said)
     fewer = re.search(r"copied to and from it a step: ([\d.]+) MB", said)
     expect(by_host <= less and float(fewer[1]) < float(host[2]), by_host, "MB stay with updates there:", said)
     with open(os.path.join(folder, "plan", "plan.svg")) as f:

@@ -1503,7 +1503,7 @@ TEST(builds_are_pure)
         for (int k = 0; k < 30; k++) {
             const int number = k * 7 % CHOICES;
             tt__choice choice = {(tt__recompute)(number % 4), number < 4 ? 0u : 15u, 1, false, number % 3,
-                                 INT_MAX, NULL, 0, 1};
+                                 INT_MAX, NULL, 0, 1, false, number % 3};
             tt__built b;
             REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
             if (k < CHOICES) { kept[number] = b; continue; }
@@ -1521,7 +1521,7 @@ TEST(builds_are_pure)
 
         long calls = a.calls, failed = 0; /* each allocation fails in turn */
         tt__choice choice = {TT__RECOMPUTE_CHEAP, precision ? 15u : 0u, 1, !precision,
-                             precision ? 2 : 0, INT_MAX, NULL, 0, 1};
+                             precision ? 2 : 0, INT_MAX, NULL, 0, 1, false, 0};
         tt__built b;
         REQUIRE(tt__build(m.t, m.loss.id, &s, &choice, &b) == TT_OK);
         tt__built_free(ctx, &b);

@@ -282,8 +282,8 @@ TEST(ranks_wait_for_a_process_that_ends)
     pthread_mutex_unlock(&n->mutex);
     ctx->options.timeout = 0.01;
     wait_for_message(&w, 0);
-    CHECK_ERROR(ctx, TT_ERR_DEVICE, "here: one of the ranks 2 to 3, process 1 (b), has not come for 0.01 s; its "
-                "last message came in reduce 'x'");
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "here: one of the ranks 2 to 3, process 1 (b), has not come for 0.01 s; "
+                "its last message came in reduce 'x'");
     pthread_mutex_destroy(&n->mutex);
     free(n);
     tt_close(ctx);
@@ -317,8 +317,8 @@ TEST(ranks_let_others_wait_for_messages)
         CHECK(x.met == x.waits);
         tt__world_free(x.world);
     }
-    CHECK_ERROR(ctx, TT_ERR_DEVICE, "rank 0 has waited 0.15 s for rank 1, which has not come to reduce 'd(w)'; "
-                "it is at linear 'y'");
+    CHECK_ERROR(ctx, TT_ERR_DEVICE, "rank 0 has waited 0.15 s for rank 1, which has not come to reduce "
+                "'d(w)'; it is at linear 'y'");
     tt_close(ctx);
 }
 
