@@ -365,6 +365,8 @@ struct emu_any_stream {
     cudaStream_t it;
     bool chains;
     emu_any_stream(cudaStream_t s) : it(s), chains(false) {}
+    template <class S, class = std::enable_if_t<std::is_convertible<const S &, cudaStream_t>::value>>
+    emu_any_stream(const S &s) : it(s), chains(false) {} // what stands for a stream
     emu_any_stream(const tt__stream &s) : it(s.it), chains(s.chains) {}
 };
 cudaError_t emu_launch(const char *name, const void *kernel, dim3 grid, dim3 block, size_t shared,
