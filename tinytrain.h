@@ -15013,7 +15013,9 @@ static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status,
     if (failed) {
         tt__process_name(n, (int)(failed - n->note), name);
         snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
-        status = tt__fail(ctx, (tt_status)failed->status, "%s: %.900s", name, text);
+        const bool named = strncmp(text, "process ", 8) == 0; /* it was agreed on before */
+        status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
+                          text);
     } else if (elsewhere) {
         tt__process_name(n, (int)(elsewhere - n->note), name);
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has come to %s, and process %d to %s: all must call the "
@@ -18612,7 +18614,7 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
 {
     if (p->settings.options.train)
         tt__print(text, "recompute \"%s\"", tt__recompute_names[x->recompute]);
-    if (p->settings.options.train && items) tt__print(text, " and %d values", items);
+    if (p->settings.options.train && items) tt__print(text, " and %d value%s", items, items > 1 ? "s" : "");
     tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "", tt__out_lists[x->offload]);
     if (p->settings.options.train && (x->update || p->settings.update))
         tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
@@ -18663,6 +18665,14 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
 static bool tt__may_take(const tt__chooser *c, int k)
 {
     return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
+}
+
+/* Does a choice differ from the options in what says "budget" alone? */
+static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
+{
+    return (c->zero || x->zero == c->base.zero) && (c->offload || x->offload == c->base.offload) &&
+           (c->recompute || (x->recompute == c->base.recompute && !x->n_drop)) &&
+           x->update == c->base.update;
 }
 
 /* Builds the smallest of all that other options may be. *s is of the smallest that was built before. */
@@ -18723,15 +18733,18 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__shortage least = *s;
         if (bytes < least.least) least.least = bytes, least.how = now, least.items = 0;
         if (!p->ctx->searches && (status = tt__advise(c, &now, e, &least)) != TT_OK) return status;
+        if (chooses && tt__fits(e) && tt__is_free(c, &p->chosen)) return TT_OK;
+        if (chooses && tt__is_free(c, &least.how)) *s = least;
+        const bool same = least.least >= s->bytes && !chooses; /* nothing makes it smaller */
         if (chooses && !advised && least.least < s->least) {
             tt__print(&text, "%s %zu with ", text.length ? ", at least" : ": at least", s->least);
             tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "; if more may change, the smallest possible is %zu with ", least.least);
         } else {
-            tt__print(&text, "; the smallest possible is %zu%s", least.least, first ? "" : " with ");
+            tt__print(&text, "; the smallest possible is %zu%s", least.least, same ? "" : " with ");
         }
         if (bytes == least.least && advised) tt__print(&text, "all of these");
-        else if (!first || chooses) tt__print_options(&text, p, &least.how, least.items);
+        else if (!same) tt__print_options(&text, p, &least.how, least.items);
         if (least.least <= e->budget) tt__print(&text, ", which fits");
     }
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
