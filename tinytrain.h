@@ -2279,10 +2279,10 @@ struct tt_context {
     pthread_t failed;      /* ... on this thread */
     double measured_peak;
     bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
-    bool searches;         /* for what is the largest that fits: errors need no advice */
-    bool unbudgeted;        /* ... for what is then compiled without the budget of the search */
-    bool no_arrivals;       /* memory_ladder: no inputs are copied ahead, as budgets that are tight have it */
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
+    bool searches;         /* for what is the largest that fits: errors need no advice */
+    bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one */
+    bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
     struct tt__net *net;   /* the other processes; NULL: this one is alone */
@@ -3247,8 +3247,9 @@ struct tt_tape {
     /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
        parts of; 0: none */
     int32_t squares;
-    /* Of groups of instructions that use storages in the other memory: the most bytes of these, of a group of
-       several; how many more groups there are than if they were as large as they may be. */
+    /* Of the groups that pass offload makes of instructions whose operands are copied from the host's memory
+       and back: the most bytes that the operands of one group take on the device, if it has several; and how
+       many groups more there are than with groups of TT__OFFLOAD_TOGETHER bytes. */
     size_t grouped;
     int cuts;
     uint16_t *lists; int n_lists, cap_lists;        /* of all block-sparse attention, see attr.lists */
@@ -17909,8 +17910,8 @@ static int tt__halved(size_t grouped, int trial)
     return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
 }
 
-/* Has candidate k of the slowest pace at faster ones among the candidates, if it could be the best: for each
-   number of blocks ahead, with the largest groups that fit, or all. */
+/* Adds candidate k of the slowest pace at faster paces: for each number of blocks ahead, with the largest
+   groups that fit, or with all. */
 static tt_status tt__raise(tt__chooser *c, int k)
 {
     tt_status status = TT_OK;
@@ -18405,7 +18406,7 @@ static bool tt__slow_down(tt__choice *how, size_t grouped)
     return true;
 }
 
-/* Has candidate k, whose placement does not fit, at the next slower pace that may among the candidates. */
+/* Adds candidate k, whose placement does not fit, at the next slower pace at which it may fit. */
 static tt_status tt__lower(tt__chooser *c, int k)
 {
     tt__choice how = c->list[k].how;
@@ -18419,8 +18420,8 @@ static tt_status tt__lower(tt__chooser *c, int k)
     return status;
 }
 
-/* Has candidate k with smaller groups among the candidates, where they may take less time: the first updates
-   wait for less, and so do the last copies. */
+/* Adds candidate k with smaller groups. These may take less time: the first updates wait for fewer copies,
+   and the step's end for fewer copies after the last update. */
 static tt_status tt__tune(tt__chooser *c, int k)
 {
     const tt__candidate was = c->list[k];
@@ -18535,7 +18536,7 @@ static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
            how->update != was.update;
 }
 
-/* Has a choice at the slowest pace among the candidates, if that is possible; what is not has failed. */
+/* Adds a choice at the slowest pace, if that is possible. What is not possible is noted as failed. */
 static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool *set)
 {
     int at;
@@ -18555,7 +18556,8 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
     if (policy != (int)how->recompute && !tt__vary(c, may, 4 + policy, how)) return false;
     for (int k2 = 0; k2 < 4; k2++) if (out >> k2 & 1 && !tt__vary(c, may, 8 + k2, how)) return false;
     if (update != (int)how->update && !tt__vary(c, may, 12 + update, how)) return false;
-    return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER); /* which is there then */
+    /* The optimizer's state is in the host's memory then, whether the list says so or not. */
+    return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER);
 }
 
 /* The candidate of which least is live; -1: none. */
@@ -18567,8 +18569,8 @@ static int tt__least_live(const tt__chooser *c)
     return best;
 }
 
-/* Has the smallest program of techniques that may change among the candidates: by trying all of them, of a
-   small program, and then by changing one of them as long as that makes the smallest smaller. */
+/* Adds what may be the smallest program: all combinations of the techniques that may change, if the program
+   is small, and then changes of one technique at a time, as long as they make the smallest one smaller. */
 static tt_status tt__try_least(tt__chooser *c, unsigned may)
 {
     tt__choice how;

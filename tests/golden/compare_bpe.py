@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Compares the byte-pair and Unigram tokenizers of tinytrain.h with those of Hugging Face, for each kind of
-make_bpe.py, also those that are too large to be committed: ids and decoded texts of random strings, and of random bytes beside Python's decoding with U+FFFD.
+make_bpe.py, also those that are too large to be committed: ids and decoded texts of random strings, and of
+random bytes beside Python's decoding with U+FFFD.
 
     python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
 
-needs: tokenizers, transformers, sentencepiece, protobuf; a C compiler ($CC). It is run by hand: 10,000 strings take about a minute.
+needs: tokenizers, transformers, sentencepiece, protobuf; a C compiler ($CC). It is run by hand: 10,000
+strings take about a minute.
 """
 import argparse
 import ctypes
