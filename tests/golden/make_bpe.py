@@ -257,7 +257,8 @@ def t5(size=500, rules=None, texts=None):
 def large():
     """Kinds that are too large to be committed: with the normalization that SentencePiece has unless told otherwise,
     and thousands of tokens."""
-    with open(os.path.join(HERE, "..", "..", "examples", "data", "pride_and_prejudice.txt"), encoding="utf-8") as f:
+    novel = os.path.join(HERE, "..", "..", "examples", "data", "pride_and_prejudice.txt")
+    with open(novel, encoding="utf-8") as f:
         texts = f.read().split("\n\n") + [PROSE, CODE, *TEXTS, *MORE]
     rules = charsmap(normalization_rule_name="nmt_nfkc")
     return {"big_bird, nmt_nfkc": big_bird(8000, rules, texts), "t5, nmt_nfkc": t5(4000, rules, texts),
