@@ -1866,6 +1866,9 @@ typedef struct tt__instr {
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
+/* The last output, where it is there, is (1, columns of out[0]): the sum of the rows that out[0] has then.
+   Only backwards have it, and only where the device's memory is not the host's: see tt__fuse_column_sums. */
+#define TT__COLUMN_SUMS 0x80000000u
 
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
 
@@ -1877,7 +1880,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x, w, [b] -> y, (mean, 1/std) */ \
     X(RMSNORM, "rmsnorm", 2, 2, TT__INPLACE0 | TT__BY_ROW(1) | TT__SAVES1 | TT__AGAIN) \
         /* x, w -> y, 1/rms */ \
-    X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 2, TT__INPLACE0) /* dy, x, w, 1/rms -> [dx], [dw] */ \
+    X(RMSNORM_BACKWARD, "rmsnorm_backward", 4, 3, TT__INPLACE0 | TT__COLUMN_SUMS) \
+        /* dy, x, w, 1/rms -> [dx], [dw], [column sums of dx] */ \
     X(ACTIVATION, "activation", 1, 1, TT__NAMED_BY_ACT | TT__INPLACE0 | TT__BY_ROW(1) | TT__AGAIN) \
         /* x -> act(x) */ \
     X(ADD, "add", 2, 1, TT__INPLACE0 | TT__INPLACE1 | TT__BY_ROW(1 | 2) | TT__SUMS | TT__MOVES | \
@@ -1891,8 +1895,9 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* dy, gate, up -> [dgate], [dup] */ \
     X(ROTARY, "rotary", 2, 1, TT__INPLACE0 | TT__AGAIN) /* x, positions -> y */ \
     X(SCALE, "scale", 1, 1, TT__INPLACE0 | TT__BY_ROW(1) | TT__MOVES) /* x -> s x */ \
-    X(DROPOUT, "dropout", 3, 1, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
-      TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2)) /* x, [residual], [row numbers] -> y */ \
+    X(DROPOUT, "dropout", 3, 2, TT__INPLACE0 | TT__INPLACE1 | TT__RANDOM | TT__WITH_RUN | TT__MOVES | \
+      TT__BY_ROW(1 | 2) | TT__RESIDUAL(1) | TT__NUMBERS(2) | TT__COLUMN_SUMS) \
+        /* x, [residual], [row numbers] -> y, [column sums] */ \
     X(ATTENTION, "attention", 5, 2, TT__RANDOM | TT__WITH_RUN | TT__BY_ROW(1) | TT__NUMBERS(4) | \
       TT__AGAIN_ATTENTION) /* q, k, v, seq_start, [row numbers] -> out, log-sum-exp */ \
     X(GATHER_ROWS, "gather_rows", 2, 1, TT__GATHERS | TT__MOVES) /* x, index -> y */ \
@@ -1907,12 +1912,14 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x, target, [weights] -> loss, -, counts */ \
     X(CAST, "cast", 1, 1, TT__CASTS | TT__AGAIN_KEPT) /* x -> x in another dtype */ \
     X(FILL, "fill", 1, 1, 0) /* [loss scale] -> constant */ \
-    X(LINEAR_DX, "linear_dx", 3, 1, TT__PRODUCT | TT__WEIGHT(1)) /* dy, w, [saved by act] -> dx act' */ \
+    X(LINEAR_DX, "linear_dx", 3, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
+        /* dy, w, [saved by act] -> dx act', [column sums of dx] */ \
     X(LINEAR_DW, "linear_dw", 2, 2, TT__PRODUCT) /* dy, x -> dw, [db] */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
-    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 3, TT__INPLACE0) \
-        /* dy, x, w, stats -> [dx], [dw], [db] */ \
-    X(ACTIVATION_BACKWARD, "activation_backward", 2, 1, TT__INPLACE0 | TT__INPLACE1) /* dy, saved -> dx */ \
+    X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
+        /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
+    X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
+        /* dy, saved -> dx, [column sums of dx] */ \
     X(ATTENTION_BACKWARD, "attention_backward", 8, 3, TT__WITH_RUN) \
         /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
     X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
@@ -3799,10 +3806,20 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands be
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
+/* The output that has the sums of columns of out[0]; 0: i has none. */
+static int tt__column_sums(const tt__instr *i)
+{
+    const int last = tt__ops[i->op].outputs - 1;
+    return tt__is(i, TT__COLUMN_SUMS) && i->out[last] ? last : 0;
+}
+
 static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_OUT])
 {
     memset(out, 0, sizeof *out * TT__MAX_OUT);
-    return tt__rules_of(i)->shape(t, i, out);
+    if (!tt__rules_of(i)->shape(t, i, out)) return false;
+    const tt__shape sums = {TT_F32, 1, out[0].cols, 0, 0};
+    if (tt__column_sums(i)) out[tt__column_sums(i)] = sums;
+    return true;
 }
 
 /* Records i with operands of the kinds that letters tell: v a tt_value, p a tt_param; V and P may be none (id
@@ -4355,6 +4372,12 @@ static size_t tt__partial_bytes(int64_t rows, int64_t cols)
     return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
 }
 
+/* The sums of all columns. */
+static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
+{
+    return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
+}
+
 static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i) /* two floats a row */
 {
     return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
@@ -4516,13 +4539,90 @@ static bool tt__layout_LINEAR_DW(const tt_tape *t, const tt__instr *i, const tt_
 static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *dy = tt__in(t, i, 0);
-    size_t gemm = tt__product_bytes(threads, t, i);
-    size_t sums = tt__partial_bytes(dy->rows, dy->cols) + tt__buffer_bytes(threads, dy->cols);
+    size_t gemm = tt__product_bytes(threads, t, i), sums = tt__sum_rows_bytes(threads, dy->rows, dy->cols);
     return gemm > sums ? gemm : sums;
 }
 
+enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an operand */
+
+/* v and w are the same part of a storage. */
+static bool tt__same_place(const tt__value *v, const tt__value *w)
+{
+    return v->base == w->base && v->offset == w->offset && v->ld == w->ld && v->shape.cols == w->shape.cols &&
+           tt__same_rows(&v->shape, &w->shape);
+}
+
+/* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
+static void tt__sum_columns_apart(tt_tape *t, int k, int o)
+{
+    tt__instr i = t->code[k], sums = i;
+    if (i.op == TT__OP_SUM_ROWS) return;
+    sums.op = TT__OP_SUM_ROWS;
+    memset(sums.in, 0, sizeof sums.in);
+    memset(sums.out, 0, sizeof sums.out);
+    memset(&sums.attr, 0, sizeof sums.attr);
+    sums.in[0] = i.in[0];
+    sums.out[0] = i.out[o];
+    sums.add = i.add >> o & 1;
+    sums.add_later = i.add_later >> o & 1;
+    if (!tt__insert(t, k, &sums)) return;
+    i.out[o] = 0;
+    i.add &= ~(1u << o);
+    i.add_later &= ~(1u << o);
+    if (i.out[0]) tt__put(t, k, &i);
+    else tt__drop(t, k);
+}
+
+/* Result o of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that wrote
+   in[0] last, if its op can (TT__COLUMN_SUMS): a kernel that has a gradient in registers adds it up at once,
+   where another would read all of it again. Not where memory is the host's, as kernels there make no use of
+   it, nor of tensor ranks, which add to gradients in between. */
+static void tt__fuse_column_sums(tt_tape *t, int k, int o)
+{
+    tt__instr i = t->code[k];
+    const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
+    if (!i.out[o] || t->host || t->tensor > 1) return;
+    for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
+        tt__instr from = t->code[m];
+        bool writes = false;
+        if (from.op < 0) continue;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (from.in[j] && t->values[from.in[j]].base == sums->base) return;
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            if (from.out[j] && t->values[from.out[j]].base == sums->base) return;
+            writes |= from.out[j] && t->values[from.out[j]].base == v->base;
+        }
+        if (!writes) continue;
+        const int last = tt__ops[from.op].outputs - 1;
+        const bool can_sum = tt__is(&from, TT__COLUMN_SUMS) && !from.out[last] && !(from.add_later & 1);
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* no kernel reads its result again */
+        if (!can_sum || product || !tt__same_place(&t->values[from.out[0]], v)) return;
+        if (from.segment != i.segment || from.slot != i.slot) return;
+        if (from.stage != i.stage) { /* the same sums, on the stage that has the bias */
+            tt__sum_columns_apart(t, k, o);
+            return;
+        }
+        from.out[last] = i.out[o];
+        from.add |= (i.add >> o & 1) << last;
+        from.add_later |= (i.add_later >> o & 1) << last;
+        i.out[o] = 0;
+        i.add &= ~(1u << o);
+        i.add_later &= ~(1u << o);
+        if (i.out[0]) tt__put(t, k, &i);
+        else tt__drop(t, k);
+        tt__put(t, m, &from);
+        return;
+    }
+}
+
+static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
+{
+    (void)root;
+    if (later) tt__fuse_column_sums(t, k, 1);
+}
+
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, tt__fp8_bytes};
+    tt__cpu_LINEAR_DW, tt__fp8_bytes, NULL, tt__fuse_LINEAR_DW};
 
 /* ---------------------------------------------------------------------------------------------- embedding */
 
@@ -4625,9 +4725,9 @@ static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_n
 static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 1);
-    const int64_t statistics = tt__ops[i->op].outputs - 1;
+    const int64_t statistics = tt__ops[i->op].outputs - 2;
     out[0] = *x;
-    for (int k = 1; k < 3; k++) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
+    for (int k = 1; k <= statistics; k++) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
     return tt__shape_in(t, i, 0, x, x->cols) && tt__fixed_in(t, i, 2, 1, x->cols) &&
            tt__shape_in(t, i, 3, x, statistics);
 }
@@ -4796,11 +4896,17 @@ static bool tt__layout_SUM_ROWS(const tt_tape *t, const tt__instr *i, const tt__
 static size_t tt__cpu_SUM_ROWS(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *dy = tt__in(t, i, 0);
-    return tt__partial_bytes(dy->rows, dy->cols) + tt__buffer_bytes(threads, dy->cols);
+    return tt__sum_rows_bytes(threads, dy->rows, dy->cols);
+}
+
+static void tt__fuse_SUM_ROWS(tt_tape *t, int k, int32_t root, bool later)
+{
+    (void)root;
+    if (later) tt__fuse_column_sums(t, k, 0);
 }
 
 static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_ROWS, {NULL},
-    tt__cpu_SUM_ROWS};
+    tt__cpu_SUM_ROWS, NULL, NULL, tt__fuse_SUM_ROWS};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
@@ -5716,8 +5822,8 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
     for (int j = 0; j < TT__MAX_OUT; j++) {
         const tt__value *y = &t->values[i->out[j]];
         if (!i->out[j] || y->base != storage) continue;
-        if (!(i->add >> j & 1) || y->ld != whole->ld) return false;
-        if (!tt__same_rows(&y->shape, &whole->shape)) return false;
+        const bool adds = i->add >> j & 1, columns = tt__same_rows(&y->shape, &whole->shape);
+        if (!adds || !columns || y->ld != whole->ld) return false;
         for (int o = 0; o < j; o++) {
             const tt__value *other = &t->values[i->out[o]];
             const bool apart = y->offset + y->shape.cols <= other->offset ||
@@ -6098,7 +6204,11 @@ static tt__mat tt__at_capacity(const tt_tape *t, int32_t id)
 static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *i)
 {
     const tt__rules *r = tt__rules_of(i);
-    return r->cpu_scratch ? r->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
+    const size_t own = r->cpu_scratch ? r->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
+    if (!tt__column_sums(i)) return own;
+    const tt__shape *y = &t->values[i->out[0]].shape;
+    const size_t sums = tt__sum_rows_bytes(threads, y->rows, y->cols);
+    return own > sums ? own : sums;
 }
 
 static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr *i)
@@ -6251,7 +6361,9 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
         if (in[j] != TT__WHOLE && !partial) *value = i->in[j];
         partial |= in[j] == TT__PARTIAL;
     }
-    if (!(rules->layout ? rules->layout(t, i, in, out) : whole))
+    const bool fits = rules->layout ? rules->layout(t, i, in, out) : whole;
+    if (tt__column_sums(i)) out[tt__column_sums(i)] = out[0] == TT__ROWS ? TT__PARTIAL : out[0];
+    if (!fits)
         return partial ? "reads what is yet to be summed over ranks"
                        : "has operands that are split over ranks in ways that do not fit";
     for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
@@ -9189,6 +9301,8 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT; j++) live |= i->out[j] && needed[t->values[i->out[j]].base];
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
+        /* Sums are of what is there already, too. */
+        if (live && tt__column_sums(i)) needed[t->values[i->out[0]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__value *x = &t->values[i->out[1]];
@@ -15782,7 +15896,18 @@ static tt_status tt__cpu_wait(tt__device *d) { (void)d; return TT_OK; }
 static tt_status tt__cpu_launch(const tt__launch *l, int n)
 {
     tt_status status = TT_OK;
-    for (int k = 0; k < n && status == TT_OK; k++) status = tt__cpu_of(l)->isa->run[l[k].instr->op](&l[k]);
+    for (int k = 0; k < n && status == TT_OK; k++) {
+        const tt__instr *i = l[k].instr;
+        const tt__isa_table *isa = tt__cpu_of(l)->isa;
+        const int sums = tt__ops[i->op].outputs - 1;
+        status = isa->run[i->op](&l[k]);
+        if (status != TT_OK || !tt__is(i, TT__COLUMN_SUMS) || !l[k].out[sums].data) continue;
+        tt__launch of_sums = l[k];
+        of_sums.in[0] = l[k].out[0];
+        of_sums.out[0] = l[k].out[sums];
+        of_sums.add[0] = l[k].add[sums];
+        status = isa->run[TT__OP_SUM_ROWS](&of_sums);
+    }
     return status;
 }
 

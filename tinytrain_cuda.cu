@@ -1038,6 +1038,131 @@ __device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int6
     load8(v, row_at(m, r), m.dtype, c, n, vector);
 }
 
+// ---- sums over rows: parts in f32, then over the parts
+
+__device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
+{
+    return load_any(m.data, m.dtype, i * m.ld + j);
+}
+
+// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps
+// take every eighth part.
+__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *partial, int64_t parts,
+                                                               int64_t stride, tt__mat to, bool add)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, sums, [8][33]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t c = (int64_t)blockIdx.x * 32 + lane;
+    float sum = 0;
+    for (int64_t k = warp; k < parts && c < to.cols; k += 8) sum += partial[k * stride + c];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp || c >= to.cols) return;
+    for (int k = 1; k < 8; k++) sum += sums[k][lane];
+    if (add) sum += load_any(to.data, to.dtype, c);
+    store_any(to.data, to.dtype, c, sum);
+}
+
+cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride,
+                            const tt__mat *to, bool add)
+{
+    return TT__LAUNCH(finish_sums, blocks_for(to->cols, 32), TT__ROW_THREADS, 0, d->stream, partial, parts,
+                      stride, *to, add);
+}
+
+// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
+__device__ __forceinline__ float sum_warps(const float (&v)[8])
+{
+    TT__SHARED(float, part, [8][256]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT__UNROLL for (int j = 0; j < 8; j++) part[warp][lane * 8 + j] = v[j];
+    __syncthreads();
+    float sum = 0;
+    TT__UNROLL for (int w = 0; w < 8; w++) sum += part[w][threadIdx.x];
+    return sum;
+}
+
+// How many blocks sum rows: two for each of the device's processors, if there is room for their f32 sums of
+// so many bytes.
+int64_t sum_blocks(const tt__device *d, int64_t pieces, size_t used, size_t bytes)
+{
+    const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
+    return max((int64_t)1, min(min(pieces, 2 * (int64_t)d->properties.multiProcessorCount), room));
+}
+
+// Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
+// sum itself what it gets from the next: of the numbers as they are stored, in chunks of so many rows, which
+// the teams of a block (sum_teams) take in turn.
+int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
+{
+    const int64_t most = sum_blocks(d, (rows + 7) / 8, 0, (size_t)(3 * columns) * sizeof(float));
+    return max(((rows + most - 1) / most + 7) / 8 * 8, (int64_t)8);
+}
+
+#define TT__ROW_COLUMNS 8192 // of rows that fit the registers of a block; of a warp, up to 1,024
+__host__ __device__ inline int sum_teams(int64_t columns)
+{
+    return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : TT__ROW_THREADS / 32;
+}
+
+// v as a number of this dtype.
+__device__ __forceinline__ float rounded(float v, tt_dtype dtype)
+{
+    return dtype == TT_F32 ? v : dtype == TT_BF16 ? to_float(round_to<bf16>(v)) : to_float(round_to<f16>(v));
+}
+
+// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
+// Moves one read of dy. A thread has a column.
+__global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
+                                                               int teams)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, part, [TT__ROW_THREADS]);
+    const int across = TT__ROW_THREADS / teams;
+    const int64_t j = (int64_t)blockIdx.x * across + threadIdx.x % across, from = blockIdx.y * rows_each;
+    const int64_t to = min(dy.rows, from + rows_each);
+    float sum = 0;
+    if (j < dy.cols) {
+        for (int64_t r = from + threadIdx.x / across; r < to; r += teams) sum += element(dy, r, j);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if ((int)threadIdx.x < across && j < dy.cols) {
+        for (int k = 1; k < teams; k++) sum += part[k * across + threadIdx.x];
+        partial[blockIdx.y * dy.cols + j] = sum;
+    }
+}
+
+// Columns [first, first + n) of a matrix.
+tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
+{
+    tt__mat part = *m;
+    part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
+    part.cols = n;
+    return part;
+}
+
+// As many columns at a time as there is room for partial sums of.
+cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+{
+    tt__device *d = l->device;
+    float *partial = resident_of(l)->sums;
+    const int64_t room = resident_workspace::BYTES / sizeof(float) / 3;
+    cudaError_t e = cudaSuccess;
+    for (int64_t c = 0, n; c < dy->cols && e == cudaSuccess; c += n) {
+        n = min(dy->cols - c, room);
+        const tt__mat from = columns_of(dy, c, n), sums = columns_of(to, c, n);
+        const int teams = sum_teams(dy->cols);
+        const int64_t rows = rows_of_sums(d, dy->rows, n);
+        const int64_t chunks = max((dy->rows + rows - 1) / rows, (int64_t)1);
+        const dim3 grid(blocks_for(n, TT__ROW_THREADS / teams), (unsigned)chunks);
+        e = TT__LAUNCH(column_sums, grid, TT__ROW_THREADS, 0, d->stream, partial, from, rows, teams);
+        if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, n, &sums, add);
+    }
+    return e;
+}
+
 // A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it
 // writes them into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes
 // any.
@@ -1100,14 +1225,56 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     return e;
 }
 
+// The same, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. A thread has 8 columns,
+// and up to 64 registers: if the compiler chooses how many, it spills one.
+template <class OP, int X, int Y>
+__global__ void __launch_bounds__(TT__ROW_THREADS, 4)
+    each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
+{
+    tt__begin_kernel();
+    if (X != ANY) {
+        g.a.dtype = g.b.dtype = (tt_dtype)X;
+        g.y.dtype = (tt_dtype)Y;
+        g.vector = true;
+    }
+    op.begin();
+    const int teams = sum_teams(g.y.cols), across = TT__ROW_THREADS / teams;
+    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + threadIdx.x % across * 8;
+    const int64_t from = blockIdx.y * rows_each, to = c < g.y.cols ? min(g.y.rows, from + rows_each) : 0;
+    const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
+    float *const of_block = partial + blockIdx.y * g.y.cols;
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int64_t r = from + threadIdx.x / across; r < to; r += teams) {
+        float v[8], old[8];
+        op.get(g, r, c, n, v);
+        if (g.add) {
+            load_group(old, g.y, r, c, n, g.vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+        }
+        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += rounded(v[j], g.y.dtype);
+        store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+    }
+    if (teams == 1) {
+        TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
+        return;
+    }
+    const float all = sum_warps(sum);
+    if (column + threadIdx.x < g.y.cols) of_block[column + threadIdx.x] = all;
+}
+
 // What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it;
 // and also a 16-bit result of fp32.
 enum { RARE, HOT, HOT_CASTS };
 
+bool is_typed(const group_args &g)
+{
+    return g.vector && g.y.cols % 8 == 0 && (!g.b.data || g.b.dtype == g.a.dtype);
+}
+
 template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_args &g, OP op)
 {
     const tt_dtype x = g.a.dtype, y = g.y.dtype;
-    const bool typed = g.vector && g.y.cols % 8 == 0 && (!g.b.data || g.b.dtype == x);
+    const bool typed = is_typed(g);
     if constexpr (OP::KIND != RARE) {
         if (typed && x == TT_F32 && y == TT_F32) return launch_groups<OP, TT_F32, TT_F32>(d, g, op);
         if (typed && x == TT_BF16 && y == TT_BF16) return launch_groups<OP, TT_BF16, TT_BF16>(d, g, op);
@@ -1141,6 +1308,36 @@ cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add,
 }
 
 const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
+
+// As run_groups, and sums = or += the sums of y's columns, where sums.data is there.
+template <class OP>
+cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row,
+                            OP op, const tt__mat &sums, bool add_sums)
+{
+    tt__device *d = l->device;
+    group_args g = {a, b, y, add, is_wide(&a) && is_wide(&b) && is_wide(&y), 1, 0, 0};
+    float *partial = resident_of(l)->sums;
+    const int64_t room = (int64_t)(resident_workspace::BYTES / sizeof(float)) / (3 * y.cols);
+    if (!sums.data || !y.rows || !room) {
+        const cudaError_t e = run_groups(d, a, b, y, add, by_row, op);
+        return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
+    }
+    const int64_t each = rows_of_sums(d, y.rows, y.cols);
+    const dim3 grid(blocks_for(y.cols, 8 * TT__ROW_THREADS / sum_teams(y.cols)), blocks_for(y.rows, each));
+    const bool alike = is_typed(g) && y.dtype == a.dtype;
+    cudaError_t e = cudaSuccess;
+    if constexpr (OP::KIND == RARE) {
+        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, TT__ROW_THREADS, 0, d->stream, g, op, partial,
+                       each);
+    } else {
+        const auto kernel = alike && a.dtype == TT_F32 ? each_group_sums<OP, TT_F32, TT_F32>
+            : alike && a.dtype == TT_BF16 ? each_group_sums<OP, TT_BF16, TT_BF16>
+            : alike && a.dtype == TT_F16 ? each_group_sums<OP, TT_F16, TT_F16>
+            : each_group_sums<OP, ANY, ANY>;
+        e = TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, d->stream, g, op, partial, each);
+    }
+    return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
+}
 
 // y = s x. Bytes: x and y once.
 struct op_scale {
@@ -1365,26 +1562,39 @@ template <int ACT> struct op_act_backward {
     }
 };
 
-template <template <int> class OP>
-cudaError_t run_act(tt__device *d, int act, const tt__mat &a, const tt__mat &b, const tt__mat &y, bool add)
+// run(op) of an activation.
+template <template <int> class OP, class RUN> cudaError_t with_act(int act, RUN run)
 {
     switch (act) {
-    case TT__ACT_GELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU>());
-    case TT__ACT_GELU_TANH: return run_groups(d, a, b, y, add, false, OP<TT__ACT_GELU_TANH>());
-    case TT__ACT_RELU: return run_groups(d, a, b, y, add, false, OP<TT__ACT_RELU>());
-    case TT__ACT_TANH: return run_groups(d, a, b, y, add, false, OP<TT__ACT_TANH>());
-    default: return run_groups(d, a, b, y, add, false, OP<TT__ACT_SILU>());
+    case TT__ACT_GELU: return run(OP<TT__ACT_GELU>());
+    case TT__ACT_GELU_TANH: return run(OP<TT__ACT_GELU_TANH>());
+    case TT__ACT_RELU: return run(OP<TT__ACT_RELU>());
+    case TT__ACT_TANH: return run(OP<TT__ACT_TANH>());
+    default: return run(OP<TT__ACT_SILU>());
     }
+}
+
+cudaError_t run_act(tt__device *d, int act, const tt__mat &x, const tt__mat &y, bool add)
+{
+    return with_act<op_act>(act, [&](auto op) { return run_groups(d, x, no_operand, y, add, false, op); });
+}
+
+cudaError_t run_slope(const tt__launch *l, int act, const tt__mat &dy, const tt__mat &saved,
+                      const tt__mat &dx, bool add, const tt__mat &sums, bool add_sums)
+{
+    return with_act<op_act_backward>(act, [&](auto op) {
+        return run_groups_sums(l, dy, saved, dx, add, false, op, sums, add_sums);
+    });
 }
 
 cudaError_t run_activation(const tt__launch *l)
 {
-    return run_act<op_act>(l->device, l->instr->attr.act, l->in[0], no_operand, l->out[0], l->add[0]);
+    return run_act(l->device, l->instr->attr.act, l->in[0], l->out[0], l->add[0]);
 }
 
 cudaError_t run_activation_backward(const tt__launch *l)
 {
-    return run_act<op_act_backward>(l->device, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0]);
+    return run_slope(l, l->instr->attr.act, l->in[0], l->in[1], l->out[0], l->add[0], l->out[1], l->add[1]);
 }
 
 // y = silu(gate) up. Bytes: gate, up and y once.
@@ -1511,7 +1721,7 @@ cudaError_t run_dropout(const tt__launch *l)
     const uint32_t drop = (uint32_t)TT__DROP_THRESHOLD(l->instr->attr.dropout);
     const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col,
                            l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
-    return run_groups(l->device, l->in[0], l->in[1], l->out[0], l->add[0], true, op);
+    return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, op, l->out[1], l->add[1]);
 }
 
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
@@ -1617,7 +1827,7 @@ cudaError_t run_patches(const tt__launch *l)
     return run_groups(l->device, no_operand, no_operand, l->out[0], l->add[0], true, op);
 }
 
-// ---- sums over rows: parts in f32, then over the parts
+// ---- sums over rows, by kernels of their own
 
 // Columns [c, c + n) of N rows, of which those below 0 are zeros; all loads are under way before the first
 // result is needed.
@@ -1647,44 +1857,6 @@ __device__ __forceinline__ void load_rows(float (&v)[N][8], const tt__mat &m, co
             TT__UNROLL for (int k = 0; k < N; k++) widen8<f16>(v[k], u[k]);
         }
     }
-}
-
-// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps
-// take every eighth part.
-__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *partial, int64_t parts,
-                                                               int64_t stride, tt__mat to, bool add)
-{
-    tt__begin_kernel();
-    TT__SHARED(float, sums, [8][33]);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int64_t c = (int64_t)blockIdx.x * 32 + lane;
-    float sum = 0;
-    for (int64_t k = warp; k < parts && c < to.cols; k += 8) sum += partial[k * stride + c];
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp || c >= to.cols) return;
-    for (int k = 1; k < 8; k++) sum += sums[k][lane];
-    if (add) sum += load_any(to.data, to.dtype, c);
-    store_any(to.data, to.dtype, c, sum);
-}
-
-cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride,
-                            const tt__mat *to, bool add)
-{
-    return TT__LAUNCH(finish_sums, blocks_for(to->cols, 32), TT__ROW_THREADS, 0, d->stream, partial, parts,
-                      stride, *to, add);
-}
-
-// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
-__device__ __forceinline__ float sum_warps(const float (&v)[8])
-{
-    TT__SHARED(float, part, [8][256]);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    TT__UNROLL for (int j = 0; j < 8; j++) part[warp][lane * 8 + j] = v[j];
-    __syncthreads();
-    float sum = 0;
-    TT__UNROLL for (int w = 0; w < 8; w++) sum += part[w][threadIdx.x];
-    return sum;
 }
 
 // y[s] = the mean of sequence s. A block takes 256 columns of a sequence, a warp every eighth of its rows.
@@ -1820,14 +1992,6 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) sum_set_rows(tt__mat dy, cons
     if (column + threadIdx.x < dy.cols) partial[blockIdx.x * dy.cols + column + threadIdx.x] = all;
 }
 
-// How many blocks sum rows: two for each of the device's processors, if there is room for their f32 sums of
-// so many bytes.
-int64_t sum_blocks(const tt__device *d, int64_t pieces, size_t used, size_t bytes)
-{
-    const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
-    return max((int64_t)1, min(min(pieces, 2 * (int64_t)d->properties.multiProcessorCount), room));
-}
-
 cudaError_t run_set_rows_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -1947,9 +2111,10 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
 
 // y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
 // registers of LANES threads (a warp, or the block), read once. X: dtype of x and y, W: of w and b. The
-// compiler chooses how many registers a thread has (0), but for the widest rows, where it would spill one.
+// compiler chooses how many registers a thread has (0), but for the widest rows and for operands of any dtype,
+// where it would spill one.
 template <int V, int LANES, int X, int W>
-__global__ void __launch_bounds__(TT__ROW_THREADS, V == 4 && LANES == TT__ROW_THREADS ? 2 : 0)
+__global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY || (V == 4 && LANES == TT__ROW_THREADS) ? 2 : 0)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
               bool vector)
 {
@@ -2013,7 +2178,6 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
 // Runs CODE with V, LANES, X and W for rows of so many columns, up to TT__ROW_COLUMNS; the widths of today's
 // transformers have kernels of their own for dtypes x and w of operands that are `typed`, alike and in
 // vectors.
-#define TT__ROW_COLUMNS 8192
 #define TT__WITH_ROW(cols, typed, x, w, ...)                                                    \
     do {                                                                                        \
         if ((cols) <= 256) TT__WITH_ROW_TYPES(1, typed, x, w, __VA_ARGS__);                     \
@@ -2092,14 +2256,15 @@ __device__ __forceinline__ void store_part(const tt__mat &m, int64_t r, int k, i
 #endif
 
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
-// = sum dy n, db = sum dy: partial holds `columns` of dw, then of db, for each block. dx.data may be NULL. X:
-// dtype of dy, x and dx, W: of w. Two passes over a row: bf16 ones stay packed in registers in between,
-// others are read again, from the processor's cache, so that with the sums of 1,024 columns two blocks fit a
-// processor. Bytes: dy, x and dx once.
+// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
+// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. Threads keep their sums
+// of dx in shared memory, for want of registers. Two passes over a row: bf16 ones stay packed in registers in
+// between, others are read again, from the processor's cache, so that with the sums of 1,024 columns two
+// blocks fit a processor. Bytes: dy, x and dx once.
 template <int V, int LANES, int X, int W>
 __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector)
+                       float *partial, bool add, bool vector, bool sums)
 {
     tt__begin_kernel();
     if (X != ANY) {
@@ -2112,9 +2277,13 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
     const float each = 1.0f / (float)x.cols;
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    // Of dx: halves of group k, [team][k][half][lane] of 4; after the rows [dw, db][team][column of 256].
+    TT__SHARED(float4, memory, [V == 1 ? 1024 : V * 512]);
+    float4 *const own = memory + team * V * 2 * LANES + lane;
     float dw[V][8], db[V][8];
     TT__UNROLL for (int k = 0; k < V; k++)
         TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
+    for (int k = 0; k < 2 * V && sums; k++) own[k * LANES] = make_float4(0, 0, 0, 0);
     for (int64_t r = from + team; r < to; r += TEAMS) {
         uint4 packed[2][PACKED ? V : 1];
         uint32_t again = 0;
@@ -2169,9 +2338,24 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
                 g[j] = (g[j] * scale[j] - avg_g - n[j] * avg_gn) * rstd;
             }
             if (dx.data) store_part<LANES>(dx, r, k, lane, vector, add, g);
+            if (sums) {
+                TT__UNROLL for (int j = 0; j < 8; j++) g[j] = rounded(g[j], dx.dtype);
+                float4 *const half = own + 2 * k * LANES, low = half[0], high = half[LANES];
+                half[0] = make_float4(low.x + g[0], low.y + g[1], low.z + g[2], low.w + g[3]);
+                half[LANES] = make_float4(high.x + g[4], high.y + g[5], high.z + g[6], high.w + g[7]);
+            }
         }
     }
-    float *to_dw = partial + (int64_t)blockIdx.x * 2 * x.cols, *to_db = to_dw + x.cols;
+    float *to_dw = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols, *to_db = to_dw + x.cols;
+    __syncthreads();
+    for (int64_t c = threadIdx.x; c < x.cols && sums; c += TT__ROW_THREADS) {
+        const int k = (int)(c / (8 * LANES)), p = (int)(c % (8 * LANES)); // column p of group k
+        const int of = vector ? p / 8 : p % LANES, j = vector ? p % 8 : p / LANES;
+        const float *at = (const float *)(memory + (2 * k + j / 4) * LANES + of) + j % 4;
+        float sum = 0;
+        TT__UNROLL for (int t = 0; t < TEAMS; t++) sum += at[t * V * 8 * LANES];
+        to_db[x.cols + c] = sum;
+    }
     TT__UNROLL for (int k = 0; k < V; k++)
         if (TEAMS == 1) {
             TT__UNROLL for (int j = 0; j < 8; j++) {
@@ -2181,7 +2365,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
                 to_db[c] = db[k][j];
             }
         } else { // one of the warps' 256 columns k a thread
-            TT__SHARED(float, part, [2][8][256]);
+            float (*part)[8][256] = (float (*)[8][256])memory;
             const int64_t c = (int64_t)k * 256 + threadIdx.x;
             __syncthreads();
             TT__UNROLL for (int j = 0; j < 8; j++) {
@@ -2246,11 +2430,15 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
     tt__device *d = l->device;
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
+    const bool biased = l->instr->op == TT__OP_LAYERNORM_BACKWARD, wide = x->cols > TT__ROW_COLUMNS;
+    const tt__mat *sums = &l->out[biased ? 3 : 2];
+    const bool add_sums = l->add[biased ? 3 : 2];
     float *partial = resident_of(l)->sums;
-    const int64_t most = sum_blocks(d, (x->rows + 7) / 8, 0, (size_t)x->cols * 8);
-    const int64_t each = ((x->rows + most - 1) / most + 7) / 8 * 8, blocks = (x->rows + each - 1) / each;
+    const int kinds = sums->data && !wide ? 3 : 2;
+    const int64_t each = rows_of_sums(d, x->rows, x->cols);
+    const int64_t blocks = (x->rows + each - 1) / each;
     cudaError_t e = cudaSuccess;
-    if (x->cols > TT__ROW_COLUMNS) {
+    if (wide) {
         e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
                        TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
         if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
@@ -2261,13 +2449,15 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
         TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
                      e = TT__LAUNCH((layernorm_backward<V, LANES, X, W>), (unsigned)blocks, TT__ROW_THREADS,
                                     0, d->stream, *dy, *x, *w, *stats, *dx, each, partial, l->add[0],
-                                    vector));
+                                    vector, kinds == 3));
     }
-    if (e == cudaSuccess && l->out[1].data)
-        e = run_finish_sums(d, partial, blocks, 2 * x->cols, &l->out[1], l->add[1]);
-    if (e == cudaSuccess && l->out[2].data)
-        e = run_finish_sums(d, partial + x->cols, blocks, 2 * x->cols, &l->out[2], l->add[2]);
-    return e;
+    const tt__mat *const of[3] = {&l->out[1], biased ? &l->out[2] : &no_operand,
+                                  kinds == 3 ? sums : &no_operand};
+    const bool adds[3] = {l->add[1], l->add[2], add_sums};
+    for (int k = 0; k < 3 && e == cudaSuccess; k++)
+        if (of[k]->data)
+            e = run_finish_sums(d, partial + k * x->cols, blocks, kinds * x->cols, of[k], adds[k]);
+    return e == cudaSuccess && sums->data && wide ? run_column_sums(l, dx, sums, add_sums) : e;
 }
 
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
@@ -5259,21 +5449,17 @@ struct product {
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
     tt__mat c, pre, saved, residual; // without data: absent
+    tt__mat sums;                    // of C's columns, beside `saved`
     const void *bias;
     tt_dtype bias_type;
     int act;
-    bool accumulate;
+    bool accumulate, add_sums;
     bool sums_rows;        // the rows of a batch are k, else m
     bool gradient;         // A is one: E5M2 where operands are rounded to fp8
     // Not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in
     // device memory.
     const float *unscale;
 };
-
-__device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
-{
-    return load_any(m.data, m.dtype, i * m.ld + j);
-}
 
 __device__ __forceinline__ void finish_element(const product &g, int64_t i, int64_t j, float v)
 {
@@ -5695,6 +5881,22 @@ cudaError_t to_fp8(const tt__launch *l, const product *g, product *low)
     return e;
 }
 
+// lt_matmul with an epilogue that also sums: sums = or +=. cuBLASLt writes them in the dtype of the result,
+// and does not add to what is there.
+cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, const tt__mat *addend,
+                    lt_epilogue more, const tt__mat *sums, bool add, bool *done)
+{
+    float *apart = resident_of(l)->product.bias;
+    *done = false;
+    if (sums->dtype != to->dtype) return cudaSuccess;
+    if (add && (sums->dtype != TT_F32 || (size_t)sums->cols * 4 > resident_workspace::BIAS_BYTES))
+        return cudaSuccess;
+    more.bias = add ? apart : sums->data;
+    const cudaError_t e = lt_matmul(l, g, to, addend, &more, done);
+    if (e != cudaSuccess || !*done || !add) return e;
+    return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
+}
+
 cudaError_t matmul(const tt__launch *l, const product *g)
 {
     tt__device *d = l->device;
@@ -5735,7 +5937,13 @@ cudaError_t matmul(const tt__launch *l, const product *g)
         else if (g->bias)
             more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
         else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
+        if (g->sums.data) {
+            e = lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *aux}, &g->sums, g->add_sums,
+                        &done);
+            if (e != cudaSuccess || done) return e;
+        }
         e = lt_matmul(l, g, &g->c, NULL, &more, &done);
+        if (e == cudaSuccess && done && g->sums.data) e = run_column_sums(l, &g->c, &g->sums, g->add_sums);
         if (e != cudaSuccess || done) return e;
         more.kind = plain;
         more.aux = no_operand;
@@ -5744,11 +5952,12 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
-        return TT__LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
+        e = TT__LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
+        return e == cudaSuccess && g->sums.data ? run_column_sums(l, &g->c, &g->sums, g->add_sums) : e;
     }
     if (later) return run_groups(d, g->residual, no_operand, to, true, false, op_scale{1.0f});
-    if (g->saved.data) return run_act<op_act_backward>(d, g->act, to, g->saved, g->c, false);
-    return g->act ? run_act<op_act>(d, g->act, to, no_operand, g->c, false) : cudaSuccess;
+    if (g->saved.data) return run_slope(l, g->act, to, g->saved, g->c, false, g->sums, g->add_sums);
+    return g->act ? run_act(d, g->act, to, g->c, false) : cudaSuccess;
 }
 
 product linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
@@ -5789,56 +5998,6 @@ cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, 
     return matmul(l, &g);
 }
 
-// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of up to TT__SUM_CHUNKS chunks of rows,
-// then over the chunks. Moves one read of dy. Blocks of 32 columns by 8 rows.
-enum { TT__SUM_CHUNKS = 64 };
-__global__ void __launch_bounds__(256) column_sums(float *partial, tt__mat dy, int64_t rows_per_chunk)
-{
-    tt__begin_kernel();
-    TT__SHARED(float, part, [8][33]);
-    const int64_t j = (int64_t)blockIdx.x * 32 + threadIdx.x % 32, from = blockIdx.y * rows_per_chunk;
-    const int64_t to = from + rows_per_chunk < dy.rows ? from + rows_per_chunk : dy.rows;
-    float sum = 0;
-    if (j < dy.cols) {
-        for (int64_t r = from + threadIdx.x / 32; r < to; r += 8) sum += element(dy, r, j);
-    }
-    part[threadIdx.x / 32][threadIdx.x % 32] = sum;
-    __syncthreads();
-    if (threadIdx.x < 32 && j < dy.cols) {
-        for (int k = 1; k < 8; k++) sum += part[k][threadIdx.x];
-        partial[blockIdx.y * dy.cols + j] = sum;
-    }
-}
-
-// Columns [first, first + n) of a matrix.
-tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
-{
-    tt__mat part = *m;
-    part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
-    part.cols = n;
-    return part;
-}
-
-// As many columns at a time as there is room for partial sums of.
-cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
-{
-    tt__device *d = l->device;
-    float *partial = resident_of(l)->sums;
-    const int64_t room = resident_workspace::LT_BYTES / sizeof(float);
-    cudaError_t e = cudaSuccess;
-    for (int64_t c = 0, n; c < dy->cols && e == cudaSuccess; c += n) {
-        n = min(dy->cols - c, room);
-        const tt__mat from = columns_of(dy, c, n), sums = columns_of(to, c, n);
-        int64_t chunks = min(min((dy->rows + 63) / 64, (int64_t)TT__SUM_CHUNKS), room / n);
-        const int64_t rows = (dy->rows + chunks - 1) / chunks;
-        chunks = (dy->rows + rows - 1) / rows;
-        e = TT__LAUNCH(column_sums, dim3(blocks_for(n, 32), (unsigned)chunks), 256, 0, d->stream, partial,
-                       from, rows);
-        if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, n, &sums, add);
-    }
-    return e;
-}
-
 cudaError_t run_sum_rows(const tt__launch *l)
 {
     return run_column_sums(l, &l->in[0], &l->out[0], l->add[0]);
@@ -5847,7 +6006,6 @@ cudaError_t run_sum_rows(const tt__launch *l)
 cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
                       const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
 {
-    tt__device *d = l->device;
     product g;
     memset(&g, 0, sizeof g);
     g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
@@ -5859,13 +6017,10 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.gradient = true;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data && !l->instr->attr.fp8 && db->dtype == dw->dtype &&
-        (!add_b || (db->dtype == TT_F32 && (size_t)db->cols * 4 <= resident_workspace::BIAS_BYTES))) {
-        // with the product, that reads dy anyway; cuBLASLt does not add to what is there
-        float *sums = resident_of(l)->product.bias;
-        lt_epilogue more = {CUBLASLT_EPILOGUE_BGRADB, add_b ? sums : db->data, no_operand};
-        e = lt_matmul(l, &g, dw, add_w ? dw : NULL, &more, &done);
-        if (e == cudaSuccess && done) return add_b ? run_finish_sums(d, sums, 1, db->cols, db, true) : e;
+    if (dw->data && db->data && !l->instr->attr.fp8) { // with the product, that reads dy anyway
+        e = lt_sums(l, &g, dw, add_w ? dw : NULL, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, db, add_b,
+                    &done);
+        if (e == cudaSuccess && done) return e;
     }
     if (e == cudaSuccess && dw->data) e = matmul(l, &g);
     return e == cudaSuccess && db->data ? run_column_sums(l, dy, db, add_b) : e;
@@ -5886,6 +6041,8 @@ cudaError_t run_linear_dx(const tt__launch *l)
     product g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
+    g.sums = l->out[1];
+    g.add_sums = l->add[1];
     return matmul(l, &g);
 }
 

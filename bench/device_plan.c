@@ -31,6 +31,7 @@ static const char *const kinds[KINDS] = {
 typedef struct cost { double launches, bytes, flops, seconds; } cost;
 
 static double gelu_instructions = 217, slope_instructions = 250, adam_instructions = 379, norm_rate = 4.3;
+static const double sum_instructions = 24; /* what column sums add to the slope of 8 elements */
 
 static double bytes_of(const tt_tape *t, int32_t id)
 {
@@ -51,6 +52,17 @@ static void add(cost *to, double launches, double bytes, double flops, double fl
     to->seconds += seconds + launches * 1e-6;
 }
 
+/* Sums of columns by the kernel that writes them: 264 chunks of rows (two a processor) leave a part each,
+   which another launch adds up. Those of a GELU by tanh are taken to be the same work in the product's
+   epilogue (DGELU_BGRAD). */
+static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
+{
+    const int32_t sums = i->out[tt__column_sums(i)];
+    if (tt__column_sums(i))
+        add(&costs[BIASES], 1, 2 * 264.0 * 4 * (double)t->values[sums].shape.cols + bytes_of(t, sums), 0, 1,
+            0, 4.3);
+}
+
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes)
 {
     const bool sums = i->op == TT__OP_LINEAR_DW; /* over rows: dw (out, in) = dy^T x */
@@ -67,7 +79,8 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
     const bool slope = i->op == TT__OP_LINEAR_DX;
     const double size = bytes_of(t, to), elements = size / (double)tt_dtype_bytes(t->values[to].shape.dtype);
     add(&costs[ACTIVATIONS], 1, (slope ? 3 : 2) * size, 0, 1,
-        elements / 8 * (slope ? slope_instructions : gelu_instructions), 4.3);
+        elements / 8 * (!slope ? gelu_instructions : slope_instructions + (i->out[1] ? sum_instructions : 0)),
+        4.3);
 }
 
 /* The fused loss, by chunks of rows: logits, their loss and gradient, dx, dw. */
@@ -104,6 +117,7 @@ static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double len
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         double bytes = 0;
+        count_sums(t, i, costs);
         for (int j = 0; j < TT__MAX_IN; j++) bytes += bytes_of(t, i->in[j]);
         for (int j = 0; j < TT__MAX_OUT; j++) bytes += bytes_of(t, i->out[j]) * (1 + (i->add >> j & 1));
         switch (i->op) {
