@@ -4595,7 +4595,7 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int o)
         if (!writes) continue;
         const int last = tt__ops[from.op].outputs - 1;
         const bool can_sum = tt__is(&from, TT__COLUMN_SUMS) && !from.out[last] && !(from.add_later & 1);
-        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* no kernel reads its result again */
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
         if (!can_sum || product || !tt__same_place(&t->values[from.out[0]], v)) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
         if (from.stage != i.stage) { /* the same sums, on the stage that has the bias */
@@ -18602,13 +18602,19 @@ static void tt__note_least(const tt__job *j, const tt__extent *e, int items, tt_
     s->items = items;
 }
 
+/* Of two that need the same memory, the faster one comes first. */
+static bool tt__is_smaller(const tt__candidate *x, const tt__candidate *y)
+{
+    return x->bytes != y->bytes ? x->bytes < y->bytes : x->seconds < y->seconds;
+}
+
 /* Builds the smallest candidates, at most so many, until one fits or none can be smaller than *s. */
 static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e, tt__shortage *s)
 {
     for (int k = 0; k < most; k++) {
         int best = -1, items = 0;
         for (int j = 0; j < c->n_list; j++)
-            if (!c->list[j].failed && (best < 0 || c->list[j].bytes < c->list[best].bytes)) best = j;
+            if (!c->list[j].failed && (best < 0 || tt__is_smaller(&c->list[j], &c->list[best]))) best = j;
         if (best < 0 || c->list[best].bytes >= s->least) return TT_OK;
         for (int n = 0; n < c->n; n++) items += c->list[best].set[n];
         const tt_status status = tt__build_candidate(c, best, e);

@@ -2111,8 +2111,8 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
 
 // y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
 // registers of LANES threads (a warp, or the block), read once. X: dtype of x and y, W: of w and b. The
-// compiler chooses how many registers a thread has (0), but for the widest rows and for operands of any dtype,
-// where it would spill one.
+// compiler chooses how many registers a thread has (0), but for the widest rows and for operands of any
+// dtype, where it would spill one.
 template <int V, int LANES, int X, int W>
 __global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY || (V == 4 && LANES == TT__ROW_THREADS) ? 2 : 0)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
