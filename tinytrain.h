@@ -134,8 +134,11 @@
      As tensor ranks talk within every layer, let the ranks of a process be a multiple of them.
      tt_plan.sent_bytes says what a process sends in a step.
      The processes of a host take its GPUs in turn: with "cuda*2" the first has cuda:0 and cuda:1, the second
-     cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. The
-     ranks of a pipeline's stage divide those of a process, or are a multiple of them.
+     cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. Where
+     MPI says of itself that it is CUDA-aware, pieces that ranks gather go from GPU to GPU instead;
+     TINYTRAIN_MPI_CUDA=0 or 1 in the environment says it in its place. Sums, and what stages pass on, go
+     through the host's memory with any MPI. The ranks of a pipeline's stage divide those of a process, or are
+     a multiple of them.
      An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
      alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
      of all for good: each call then returns the sentence that names process, host and instruction: the one
@@ -2244,6 +2247,9 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #define OMPI_SKIP_MPICXX 1 /* bindings for C++ of old versions, with warnings */
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
 #endif
 
 #define TT__ALIGN 64 /* of every tensor: one cache line, one AVX-512 register */
@@ -14913,6 +14919,7 @@ typedef struct tt__net {
     char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each that sent a message */
     int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
     tt__note *note;         /* of each process, as agreed last */
+    bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
     double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
                                less than */
     tt_files files;         /* those of the context's options */
@@ -15467,6 +15474,19 @@ static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
     return TT_OK;
 }
 
+/* What this MPI says of itself, unless the environment knows better. */
+static bool tt__mpi_is_cuda_aware(void)
+{
+    const char *said = getenv("TINYTRAIN_MPI_CUDA");
+    int is = 0;
+#if defined(OPEN_MPI) && defined(MPIX_CUDA_AWARE_SUPPORT)
+    is = MPIX_Query_cuda_support();
+#elif defined(MPIX_GPU_SUPPORT_CUDA) /* MPICH 4 */
+    if (MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &is) != MPI_SUCCESS) is = 0;
+#endif
+    return said && *said ? strcmp(said, "0") != 0 : is != 0;
+}
+
 /* Starts MPI, or takes the one that the caller has started. */
 static tt_status tt__mpi_open(tt__net *n)
 {
@@ -15499,6 +15519,7 @@ static tt_status tt__mpi_open(tt__net *n)
     if (status != TT_OK) return status;
     MPI_Comm_rank(n->talk, &n->me);
     n->processes = processes;
+    n->cuda_aware = tt__mpi_is_cuda_aware();
     n->wire = &tt__mpi_wire;
     return TT_OK;
 }
@@ -15507,6 +15528,7 @@ static tt_status tt__mpi_open(tt__net *n)
 typedef struct tt__hello {
     char host[64], version[32], isa[16], bf16[16];
     uint64_t seed;
+    int cuda_aware;         /* or all send by the host's memory */
 } tt__hello;
 
 /* Compares what processes must have in common: a sentence that names what differs, or TT_OK. */
@@ -15531,6 +15553,7 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
     snprintf(own.isa, sizeof own.isa, "%s", isa);
     snprintf(own.bf16, sizeof own.bf16, "%s", bf16);
     own.seed = ctx->options.seed;
+    own.cuda_aware = n->cuda_aware;
     tt_status status = tt__agree(ctx, "tt_open", TT_OK, &own, sizeof own);
     const tt__hello *first = (const tt__hello *)tt__noted(ctx, 0, NULL);
     for (int p = 0; p < n->processes && status == TT_OK; p++)
@@ -15543,6 +15566,7 @@ static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf1
         for (int k = 0; k < 2; k++)
             snprintf(seed[k], sizeof seed[k], "%llu", (unsigned long long)(k ? first : x)->seed);
         if (status == TT_OK) status = tt__net_differs(ctx, p, "seed", seed[0], seed[1]);
+        n->cuda_aware = n->cuda_aware && x->cuda_aware && first->cuda_aware;
     }
     return status;
 }
@@ -15635,8 +15659,16 @@ static int tt__process_of(const tt__crew *c, int rank) { return rank / c->local;
 #define TT__STAGE ((size_t)4 << 20)
 #endif
 /* Of several processes, each in a part of these bytes: batches of messages on their way at a time. */
-enum { TT__NET_FLIGHTS = 4 };
-#define TT__NET_PART (TT__STAGE / TT__NET_FLIGHTS & ~(size_t)(TT__ALIGN - 1))
+enum { TT__NET_FLIGHTS = 8 };
+
+/* Bytes of a message, with room for MPI's header: MPI asks the receiver before it sends a longer one (Open
+   MPI over TCP: 65536), and the answer waits behind what the receiver sends. The two directions of a link
+   then take turns. */
+#ifndef TT__NET_MESSAGE /* tests make it smaller */
+#define TT__NET_MESSAGE ((size_t)61440)
+#endif
+/* Requests for so many bytes at most, from and to all processes. */
+#define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
 
 /* What tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
@@ -20796,29 +20828,46 @@ static tt_status tt__net_all_there(tt_program *p, const tt__instr *i, tt__reques
     return come ? TT_OK : tt__net_late(p, i, late, why);
 }
 
+/* The same of the first n; the others are still on their way then. */
+static tt_status tt__net_first_there(tt_program *p, const tt__instr *i, tt__request *r, int *count, int n)
+{
+    const int others = *count - n;
+    tt_status status = tt__net_all_there(p, i, r, &n);
+    memmove(r, r + *count - others, (size_t)others * sizeof *r);
+    *count = others;
+    return status;
+}
+
+/* Sends or receives in messages of `most` bytes, each a request. */
+static tt_status tt__net_post(tt_program *p, const tt__instr *i, int process, int tag, char *data,
+                              size_t bytes, size_t most, bool comes, tt__request *r, int *count)
+{
+    tt__net *n = p->ctx->net;
+    const char *why = NULL;
+    pthread_mutex_lock(&n->mutex);
+    for (size_t at = 0, some; at < bytes && !why; at += some) {
+        some = bytes - at < most ? bytes - at : most;
+        why = comes ? n->wire->receive(n, process, tag, data + at, some, &r[*count])
+                    : n->wire->send(n, process, tag, data + at, some, &r[*count]);
+        r[(*count)++].comes = comes;
+        if (!comes) n->sent += (double)some;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    return why ? tt__net_late(p, i, -1, why) : TT_OK;
+}
+
+/* In short messages; see TT__NET_REQUESTS. */
 static tt_status tt__net_send(tt_program *p, const tt__instr *i, int process, int tag, const void *data,
                               size_t bytes, tt__request *r, int *count)
 {
-    tt__net *n = p->ctx->net;
-    if (!bytes) return TT_OK;
-    pthread_mutex_lock(&n->mutex);
-    const char *why = n->wire->send(n, process, tag, data, bytes, &r[*count]);
-    n->sent += (double)bytes;
-    pthread_mutex_unlock(&n->mutex);
-    r[(*count)++].comes = false;
-    return why ? tt__net_late(p, i, -1, why) : TT_OK;
+    char *from = (char *)(uintptr_t)data;
+    return tt__net_post(p, i, process, tag, from, bytes, TT__NET_MESSAGE, false, r, count);
 }
 
 static tt_status tt__net_receive(tt_program *p, const tt__instr *i, int process, int tag, void *data,
                                  size_t bytes, tt__request *r, int *count)
 {
-    tt__net *n = p->ctx->net;
-    if (!bytes) return TT_OK;
-    pthread_mutex_lock(&n->mutex);
-    const char *why = n->wire->receive(n, process, tag, data, bytes, &r[*count]);
-    pthread_mutex_unlock(&n->mutex);
-    r[(*count)++].comes = true;
-    return why ? tt__net_late(p, i, -1, why) : TT_OK;
+    return tt__net_post(p, i, process, tag, (char *)data, bytes, TT__NET_MESSAGE, true, r, count);
 }
 
 /* Counts bytes that a process must send at least. */
@@ -20910,12 +20959,24 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
+/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+static int tt__net_flights(const tt__net_group *g)
+{
+    return g->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
+}
+
+/* The bytes of each in the memory that they are sent from. */
+static size_t tt__net_part(const tt__net_group *g)
+{
+    return TT__STAGE / (size_t)tt__net_flights(g) & ~(size_t)(TT__ALIGN - 1);
+}
+
 /* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
 static int tt__net_jobs(const tt__launch *l, int n, const tt__net_group *g, int *k, int64_t *from,
                         tt__net_job *job)
 {
     const size_t parts = (size_t)g->all.count * (size_t)g->nodes;
-    size_t room = TT__NET_PART / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    size_t room = tt__net_part(g) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
     int count = 0;
     while (*k < n && count < TT__NET_JOBS && room) {
         const int64_t item = (int64_t)tt_dtype_bytes(l[*k].in[0].dtype);
@@ -21046,7 +21107,7 @@ static tt_status tt__net_unpack(tt_program *p, int rank, const tt__launch *l, co
 typedef struct tt__net_flight {
     tt__net_job job[TT__NET_JOBS];
     tt__net_batch b;
-    tt__request r[2 * TT__RANKS];
+    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
     int count;
 } tt__net_flight;
 
@@ -21072,17 +21133,18 @@ static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, c
     const tt__instr *i = l->instr;
     const bool apart = tt__is_apart(p->settings.crew, g->near);
     char *stage = (char *)p->settings.crew->stage[g->leader];
+    const int flights = tt__net_flights(g);
     tt__net_flight flight[TT__NET_FLIGHTS];
     tt_status status = TT_OK;
     int64_t from = 0;
     int turn = 0;
-    for (int k = 0; k < TT__NET_FLIGHTS; k++) flight[k].b.jobs = 0;
+    for (int k = 0; k < flights; k++) flight[k].b.jobs = 0;
     for (int k = 0; k < n && status == TT_OK; turn++) {
-        tt__net_flight *f = &flight[turn % TT__NET_FLIGHTS];
+        tt__net_flight *f = &flight[turn % flights];
         tt__net_batch *b = &f->b;
         b->job = f->job;
         b->jobs = tt__net_jobs(l, n, g, &k, &from, f->job);
-        b->begin = (size_t)(turn % TT__NET_FLIGHTS) * TT__NET_PART;
+        b->begin = (size_t)(turn % flights) * tt__net_part(g);
         f->count = 0;
         if (!b->jobs && k < n)
             return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
@@ -21101,15 +21163,15 @@ static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, c
                 status = tt__net_send(p, i, process, g->tag, stage + b->begin + b->to[q],
                                       b->to[q + 1] - b->to[q], f->r, &f->count);
         }
-        if (status == TT_OK) status = tt__net_land(p, rank, l, g, &flight[(turn + 1) % TT__NET_FLIGHTS]);
+        if (status == TT_OK) status = tt__net_land(p, rank, l, g, &flight[(turn + 1) % flights]);
     }
-    for (int k = 0; k < TT__NET_FLIGHTS && status == TT_OK; k++)
-        status = tt__net_land(p, rank, l, g, &flight[(turn + k) % TT__NET_FLIGHTS]);
+    for (int k = 0; k < flights && status == TT_OK; k++)
+        status = tt__net_land(p, rank, l, g, &flight[(turn + k) % flights]);
     return status;
 }
 
-/* The pieces of other processes come into the leader's results, where others of this process find them. In
-   small messages, so that one direction of a link does not wait for the end of a long one of the other. */
+/* The pieces of other processes come into the leader's results, where others of this process find them, in
+   messages of a bounded number at a time. */
 static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
 {
     enum { REQUESTS = 4 * TT__RANKS };
@@ -21120,7 +21182,7 @@ static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__n
     int count = 0;
     for (int k = 0; k < n; k++) {
         const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)TT__NET_PART / 4 / item};
+        tt__net_job job = {k, 0, (int64_t)TT__NET_MESSAGE / item};
         for (; job.from < longest && status == TT_OK; job.from += job.most) {
             for (int m = 0; m < g->all.count && status == TT_OK; m++) {
                 const int q = m / g->near.count, own = g->low + m % g->near.count;
@@ -21136,7 +21198,7 @@ static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__n
                                           (size_t)(go * item), r, &count);
             }
             if (status == TT_OK && count > REQUESTS - 2 * TT__RANKS)
-                status = tt__net_all_there(p, i, r, &count);
+                status = tt__net_first_there(p, i, r, &count, count / 2);
         }
     }
     return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
@@ -21146,7 +21208,6 @@ static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__n
 static tt_status tt__net_broadcast(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
 {
     const tt__instr *i = l->instr;
-    const size_t most = (size_t)1 << 20; /* bytes of a message */
     const bool last = g->own + 1 == g->processes;
     tt__request in[1], out[TT__RANKS];
     tt_status status = TT_OK;
@@ -21155,7 +21216,7 @@ static tt_status tt__net_broadcast(tt_program *p, tt__launch *l, int n, const tt
         const tt__mat *x = g->own ? &l[k].out[0] : &l[k].in[0];
         const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
         for (size_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = bytes - at < most ? bytes - at : most;
+            m = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
             char *data = (char *)x->data + at;
             if (g->own) {
                 const int before = tt__net_process(p, g, g->own - 1);
@@ -21199,7 +21260,7 @@ static tt_status tt__net_gather_by_host(tt_program *p, int rank, tt__launch *l, 
     const bool gathers = tt__net_is(l, TT__PIECES_IN);
     const size_t room = 2 * TT__STAGE / (size_t)g->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
     char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[2 * TT__RANKS];
+    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE)];
     tt_status status = TT_OK;
     for (int k = 0; k < n; k++) {
         const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
@@ -21245,7 +21306,7 @@ static tt_status tt__net_broadcast_by_host(tt_program *p, int rank, tt__launch *
     const tt__instr *i = l->instr;
     const bool leads = rank == g->leader, last = g->own + 1 == g->processes;
     char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[1];
+    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
     tt_status status = TT_OK;
     for (int k = 0; k < n; k++) {
         const int64_t bytes = tt__elements(&l[k].in[0]) * (int64_t)tt_dtype_bytes(l[k].in[0].dtype);
@@ -21279,7 +21340,7 @@ static tt_status tt__net_pair_by_host(tt_program *p, int rank, const tt__launch 
 {
     const tt__instr *i = l->instr;
     char *stage = (char *)p->settings.crew->stage[rank];
-    tt__request r[1];
+    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
     tt_status status = TT_OK;
     for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
         int count = 0;
@@ -21302,20 +21363,20 @@ static tt_status tt__net_pair(tt_program *p, int rank, const tt__launch *l, int 
     const tt__move *m = &i->move;
     const int from = g->all.first + m->from * g->all.stride, to = g->all.first + m->to * g->all.stride;
     const int tag = tt__pair_tag(from, to);
-    const bool receives = g->me == m->to;
+    const bool receives = g->me == m->to, direct = p->settings.kind->host || p->ctx->net->cuda_aware;
     const int process = tt__process_of(p->settings.crew, receives ? from : to);
     tt__request r[TT__RANKS];
-    tt_status status = TT_OK;
+    tt_status status = direct ? tt__await_stream(p, rank, i->stream) : TT_OK;
     int count = 0;
     for (int k = 0; k < n; k++) {
         const tt__mat *x = receives ? &l[k].out[0] : &l[k].in[0];
         const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
         if (!receives) tt__net_must_send(p, (double)bytes);
-        if (!p->settings.kind->host && status == TT_OK)
+        if (!direct && status == TT_OK)
             status = tt__net_pair_by_host(p, rank, &l[k], process, tag, receives, (char *)x->data,
                                           (int64_t)bytes);
-        for (size_t at = 0, some; at < bytes && p->settings.kind->host && status == TT_OK; at += some) {
-            some = bytes - at < TT__STAGE ? bytes - at : TT__STAGE;
+        for (size_t at = 0, some; at < bytes && direct && status == TT_OK; at += some) {
+            some = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
             char *data = (char *)x->data + at;
             if (receives) status = tt__net_receive(p, i, process, tag, data, some, r, &count);
             else status = tt__net_send(p, i, process, tag, data, some, r, &count);
@@ -21334,6 +21395,7 @@ static tt_status tt__launch_over_net(tt_program *p, int rank, tt__launch *l, int
     const int phases = tt__rules_of(i)->phases;
     const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
     const bool host = p->settings.kind->host;
+    const bool direct = host || (p->ctx->net->cuda_aware && !tt__is_apart(p->settings.crew, g->near));
     tt_status status = host ? TT_OK : tt__after_staged(p, rank, i);
     if (tt__is_pair(i)) return status == TT_OK ? tt__net_pair(p, rank, l, n, g) : status;
     if (status == TT_OK && !met) status = tt__sync(p, rank, g->near, i->stream);
@@ -21345,13 +21407,14 @@ static tt_status tt__launch_over_net(tt_program *p, int rank, tt__launch *l, int
             status = tt__net_reduce(p, rank, l, n, g);
             continue;
         }
-        if (!host) {
+        if (!direct) {
             status = from_first ? tt__net_broadcast_by_host(p, rank, l, n, g)
                                 : tt__net_gather_by_host(p, rank, l, n, g);
             continue;
         }
-        if (leads && from_first) status = tt__net_broadcast(p, l, n, g);
-        else if (leads) status = tt__net_gather(p, l, n, g);
+        if (leads) status = tt__await_stream(p, rank, i->stream);
+        if (leads && status == TT_OK)
+            status = from_first ? tt__net_broadcast(p, l, n, g) : tt__net_gather(p, l, n, g);
         if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
         if (status == TT_OK) status = tt__net_spread(p, rank, l, n, g);
     }
@@ -21447,11 +21510,8 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
         status = tt__net_copy(p, rank, l, data, x->data, (int64_t)bytes);
     }
     if (status == TT_OK) status = tt__await_stream(p, rank, l->instr->stream);
-    for (size_t at = 0, n; at < bytes && status == TT_OK; at += n) {
-        n = bytes - at < most ? bytes - at : most;
-        if (receives) status = tt__net_receive(p, l->instr, process, tag, data + at, n, r, &parts);
-        else status = tt__net_send(p, l->instr, process, tag, data + at, n, r, &parts);
-    }
+    if (status == TT_OK)
+        status = tt__net_post(p, l->instr, process, tag, data, bytes, most, receives, r, &parts);
     if (!receives) tt__net_must_send(p, (double)bytes);
     if (!receives) own->parts[way] = parts;
     if (receives && status == TT_OK) status = tt__net_all_there(p, l->instr, r, &parts);

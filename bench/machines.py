@@ -149,8 +149,8 @@ def main():
         sys.exit(f"machines.py needs {', '.join(missing)}: see its first lines")
     if not 2 <= args.machines <= 64:
         sys.exit(f"--machines {args.machines}: 2 to 64")
-    if args.mbit < 1 or args.delay < 0:
-        sys.exit(f"--mbit {args.mbit} --delay {args.delay}: at least 1, and at least 0")
+    if args.mbit < 1 or args.delay < 1:
+        sys.exit(f"--mbit {args.mbit} --delay {args.delay}: at least 1 of both")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` removes the network
     env = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     print(f"{args.machines} machines, {args.mbit} Mbit/s, {args.delay} us from each to each")

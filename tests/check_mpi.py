@@ -79,12 +79,14 @@ def emulated_gpus(folder):
     """GPUs of several processes; without peers, those of a process do not see each other's memory either."""
     if not os.path.exists(EMULATED):
         return
-    for processes, ranks, peers, *tests in ((2, 1, 1, "gradients*", "stages*"),
-                                            (2, 2, 1, "tensor*", "bytes*", "stages*"),
-                                            (2, 2, 0, "processes*")):
-        env = {"TINYTRAIN_DEVICE": "cuda", "EMU_DEVICES": "4", "EMU_PEERS": str(peers)}
+    for processes, ranks, peers, aware, *tests in ((2, 1, 1, 0, "gradients*", "stages*"),
+                                                   (2, 2, 1, 0, "tensor*", "bytes*", "stages*"),
+                                                   (2, 2, 1, 1, "tensor*", "bytes*", "stages*"),
+                                                   (2, 2, 0, 0, "processes*")):
+        env = {"TINYTRAIN_DEVICE": "cuda", "EMU_DEVICES": "4", "EMU_PEERS": str(peers),
+               "TINYTRAIN_MPI_CUDA": str(aware)}
         ranks_tests(folder, processes, ranks, *tests, program=EMULATED, env=env,
-                    where="_cuda" if peers else "_cuda_apart")
+                    where="_cuda_aware" if aware else "_cuda" if peers else "_cuda_apart")
 
 
 def differences(folder):

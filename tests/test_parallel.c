@@ -175,6 +175,8 @@ static bool fine(net *n, tt_status status, const char *what, int line)
 #define FINE(n, call) fine((n), (call), #call, __LINE__)
 
 /* A context with the net, its program and, `evaluates`, one that shares the arena. */
+static void (*context_opened)(tt_context *ctx); /* NULL, or what tests/mpi.c does with it */
+
 static bool open_net(net *n, const setup *s, bool evaluates)
 {
     memset(n, 0, sizeof *n);
@@ -186,6 +188,7 @@ static bool open_net(net *n, const setup *s, bool evaluates)
     co.verify = true;
     if (setenv("TINYTRAIN_ALONE", s->net ? "0" : "1", 1) != 0) return CHECK(!"setenv");
     n->ctx = tt_open(&co);
+    if (n->ctx && context_opened) context_opened(n->ctx);
     if (!n->ctx || !CHECK(record(n, s->capacity, s->vocab))) return false;
     n->ctx->late = s->late;
     tt_compile_options o = options_of(s);

@@ -1248,6 +1248,11 @@ extern "C" void emu_set_guard(int on)
     guarded = on != 0;
     set_access(0);
 }
+extern "C" void emu_library_copy(void *to, const void *from, size_t n)
+{
+    cudaError_t error = cudaMemcpy(to, from, n, cudaMemcpyDefault);
+    if (error != cudaSuccess) emu_fatal("emu_library_copy: %s", cudaGetErrorString(error));
+}
 extern "C" void emu_set_managed(int device, int concurrent)
 {
     std::lock_guard<std::recursive_mutex> lock(emu_lock);

@@ -31,6 +31,8 @@ void emu_set_capability(int device, int major, int minor);
 /* 0: the host's code may touch device memory unnoticed, until the next emu_configure. For sweeps whose host
    code is the same: to take the memory away whenever the host goes on is a third of the emulator's time. */
 void emu_set_guard(int on);
+/* Copies between any memory as another library does, a CUDA-aware MPI: at once, after no other stream. */
+void emu_library_copy(void *to, const void *from, size_t n);
 
 /* Whether kernels of a device and the host may use managed memory at the same time: 1 after emu_configure. */
 void emu_set_managed(int device, int concurrent);
