@@ -440,6 +440,8 @@ typedef struct tt_attention_options {
     const int32_t *lists;
     bool lists_for_training; /* a program that does not train sees block 0 in place of each listed one, as
                                 transformers' BigBird does. Default false */
+    int max_length; /* rows of the longest sequence that may come: a GPU chooses its kernels by it. A longer
+                       one is refused. Default 0: any number */
 } tt_attention_options;
 tt_attention_options tt_attention_options_default(int heads);
 
@@ -1761,6 +1763,7 @@ typedef struct tt__attr {
 #define TT__FIELD(type, name) type name;
     TT__ATTRS(TT__FIELD)
 #undef TT__FIELD
+    int max_length; /* ATTENTION; a promise about inputs, which two programs need not share */
 } tt__attr;
 typedef char tt__image_has_no_padding[sizeof(tt_patch_options) == 12 * sizeof(float) ? 1 : -1];
 typedef char tt__rotary_has_no_padding[sizeof(tt_rotary_options) == 10 * sizeof(float) ? 1 : -1];
@@ -5145,6 +5148,9 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (i->attr.window < 0)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: window %d must be at least 1, or 0 for none",
                              i->attr.window);
+    if (i->attr.max_length < 0)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: max_length %d must be at least 1, or 0 for any",
+                             i->attr.max_length);
     if (!isfinite(i->attr.alibi))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi %g must be finite", i->attr.alibi);
     if (!tt__blocks_in(t, &i->attr)) return false;
@@ -5194,6 +5200,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
     i.attr.window = o->window;
+    i.attr.max_length = o->max_length;
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
     /* As many as k has, if that can be; else the shape rule tells what it expects. */
@@ -5235,6 +5242,12 @@ static void tt__backward_ATTENTION(tt__builder *b, const tt__instr *f, int32_t g
 static tt_status tt__check_ATTENTION(const tt__launch *l)
 {
     tt_status status = tt__check_starts(l, 3, l->in[1].rows);
+    const int32_t *start = (const int32_t *)l->in[3].data;
+    const int most = l->instr->attr.max_length;
+    for (int64_t s = 0; s < l->in[3].rows - 1 && most && status == TT_OK; s++)
+        if (start[s + 1] - start[s] > most)
+            return tt__launch_fail(l, 3, "has a sequence of %d rows at %lld; attention's max_length is %d",
+                                   start[s + 1] - start[s], (long long)s, most);
     return status == TT_OK ? tt__check_indices(l, 4, l->in[1].rows, NULL, "rows to gather from") : status;
 }
 
@@ -31255,6 +31268,7 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
 {
     tt_attention_options o = tt_attention_options_default(c->heads);
     o.dropout = c->attention_dropout;
+    o.max_length = c->max_positions;
     if (!lists) return o;
     o.dropout = 0;
     o.block = c->block_size;
@@ -31667,6 +31681,7 @@ tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
     tt_attention_options attention = tt_attention_options_default(c->heads);
     tt_patch_options patches = tt_patch_options_default(side, side, c->channels, c->patch_size);
     attention.dropout = c->attention_dropout;
+    attention.max_length = tt__vit_tokens(c);
     memcpy(patches.mean, c->mean, sizeof patches.mean);
     memcpy(patches.std, c->std, sizeof patches.std);
     tt_value x = tt_patches(t, in->pixels, in->positions, in->seq_start, &patches);
@@ -32868,7 +32883,10 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     o.dropout = c->attention_dropout;
     o.window = k >= c->window_from ? c->window : 0;
     if (c->alibi) o.alibi = 1 / sqrtf((float)c->head_size);
-    if (!cache) return tt_attention(t, q, key, v, in->seq_start, &o);
+    if (!cache) {
+        if (m->position) o.max_length = c->max_positions;
+        return tt_attention(t, q, key, v, in->seq_start, &o);
+    }
     char name[40];
     snprintf(name, sizeof name, "keys.%d", k);
     key = tt_store_rows(t, tt_cache(t, name, cache->rows, keys), key, cache->at);

@@ -4108,7 +4108,8 @@ const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
 // 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
 // keys (or queries). The backward is three kernels: sums of dout * out of each row and head; dq, by tiles of
 // queries; dk and dv, by tiles of keys. Scores are thus computed twice, seven products in place of five, but
-// nothing is added to by two blocks: no atomics, no dq in fp32.
+// nothing is added to by two blocks: no atomics, no dq in fp32. Where a block holds all keys of a sequence,
+// one kernel makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic.
 //
 // Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE +
 // s on, which leaves room for all of them, so rows / SIZE + seqs blocks are enough and the host need not know
@@ -4125,6 +4126,7 @@ struct attention_args {
     int seqs, heads, head_size;
     int group;      // heads of q that a head of k and v serves
     int first_head; // among the heads of all ranks
+    int longest;    // no sequence has more rows
     bool causal, add_dq, add_dk, add_dv;
     int window;                             // 0: none
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
@@ -4715,12 +4717,12 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
 
 // to (ROWS, D + 8) = rows first ... first + count - 1 of a head, or where `at` says that they lie; the rest
 // zeros. In the background.
-template <class T, int D, int ROWS>
+template <class T, int D, int ROWS, int THREADS = 128>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size)
 {
     // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
-    enum { PARTS = D / 8, STEP = 128 / PARTS };
+    enum { PARTS = D / 8, STEP = THREADS / PARTS };
     const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
     const T *from = (const T *)m.data + (int64_t)head * head_size + c;
     to += r * (D + 8) + c;
@@ -4783,14 +4785,16 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
     }
 }
 
-// Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns.
+// Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns,
+// of which the first is `column` of the head.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
-                                                const float (&from)[D / 8][4], int h, float scale, bool add)
+                                                const float (&from)[D / 8][4], int h, float scale, bool add,
+                                                int column = 0)
 {
-    const int64_t start = row * m.ld + (int64_t)head * head_size + threadIdx.x % 4 * 2;
+    const int64_t start = row * m.ld + (int64_t)head * head_size + column + threadIdx.x % 4 * 2;
     TT__UNROLL for (int n = 0; n < D / 8; n++) {
-        if (8 * n >= head_size) break;
+        if (column + 8 * n >= head_size) break;
         float x = from[n][2 * h] * scale, y = from[n][2 * h + 1] * scale;
         if (m.dtype == TT_F32) {
             float2 *to = (float2 *)((float *)m.data + start + 8 * n);
@@ -5224,6 +5228,194 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     tt__cp_async_wait<0>(); // where no query came, of k and v
 }
 
+// Which of the weights of the warp's keys (rows) and QUERIES queries (columns) it keeps: of the thread's, bit
+// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; octet: the first key / 8.
+template <int MT, int QUERIES>
+__device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
+                                                           const int *rows, int octet, int head)
+{
+    static_assert(MT * QUERIES <= 64, "the thread's weights are bits of one word");
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    uint32_t keep = p.drop ? 0 : 0xffffffffu;
+    if (!p.drop) return keep;
+    // Two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each.
+    TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) {
+        const int m = i / (QUERIES / 8), n = i % (QUERIES / 8);
+        const int query = rows[8 * (n + group / 4) + pair + group / 2 % 2];
+        uint32_t bits = attention_keep(p, random, query, octet + 2 * m + group % 2, head) << 8 * (group % 4);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
+        keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i
+            | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
+    }
+    return keep;
+}
+
+// From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
+// and the gradients of scores (g) without the factor `scale`. lse, delta: of the thread's first column.
+// first: row of the batch of its first key. inside: the first of its keys behind the sequence's end.
+template <int MT, int QUERIES>
+__device__ __forceinline__ void attention_slopes(float (&s)[MT][QUERIES / 8][4],
+                                                 float (&g)[MT][QUERIES / 8][4], const attention_args &p,
+                                                 uint32_t keep, const int *rows, const float *lse,
+                                                 const float *delta, int first, int inside)
+{
+    const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
+    TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
+        TT__UNROLL for (int e = 0; e < 2; e++) {
+            const int c = 8 * n + e;
+            // Of the warp's keys that the query sees.
+            const int last = min(p.causal ? rows[c + threadIdx.x % 4 * 2] - first : 16 * MT, inside - 1);
+            const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
+            TT__UNROLL for (int m = 0; m < MT; m++)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
+                    float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
+                    x = 16 * m + 8 * h > last ? 0 : tt__exp2(fmaf(x, factor, -log_sum));
+                    y = x * ((kept ? y * p.keep_scale : 0) - sum);
+                    if (!kept) x = 0;
+                }
+        }
+}
+
+// The sequence of a block of attention_backward: its rows of the batch, its queries, the head of its keys and
+// the end of the heads of q that these serve. thread: 0, which the compiler does not know.
+struct attention_whole { int begin, count, first, queries, key_head, heads_end, thread; };
+
+// The backward in one pass, with five products: of a sequence of at most 32 WARPS keys a block has all keys,
+// so that gradients of scores times keys are dq, which nobody else adds to. These gradients come to the warps
+// that make dq by shared memory, for QUERIES queries at a time; the rest is as in attention_dkdv.
+template <class T, int D, int WARPS>
+__global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(attention_args p)
+{
+    tt__begin_kernel();
+    enum { MT = 2, KEYS = 32 * WARPS, QUERIES = 64, PART = 32, PITCH = D + 8, ACROSS = QUERIES + 8 };
+    // Of dq a warp makes 16 QM rows and COLUMNS columns.
+    enum { QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
+    TT__SHARED(uint64_t, random, );
+    TT__SHARED(attention_whole, of, ); // here, as else the loop keeps it and what follows of it in registers
+    TT__DYN_SHARED(T, ks);
+    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
+    T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
+    float *lses = (float *)(slopes + KEYS * ACROSS), *deltas = lses + 2 * QUERIES;
+    int *rows = (int *)(deltas + 2 * QUERIES);
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    const int mine = 16 * MT * (int)(threadIdx.x / 32);
+    const bool diagonal = p.causal && !p.query_row;
+    if (threadIdx.x == 0) {
+        const int key_heads = p.heads / p.group, seq = (int)(blockIdx.x / key_heads);
+        random = attention_key(p);
+        of.key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
+        of.begin = p.seq_start[seq];
+        of.count = p.seq_start[seq + 1] - of.begin;
+        of.first = p.query_start[seq];
+        of.queries = p.query_start[seq + 1] - of.first;
+        of.heads_end = of.queries > 0 ? (of.key_head + 1) * p.group : 0;
+        of.thread = 0;
+    }
+    __syncthreads();
+    float dk[MT][D / 8][4], dv[MT][D / 8][4];
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        TT__UNROLL for (int n = 0; n < D / 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+    attention_fetch<T, D, KEYS, 32 * WARPS>(ks, p.k, NULL, of.begin, of.count, of.key_head, p.head_size);
+    attention_fetch<T, D, KEYS, 32 * WARPS>(vs, p.v, NULL, of.begin, of.count, of.key_head, p.head_size);
+    tt__cp_async_commit();
+    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+        const int first = of.first + from, n = of.queries - from, i = threadIdx.x;
+        attention_fetch<T, D, QUERIES, 32 * WARPS>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n,
+                                                   head, p.head_size);
+        attention_fetch<T, D, QUERIES, 32 * WARPS>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first,
+                                                   n, head, p.head_size);
+        if (i < QUERIES) {
+            const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
+            const int64_t at = attention_sums_at(p, query, head);
+            tt__cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
+            tt__cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
+            rows[stage * QUERIES + i] = attention_row(p, query);
+        }
+        tt__cp_async_commit();
+    };
+    int from = 0, head = of.key_head * p.group;
+    if (head < of.heads_end) fetch(from, head, 0);
+    for (int stage = 0; head < of.heads_end; stage ^= 1) {
+        tt__cp_async_wait<0>();
+        __syncthreads(); // the tile is there, and the other one and `slopes` were used
+        if (from + QUERIES < of.queries) fetch(from + QUERIES, head, stage ^ 1);
+        else if (head + 1 < of.heads_end) fetch(0, head + 1, stage ^ 1);
+        for (int part = 0; part < QUERIES && mine < of.count; part += PART) {
+            const int at = stage * QUERIES + part;
+            const T *qt = qs + at * PITCH, *dt = ds + at * PITCH;
+            T *to = slopes + (mine + group) * ACROSS + part + pair;
+            float s[MT][PART / 8][4], g[MT][PART / 8][4];
+            const bool seen = !diagonal || mine < from + part + PART; // any of the warp's keys
+            if (seen) {
+                const uint32_t keep = attention_draw_columns<MT, PART>(p, random, rows + at, mine / 8, head);
+                attention_mma<T, D, MT, PART>(s, ks + mine * PITCH, qt);
+                attention_mma<T, D, MT, PART>(g, vs + mine * PITCH, dt);
+                // Keys behind the end would make dq infinite where all scores are far below 0.
+                attention_slopes<MT, PART>(s, g, p, keep, rows + at, lses + at + pair, deltas + at + pair,
+                                           of.begin + mine + group, of.count - mine - group);
+            }
+            TT__UNROLL for (int m = 0; m < MT; m++)
+                TT__UNROLL for (int n = 0; n < PART / 8; n++)
+                    TT__UNROLL for (int h = 0; h < 2; h++)
+                        *(uint32_t *)(to + (16 * m + 8 * h) * ACROSS + 8 * n) =
+                            seen ? attention_pack<T>(g[m][n][2 * h], g[m][n][2 * h + 1]) : 0;
+            if (!seen) continue;
+            attention_mma_add<T, D, MT, PART>(dv, s, dt);
+            attention_mma_add<T, D, MT, PART>(dk, g, qt);
+        }
+        __syncthreads();
+        const int thread = (int)threadIdx.x + of.thread, warp = thread / 32, lane = thread % 32;
+        const int row = warp % DOWN * 16 * QM, column = warp / DOWN * COLUMNS;
+        const int end = min(of.count, diagonal ? from + QUERIES : of.count); // of keys that a query sees
+        const T *a = slopes + (lane % 8 + lane / 16 * 8) * ACROSS + row + lane / 8 % 2 * 8;
+        const T *b = ks + lane % 16 * PITCH + column + lane / 16 * 8;
+        float dq[QM][COLUMNS / 8][4];
+        TT__UNROLL for (int m = 0; m < QM; m++)
+            TT__UNROLL for (int n = 0; n < COLUMNS / 8; n++)
+                TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
+        for (int k = 0; k < end; k += 16, a += 16 * ACROSS, b += 16 * PITCH) {
+            uint32_t af[QM][4];
+            TT__UNROLL for (int m = 0; m < QM; m++) tt__ldmatrix_x4_trans(af[m], a + 16 * m);
+            TT__UNROLL for (int n = 0; n < COLUMNS; n += 16) {
+                uint32_t r[4];
+                tt__ldmatrix_x4_trans(r, b + n);
+                const uint32_t b0[2] = {r[0], r[1]}, b1[2] = {r[2], r[3]};
+                TT__UNROLL for (int m = 0; m < QM; m++) {
+                    tt__mma_16816<T>(dq[m][n / 8], af[m], b0);
+                    tt__mma_16816<T>(dq[m][n / 8 + 1], af[m], b1);
+                }
+            }
+        }
+        TT__UNROLL for (int m = 0; m < QM; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int query = from + row + 16 * m + 8 * h + lane / 4, i = of.first + query;
+                if (query < of.queries)
+                    attention_store<T, COLUMNS>(p.dq, p.query_at ? p.query_at[i] : i, head, p.head_size,
+                                                dq[m], h, p.scale, p.add_dq, column);
+            }
+        from += QUERIES;
+        if (from >= of.queries) { from = 0; head++; }
+    }
+    tt__cp_async_wait<0>(); // where no query came, of k and v
+    __syncthreads();        // dq may be dk, which is added to it then
+    TT__UNROLL for (int m = 0; m < MT; m++)
+        // One thread has an element of dk and of dv, which may be the same.
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int r = mine + 16 * m + 8 * h + group;
+            if (r >= of.count) continue;
+            if (p.dk.data)
+                attention_store<T, D>(p.dk, of.begin + r, of.key_head, p.head_size, dk[m], h, p.scale,
+                                      p.add_dk);
+            if (p.dv.data)
+                attention_store<T, D>(p.dv, of.begin + r, of.key_head, p.head_size, dv[m], h, p.keep_scale,
+                                      p.add_dv);
+        }
+}
+
 // ---- the ops
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
@@ -5244,6 +5436,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->group = attr->heads / attr->key_heads;
     p->head_size = (int)(p->q.cols / p->heads);
     p->first_head = (int)(l->first_col / p->head_size);
+    p->longest = (int)(attr->max_length && attr->max_length < p->k.rows ? attr->max_length : p->k.rows);
     p->causal = attr->causal;
     p->window = attr->window > p->k.rows ? 0 : attr->window; // no sequence is longer
     p->most = p->window ? p->window - 1 : INT32_MAX;
@@ -5329,12 +5522,48 @@ cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
 
+// Shared memory of attention_backward.
+size_t attention_backward_bytes(int head_size, int warps)
+{
+    const size_t keys = 32 * (size_t)warps, queries = 64, pitch = (size_t)head_size + 8;
+    return ((2 * keys + 4 * queries) * pitch + keys * (queries + 8)) * sizeof(uint16_t)
+        + 6 * queries * sizeof(float);
+}
+
+// The warps of the kernel that makes dq, dk and dv in one pass; 0: two passes do. Of listed queries, dq may
+// lie among the dk of other blocks.
+int attention_warps(const tt__device *d, const attention_args *p, int head_size)
+{
+    const int warps = p->longest <= 128 ? 4 : 8;
+    const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
+    const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
+    const size_t bytes = attention_backward_bytes(head_size, warps) + 256; // and static ones
+    if (warps == 4 && head_size > 32) return 0; // of wider heads, 4 warps spill registers on 8.0
+    return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
+}
+
+template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__device *d, const attention_args *p)
+{
+    const size_t shared = attention_backward_bytes(D, WARPS);
+    const unsigned blocks = (unsigned)(p->seqs * (p->heads / p->group));
+    const cudaError_t e = cudaFuncSetAttribute(attention_backward<T, D, WARPS>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    return e == cudaSuccess
+        ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
+}
+
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
 {
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
+    if constexpr (D <= 64 && KIND == PLAIN) {
+        const int warps = attention_warps(d, p, D);
+        if constexpr (D <= 32)
+            if (warps == 4) return attention_backward_of<T, D, 4>(d, p);
+        if (warps == 8) return attention_backward_of<T, D, 8>(d, p);
+    }
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq<T, D, QMT, KEYS, KIND>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
                              (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));

@@ -5,12 +5,14 @@
 
    The rates are an H200's: 650 TFLOP/s for products of 16-bit operands of these sizes and 4.3 TB/s for what
    goes through memory; attention's products are those of all pairs of a sequence, or half if it is causal,
-   at 174 TFLOP/s forward and 147 TFLOP/s backward. Products whose operands have different dtypes take the
-   kernel for any product, 10 TFLOP/s. A processor issues 128 instructions a clock, 29.6e12 a second in all:
+   at 174 TFLOP/s forward and 147 TFLOP/s backward, or 128 where one pass makes all of the backward (see
+   bench/results/NOTES.md), and 14 instructions for each weight that dropout draws for. Products whose
+   operands have different dtypes take the kernel for any product, 10 TFLOP/s. A processor issues 128
+   instructions a clock, 29.6e12 a second in all:
    element-wise work takes the longer of its bytes and its instructions, so many for 8 elements as
    bench/kernels.py prints (--instructions GELU,SLOPE,ADAM for other kernels than today's). --norm is the rate
-   of layer norm's backward in TB/s. A launch takes 1 microsecond besides. These are sums of parts that run
-   one after another: no measurement.
+   of layer norm's backward in TB/s; --one-pass 0: attention's backward always takes two passes. A launch
+   takes 1 microsecond besides. These are sums of parts that run one after another: no measurement.
 
    Inputs come from the host at 50 GB/s, beside the step before where they have arrivals; a copy within the
    device's memory is what then remains.
@@ -32,6 +34,7 @@ typedef struct cost { double launches, bytes, flops, seconds; } cost;
 
 static double gelu_instructions = 217, slope_instructions = 250, adam_instructions = 379, norm_rate = 4.3;
 static const double sum_instructions = 24; /* what column sums add to the slope of 8 elements */
+static bool one_pass_too = true;
 
 static double bytes_of(const tt_tape *t, int32_t id)
 {
@@ -99,11 +102,20 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
 {
     const bool backward = i->op == TT__OP_ATTENTION_BACKWARD;
     const tt__shape *q = &t->values[i->in[backward]].shape;
+    const double head_size = (double)q->cols / i->attr.heads, heads = i->attr.heads;
+    /* As tinytrain_cuda.cu chooses, of whole sequences. */
+    const int longest = i->attr.max_length;
+    const bool fits = longest && longest <= 256 && head_size <= (longest <= 128 ? 32 : 64);
+    const bool one_pass = backward && one_pass_too && fits && q->dtype != TT_F32 && !i->attr.window &&
+        !i->attr.alibi_heads && !i->attr.block;
     /* Tiles in which no query sees a key are left out. */
     const double pairs = (double)q->rows * length / (i->attr.causal ? 2 : 1);
-    const double flops = 4 * pairs * (double)q->cols * (backward ? 3.5 : 1);
-    add(&costs[backward ? ATTENTION_BACKWARD : ATTENTION], backward ? 3 : 1, bytes, flops,
-        backward ? 147e12 : 174e12, 0, 4.3);
+    const double flops = 4 * pairs * (double)q->cols * (one_pass ? 2.5 : backward ? 3.5 : 1);
+    const double draws = i->attr.dropout > 0 ? pairs * heads * (backward && !one_pass ? 2 : 1) : 0;
+    cost *to = &costs[backward ? ATTENTION_BACKWARD : ATTENTION];
+    add(to, one_pass ? 2 : backward ? 3 : 1, bytes, flops, one_pass ? 128e12 : backward ? 147e12 : 174e12, 0,
+        4.3);
+    add(to, 0, 0, 0, 1, 14 * draws, 4.3);
 }
 
 static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double length)
@@ -204,6 +216,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[k], "--precision")) precision = argv[k + 1];
         else if (!strcmp(argv[k], "--recompute")) recompute = argv[k + 1];
         else if (!strcmp(argv[k], "--norm")) norm_rate = atof(argv[k + 1]);
+        else if (!strcmp(argv[k], "--one-pass")) one_pass_too = atoi(argv[k + 1]) != 0;
         else if (strcmp(argv[k], "--instructions") ||
                  sscanf(argv[k + 1], "%lf,%lf,%lf", &gelu_instructions, &slope_instructions,
                         &adam_instructions) != 3) {

@@ -83,10 +83,14 @@ static const size_set sizes[] = {
     {"long_sequence", 1, 2, 1, 2, 1, {4200}, "attention_blocks_of_64", false},
     {"heads_of_6", 2, 6, 2, 2, 5, {5, 3}, "attention*", false},
     {"heads_of_64", 2, 64, 2, 2, 40, {150, 1, 67}, "attention*", true},
+    {"short_heads_of_64", 2, 64, 2, 2, 30, {33, 1, 70}, "attention_causal*", true},
+    {"long_heads_of_64", 1, 64, 2, 2, 30, {213, 80}, "attention_causal_dropout", true},
     {"heads_of_80", 1, 80, 2, 2, 60, {131, 3}, "attention_causal_dropout", true},
     {"heads_of_96", 1, 96, 2, 2, 60, {70, 3}, "attention_dropout", true},
     {"heads_of_120", 1, 120, 2, 2, 60, {70, 30}, "attention_causal*", true},
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
+    {"short_heads_of_32", 2, 32, 2, 2, 40, {90, 20}, "attention_grouped*", true},
+    {"long_heads_of_32", 1, 32, 2, 2, 40, {290}, "attention_dropout", true},
     {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "*cross_entropy_slice", true},
     {"whole_heads_of_16", 2, 16, 2, 2, 4, {70, 3}, "attention_scaled", true},
     {"nine_heads_of_16", 9, 16, 2, 2, 3, {5, 2}, "rotary*", true},
@@ -1982,6 +1986,7 @@ static void model_open(model *m, int threads, float p)
     o.seed = 11;
     o.logger.log = test__no_log;
     a.dropout = p;
+    a.max_length = MODEL_TOKENS / MODEL_SEQS;
     tt_context *ctx = m->ctx = tt_open(&o);
     tt_tape *t = m->t = tt_tape_new(ctx);
     int64_t tokens = tt_axis(t, "tokens", MODEL_TOKENS), seqs = tt_axis(t, "seqs", MODEL_SEQS);
@@ -3143,6 +3148,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
         tt_attention(t, x, x, x, s, &dropped)) \
     X(attention_window, TT_ERR_ARGUMENT, "attention", "window -1 must be at least 1", \
         tt_attention(t, x, x, x, s, &windowed)) \
+    X(attention_max_length, TT_ERR_ARGUMENT, "attention", "max_length -2 must be at least 1", \
+        tt_attention(t, x, x, x, s, &below)) \
     X(attention_alibi, TT_ERR_ARGUMENT, "attention", "must be finite", \
         tt_attention(t, x, x, x, s, &steep)) \
     X(attention_blocks, TT_ERR_ARGUMENT, "attention", "cannot be combined with causal rows", \
@@ -3196,11 +3203,12 @@ TEST(ops_refuse_wrong_operands)
     tt_param *v = tt_param_new(ctx, "v", 1, &dims[1], zeros), *v5 = tt_param_new(ctx, "v5", 1, dims, zeros);
     tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4),
                          three = tt_attention_options_default(3), none = tt_attention_options_default(0),
-                         dropped = two, windowed = two, steep = two, blocked = two,
+                         dropped = two, windowed = two, steep = two, blocked = two, below = two,
                          unlisted = two, misplaced = two;
     const int32_t far = 65536;
     dropped.dropout = 1;
     windowed.window = -1;
+    below.max_length = -2;
     steep.alibi = INFINITY;
     blocked.block = 2;
     blocked.causal = true;
@@ -3249,6 +3257,7 @@ static void spoil_label_negative(batch *b) { b->labels[1] = -2; }
 static void spoil_first_start(batch *b) { b->start[0] = 1; }
 static void spoil_empty_sequence(batch *b) { b->start[2] = b->start[1]; }
 static void spoil_order(batch *b) { b->start[1] = b->rows + 100; }
+static void spoil_length(batch *b) { for (int s = 1; s < b->seqs; s++) b->start[s] = b->rows - b->seqs + s; }
 static void spoil_last_start(batch *b) { b->start[b->seqs]++; }
 static void spoil_all_ignored(batch *b) { for (int s = 0; s < b->seqs; s++) b->labels[s] = -100; }
 
@@ -3262,6 +3271,8 @@ TEST(bad_batches_change_nothing)
         {"first start", {"'seq_start' begins with 1", "attention"}, TT_ERR_ARGUMENT, spoil_first_start},
         {"empty sequence", {"'seq_start' has", "at least one row"}, TT_ERR_ARGUMENT, spoil_empty_sequence},
         {"order", {"'seq_start' has", "at least one row"}, TT_ERR_ARGUMENT, spoil_order},
+        {"long sequence", {"'seq_start' has a sequence of ", "max_length is 40"}, TT_ERR_ARGUMENT,
+         spoil_length},
         {"last start", {"'seq_start' ends with", "rows"}, TT_ERR_ARGUMENT, spoil_last_start},
         {"all ignored", {"no target counts", "nothing was updated"}, TT_ERR_NUMERIC, spoil_all_ignored},
     };
@@ -3694,7 +3705,7 @@ static void same_on_both(tt_context *ctx, tt__launch *l, double units, const cha
         const size_t bytes = (size_t)(l->out[k].rows * l->out[k].cols) * tt_dtype_bytes(l->out[k].dtype);
         if (l->out[k].data) cpu.out[k].data = memcpy(malloc(bytes), l->out[k].data, bytes);
     }
-    const bool ok = report(run_on_cpu(ctx, &cpu), "the CPU fails") && run_on_cuda(l, (size_t)1 << 20);
+    const bool ok = report(run_on_cpu(ctx, &cpu), "the CPU fails") && run_on_cuda(l, (size_t)1 << 18);
     for (int k = 0; k < TT__MAX_OUT && ok; k++) {
         const tt__mat *m = &l->out[k];
         const int64_t n = m->data ? m->rows * m->cols : 0;
@@ -3714,6 +3725,52 @@ static void same_on_both(tt_context *ctx, tt__launch *l, double units, const cha
     free_operands(l);
 }
 
+/* Attention of two sequences, and its backward, of one head of `size` columns. The number of rows chooses the
+   kernels of the backward. near: with a window and a bias, which have kernels of their own. far: scores are
+   far below 0, and numbers need be finite only. */
+static void attention_on_both(tt_context *ctx, tt__launch *l, tt_dtype dtype, int size, const int32_t *starts,
+                              bool near, bool far, uint64_t *s)
+{
+    const int rows = starts[2];
+    const float at = far ? 8 : 0; /* scores around -400, whose exponentials are 0 and of -scores infinite */
+    const double units = far ? INFINITY : dtype == TT_F16 ? 8 : 4;
+    tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+    tt__mat kept = some_indices(starts, 3);
+    i.attr.heads = i.attr.key_heads = 1;
+    i.attr.scale = 0.1f;
+    i.attr.causal = dtype == TT_F16;
+    i.attr.dropout = near ? 0 : 0.2f;
+    if (near) {
+        i.attr.window = 3;
+        i.attr.alibi = 0.5f;
+        i.attr.alibi_heads = 1;
+    }
+    l->instr = &i;
+    l->in[3] = kept;
+    for (int k = 0; k < 3; k++) {
+        const float middle = k == 0 ? -at : k == 1 ? at : 0;
+        l->in[k] = some(dtype, rows, size, middle - 1, middle + 1, s);
+    }
+    l->out[0] = some(dtype, rows, size, 0, 0, s);
+    l->out[1] = some(TT_F32, rows, 1, 0, 0, s);
+    report(run_on_cpu(ctx, l), "attention on the CPU");
+    const tt__launch forward = *l; /* whose operands are those of both */
+    memset(l->out, 0, sizeof l->out);
+    for (int k = 0; k < 4; k++)
+        l->in[k] = k == 3 ? some_indices(starts, 3) : some(dtype, rows, size, -1, 1, s);
+    for (int k = 0; k < 3; k++)
+        memcpy(l->in[k].data, forward.in[k].data, (size_t)(rows * size) * 2);
+    l->out[0] = some(dtype, rows, size, 0, 0, s);
+    l->out[1] = some(TT_F32, rows, 1, 0, 0, s);
+    same_on_both(ctx, l, units, "attention");
+    i.op = TT__OP_ATTENTION_BACKWARD;
+    l->in[0] = some(dtype, rows, size, -1, 1, s);
+    for (int k = 0; k < 4; k++) l->in[1 + k] = forward.in[k];
+    for (int k = 0; k < 2; k++) l->in[5 + k] = forward.out[k];
+    for (int k = 0; k < 3; k++) l->out[k] = some(dtype, rows, size, 0, 0, s);
+    same_on_both(ctx, l, 2 * units, "attention_backward");
+}
+
 /* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
    of these is left to chance. */
 TEST(cuda_kernels_of_each_dtype)
@@ -3727,11 +3784,12 @@ TEST(cuda_kernels_of_each_dtype)
     static const int width[] = {200, 512, 768, 1000, 1504, 3000, 5000}, head[] = {24, 64, 80, 96, 128};
     static const int acts[] = {TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU},
                      of_two[] = {TT__OP_ADD, TT__OP_MUL, TT__OP_DROPOUT};
-    static const int32_t index[ROWS_] = {2, 0, 4, 2, 1}, starts[] = {0, 3, ROWS_};
+    static const int32_t index[ROWS_] = {2, 0, 4, 2, 1};
+    static const int32_t sequences[][3] = {{0, 67, 80}, {0, 141, 190}, {0, 80, 280}};
     test_allocator a;
     tt_context_options co = test_options(&a);
 #ifdef TT_EMULATE
-    emu_configure(1, (size_t)64 << 20, 1, 1);
+    emu_configure(1, (size_t)96 << 20, 1, 1);
     emu_set_guard(0);
 #endif
     tt_context *ctx = tt_open(&co);
@@ -3828,38 +3886,10 @@ TEST(cuda_kernels_of_each_dtype)
         same_on_both(ctx, &l, 2, "adam");
     }
     for (int h = 0; h < 2 * TT__COUNT(head); h++)
-        for (int t = 1; t < TT__COUNT(dtype); t++) {
-            const int size = head[h / 2];
-            tt__mat kept[5] = {some_indices(starts, 3)};
-            i = tt__new_instr(TT__OP_ATTENTION);
-            i.attr.heads = i.attr.key_heads = 1;
-            i.attr.scale = 0.1f;
-            if (h % 2) { /* kernels of their own */
-                i.attr.window = 3;
-                i.attr.alibi = 0.5f;
-                i.attr.alibi_heads = 1;
-            }
-            l.in[3] = kept[0];
-            for (int k = 0; k < 3; k++) l.in[k] = some(dtype[t], ROWS_, size, -1, 1, &s);
-            l.out[0] = some(dtype[t], ROWS_, size, 0, 0, &s);
-            l.out[1] = some(TT_F32, ROWS_, 1, 0, 0, &s);
-            report(run_on_cpu(ctx, &l), "attention on the CPU");
-            const tt__launch forward = l; /* whose operands are those of both */
-            memset(l.out, 0, sizeof l.out);
-            for (int k = 0; k < 4; k++)
-                l.in[k] = k == 3 ? some_indices(starts, 3) : some(dtype[t], ROWS_, size, -1, 1, &s);
-            for (int k = 0; k < 3; k++)
-                memcpy(l.in[k].data, forward.in[k].data, (size_t)(ROWS_ * size) * 2);
-            l.out[0] = some(dtype[t], ROWS_, size, 0, 0, &s);
-            l.out[1] = some(TT_F32, ROWS_, 1, 0, 0, &s);
-            same_on_both(ctx, &l, dtype[t] == TT_F16 ? 8 : 4, "attention");
-            i.op = TT__OP_ATTENTION_BACKWARD;
-            l.in[0] = some(dtype[t], ROWS_, size, -1, 1, &s);
-            for (int k = 0; k < 4; k++) l.in[1 + k] = forward.in[k];
-            for (int k = 0; k < 2; k++) l.in[5 + k] = forward.out[k];
-            for (int k = 0; k < 3; k++) l.out[k] = some(dtype[t], ROWS_, size, 0, 0, &s);
-            same_on_both(ctx, &l, dtype[t] == TT_F16 ? 16 : 8, "attention_backward");
-        }
+        for (int n = 0; n < (h % 2 || head[h / 2] > 64 ? 2 : 2 * TT__COUNT(sequences)); n++)
+            attention_on_both(ctx, &l, dtype[1 + n % 2], head[h / 2], sequences[n / 2], h % 2, false, &s);
+    for (int n = 0; n < TT__COUNT(sequences); n++)
+        attention_on_both(ctx, &l, TT_BF16, 64, sequences[n], false, true, &s);
     TEST_CLOSE(ctx, &a);
 }
 
