@@ -19288,10 +19288,21 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return status;
 }
 
+/* The fewest digits that stand for this number alone. */
+static const char *tt__shortest(float x, char to[32])
+{
+    int digits = 5;
+    do snprintf(to, 32, "%.*g", ++digits, (double)x);
+    while (digits < 9 && (float)strtod(to, NULL) != x);
+    return to;
+}
+
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
+    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
+    char n[6][32];
     const tt_compile_options *o = &p->settings.options;
     const tt_parallel *r = &o->parallel;
     const tt_optimizer_options *u = &o->optimizer;
@@ -19308,12 +19319,15 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
     tt__print(&text, "train %d, accumulate %d, update '%s'\n", o->train, o->accumulate,
               tt__update_names[p->chosen.update]);
     if (o->train)
-        tt__print(&text, "optimizer %d with weight_decay %.9g, clip_norm %.9g, %.9g, %.9g, %.9g, %.9g\n",
-                  (int)u->kind, (double)u->weight_decay, (double)u->clip_norm, (double)u->beta1,
-                  (double)u->beta2, (double)u->eps, (double)u->momentum);
+        tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
+                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
+                  tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
+                  tt__shortest(u->momentum, n[5]));
     if (p->settings.scales)
-        tt__print(&text, "loss scale %.9g, %.9g, %.9g, %d\n", (double)l->init, (double)l->growth,
-                  (double)l->backoff, l->interval);
+        tt__print(&text, "loss_scale init %s, growth %s, backoff %s, interval %d\n",
+                  tt__shortest(l->init, n[0]), tt__shortest(l->growth, n[1]),
+                  tt__shortest(l->backoff, n[2]), l->interval);
     for (int k = 0; k < p->built.t->n_axes; k++)
         if (p->built.t->axes[k].name[0] && !p->built.t->axes[k].parts)
             tt__print(&text, "at most %lld %s\n", (long long)p->built.t->axes[k].capacity,
@@ -33597,11 +33611,12 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
-    char lines[TT__NOTE] = {0}; /* of what a program does not know */
-    snprintf(lines, sizeof lines,
-             "schedule %d with lr %.9g, min_lr %.9g, warmup_steps %lld, total_steps %lld\n",
-             (int)o.schedule.kind, (double)o.schedule.lr, (double)o.schedule.min_lr,
-             (long long)o.schedule.warmup_steps, (long long)o.schedule.total_steps);
+    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* tt_schedule_kind */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* of what a program does not know */
+    snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
+             kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
+             tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
+             (long long)o.schedule.total_steps);
     status = tt__agree_lines(ctx, "tt_trainer_new", status, lines);
     if (status == TT_OK) return r;
     tt_trainer_free(r);

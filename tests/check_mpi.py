@@ -221,7 +221,8 @@ def examples(folder):
 
     small = "--train 60 --test 40 --epochs 1 --threads 1 --timeout 60 --out".split()
     small = [VIT, *small, f"{folder}/other"]
-    for flag, one, other, what in (("--lr", "1e-3", "0.5", "schedule"), ("--epochs", "1", "2", "schedule"),
+    for flag, one, other, what in (("--lr", "1e-3", "0.5", "schedule cosine with lr 0.5,"),
+                                   ("--epochs", "1", "2", "schedule"),
                                    ("--batch", "16", "8", "at most 68 tokens"),
                                    ("--augment", "false", "true", "pad 4 to train on"),
                                    ("--train", "60", "59", "59 images to train on"),
