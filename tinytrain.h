@@ -3349,7 +3349,13 @@ static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage sto
     v.base = t->n_values;
     v.param = -1;
     va_start(args, format);
-    vsnprintf(v.name, sizeof v.name, format, args);
+    if (strcmp(format, "%s") == 0) { /* most are; a plan tries thousands of programs */
+        const char *name = va_arg(args, const char *);
+        const size_t length = strlen(name);
+        memcpy(v.name, name, length < sizeof v.name ? length : sizeof v.name - 1);
+    } else {
+        vsnprintf(v.name, sizeof v.name, format, args);
+    }
     va_end(args);
     if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
         return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, "
@@ -3724,7 +3730,8 @@ static tt_status tt__settle(tt_tape *t, int n)
 {
     int kept = 0;
     if (t->n_code == n) {
-        for (int k = 0; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
+        while (kept < n && t->code[kept].op >= 0) kept++; /* these stay where they are */
+        for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
         t->n_code = kept;
         return TT_OK;
     }
@@ -7618,16 +7625,22 @@ static bool tt__is_dropped(const tt__recomputer *r, int32_t v)
     return tt__producer(r->t, v) < r->whole || (v < r->n_drop && r->drop[v] && x->writes == 1);
 }
 
+/* Is v a value that no policy and no mark computes again? */
+static bool tt__is_kept(const tt__recomputer *r, int32_t v)
+{
+    const tt__value *x = &r->t->values[v];
+    const int at = tt__producer(r->t, v);
+    return at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload;
+}
+
 /* What computes v again; op -1 where v is kept. *deep: what it reads is computed again too where the backward
    does not read it anyway; else all of that is there. As an argument: v is read by something deep. */
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
-    const int at = tt__producer(r->t, v);
     tt__instr none = tt__new_instr(-1), i = none;
-    if (at < 0 || at >= r->forward || x->keep || x->persistent || x->block_end || x->offload)
-        return none;
-    const tt__instr *f = &r->t->code[at];
+    if (tt__is_kept(r, v)) return none;
+    const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
     const bool with_operand = activated && tt__is_dropped(r, f->out[1]); /* of the activation */
     const bool dropped = tt__is_dropped(r, v), saved = tt__is_saved(r, v);
@@ -7660,6 +7673,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
     if (!t->values[base].instead) {
+        if (tt__is_kept(r, base)) return v;
         tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
         for (int j = 0; j < TT__MAX_IN; j++)
@@ -9526,6 +9540,10 @@ typedef struct tt__order {
     int *block;         /* how many blocks end before it */
     bool *ends;         /* it is the last of a block */
     int *wait;          /* of a start, its WAIT; 0: it is none */
+    /* Of each instruction, the storages that it uses and that it writes, as sets of their numbers' last 6
+       bits: where two such sets have nothing in common, the storages have not. */
+    uint64_t *uses, *writes;
+    bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
 } tt__order;
 
 static bool tt__uses_base(const tt_tape *t, const int32_t *ids, int n, int32_t base)
@@ -9546,9 +9564,19 @@ static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr
     return false;
 }
 
-static bool tt__must_follow(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
 {
-    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+    uint64_t bits = 0;
+    for (int j = 0; j < n; j++) if (ids[j]) bits |= (uint64_t)1 << (t->values[ids[j]].base & 63);
+    return bits;
+}
+
+/* Must instruction b stay behind a? */
+static bool tt__must_follow(const tt__order *o, int a, int b)
+{
+    const tt__instr *x = &o->t->code[a], *y = &o->t->code[b];
+    return (o->writes[a] & o->uses[b] && tt__writes_for(o->t, x, y)) ||
+           (o->writes[b] & o->uses[a] && tt__writes_for(o->t, y, x));
 }
 
 /* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
@@ -9587,7 +9615,7 @@ static void tt__rise(tt__order *o, int x, double until, int first, bool with_oth
     while (k > 0 && (begin > until || tt__amid_updates(o, k))) {
         const int q = o->at[k - 1];
         if (code[q].segment != code[x].segment || o->block[q] < first) break;
-        if (tt__must_follow(o->t, &code[q], &code[x])) {
+        if (tt__must_follow(o, q, x)) {
             if (!with_others || !tt__may_rise(&code[q])) break;
             tt__rise(o, q, until, first, true);
             if (o->at[k - 1] == q) break;
@@ -9611,7 +9639,7 @@ static void tt__sink(tt__order *o, int x, double until, int last)
     double begin = o->begin[x];
     for (int k = best + 1; k < o->n && (begin < until || tt__amid_updates(o, k)); k++) {
         const int q = o->at[k];
-        if (code[q].segment != code[x].segment || tt__must_follow(o->t, &code[x], &code[q])) break;
+        if (code[q].segment != code[x].segment || tt__must_follow(o, x, q)) break;
         if (o->block[q] + o->ends[q] > last) break;
         begin = o->begin[q] + o->seconds[q];
         if (!code[q].with_next) best = k;
@@ -9636,7 +9664,8 @@ static bool tt__brings(const tt_tape *t, const tt__instr *i)
 static void tt__hoist(tt__order *o, int x, double due, int ahead)
 {
     double until = due - o->moves[x];
-    for (int k = o->place[x] - 1; k >= 0; k--) {
+    const bool shared = o->takes[o->t->code[x].stream];
+    for (int k = o->place[x] - 1; k >= 0 && shared; k--) {
         const int q = o->at[k];
         const tt__instr *i = &o->t->code[q];
         if (i->stream != o->t->code[x].stream || tt__brings(o->t, i)) continue;
@@ -9714,7 +9743,9 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
     o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * most);
     o->at = (int *)tt__calloc(t->ctx, 4 * sizeof *o->at * most);
     o->ends = (bool *)tt__calloc(t->ctx, sizeof *o->ends * most);
-    if (!o->begin || !o->at || !o->ends) return false;
+    o->uses = (uint64_t *)tt__alloc(t->ctx, 2 * sizeof *o->uses * most);
+    if (!o->begin || !o->at || !o->ends || !o->uses) return false;
+    o->writes = o->uses + most;
     o->seconds = o->begin + most;
     o->moves = o->seconds + most;
     o->place = o->at + most;
@@ -9742,6 +9773,13 @@ static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
         blocks += o->ends[k];
     }
     for (int k = 0; k < o->n; k++) o->place[o->at[k]] = k;
+    for (int k = 0; k < o->n; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool waits = tt__is(i, TT__WAITS);
+        o->writes[k] = tt__storage_bits(t, waits ? i->in : i->out, waits ? 1 : TT__MAX_OUT);
+        o->uses[k] = tt__storage_bits(t, i->in, TT__MAX_IN) | tt__storage_bits(t, i->out, TT__MAX_OUT);
+        if (o->wait[k] && !tt__brings(t, i)) o->takes[i->stream] = true;
+    }
     return true;
 }
 
@@ -9811,6 +9849,7 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     tt__free(t->ctx, o.begin);
     tt__free(t->ctx, o.at);
     tt__free(t->ctx, o.ends);
+    tt__free(t->ctx, o.uses);
     return status;
 }
 
