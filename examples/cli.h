@@ -547,6 +547,8 @@ static inline void check_training(const cli_training *run)
         die("--dropout is 0 or more and below 1, or -1");
     const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
                       (run->offload && strcmp(run->offload, "budget") == 0);
+    if (run->parallel.pipeline > 1 && strcmp(run->zero, "0") != 0 && strcmp(run->zero, "1") != 0)
+        die("--pipeline %d does not go with --zero %s: use --zero 0 or 1", run->parallel.pipeline, run->zero);
     if (fits && !run->budget)
         die("what says budget (--recompute, --offload, --zero) is chosen to fit --budget: say how many "
             "bytes");

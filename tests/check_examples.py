@@ -123,7 +123,7 @@ def ranks_that_cannot_share_the_work_are_refused(folder):
         wrong("--device=cpu*2", "--sequence", saying="sequence needs tensor > 1")
         wrong("--device=cpu*8", "--batch=4", saying="set batch to 8 at least")
         wrong("--device=cpu*2", "--pipeline=3", saying="data 1 x tensor 1 x pipeline 3 want 3")
-        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="pipeline does not go with zero 2")
+        wrong("--device=cpu*2", "--pipeline=2", "--zero=3", saying="--pipeline 2 does not go with --zero 3")
         for name in "--stages=gpipe", "--schedule=gpipe":
             wrong("--device=cpu*2", "--pipeline=2", name, saying="schedule 'gpipe' needs micros")
         wrong("--stages=linear", saying="--stages is 1f1b or gpipe, not 'linear'")
@@ -229,6 +229,7 @@ def options_make_a_budget_fit(folder):
     whole = planned(*options, program=IMAGES)[0]
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # the next inputs' 1.5 MB go first
     refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
+    refused(IMAGES, "--plan", *less, "--pipeline=2", saying="go with --zero budget: use --zero 0 or 1")
     planned_mb, said = planned(*less, program=IMAGES)
     expect(planned_mb <= round(whole - 3, 1) and re.search(r"chosen for .*: zero [23]", said), said)
 
