@@ -2296,7 +2296,8 @@ struct tt_context {
     double measured_peak;
     bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
-    bool searches;         /* for what is the largest that fits: errors need no advice */
+    bool searches;         /* for what is the largest that fits: errors need no advice ... */
+    size_t needs;          /* ... but bytes of the smallest possible */
     bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one */
     bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
     tt__cpu cpu;           /* device "cpu", as the options want it */
@@ -17855,8 +17856,24 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
    save. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
 
-/* What is compiled, and the arena that it joins; NULL: a new one. */
-typedef struct tt__job { tt_program *p; const tt_tape *t; int32_t root; tt__arena *shared; } tt__job;
+/* What a message says of programs that do not fit. */
+typedef struct tt__shortage {
+    size_t bytes;           /* of the program with as little recomputed and moved as possible ... */
+    double flops;           /* ... and its FLOPs */
+    size_t least;           /* bytes of the smallest that was built; SIZE_MAX: none was ... */
+    tt__choice how;         /* ... which is this; `drop` is its own */
+    int items;              /* values that it computes again beside its policy */
+} tt__shortage;
+
+/* What is compiled, the arena that it joins (NULL: a new one), and where the smallest program that is built
+   is noted (NULL: nowhere). */
+typedef struct tt__job {
+    tt_program *p;
+    const tt_tape *t;
+    int32_t root;
+    tt__arena *shared;
+    tt__shortage *least;
+} tt__job;
 
 typedef struct tt__candidate {
     tt__choice how;         /* its configuration; `drop` is `set` */
@@ -17900,6 +17917,8 @@ typedef struct tt__chooser {
     bool *drop;             /* of each value, as tt__choice has it */
     bool *set;              /* of each item, to be estimated */
     tt__candidate *list; int n_list, cap_list;
+    tt__candidate *kept; int n_kept, cap_kept; /* those of the search for the smallest, if set aside */
+    uint64_t searched[8]; int n_searched; /* configurations whose smallest set was searched for */
     int *level; int levels; /* candidates without a change of the configuration, from the cheapest on, each
                                with fewer bytes than those before it */
     double best;            /* the fewest seconds of a candidate that fits */
@@ -18219,7 +18238,7 @@ static int tt__next_item(const tt__chooser *c)
     return best;
 }
 
-/* From nothing on, `at_once` items at a time, those that are best to drop. */
+/* From c->set on, `at_once` items at a time, those that are best to drop. */
 static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once)
 {
     int *dropped = (int *)tt__alloc(c->ctx, sizeof *dropped * (size_t)at_once);
@@ -18315,6 +18334,7 @@ static tt_status tt__try_sets(tt__chooser *c)
     const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* is to be left */
     const int64_t most = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
     status = tt__consider(c, &how, c->set, &at);
     if (c->recompute) {
         how.recompute = TT__RECOMPUTE_CHEAP;
@@ -18323,6 +18343,8 @@ static tt_status tt__try_sets(tt__chooser *c)
         if (status == TT_OK) status = tt__try_neighbours(c, &how, left);
     }
     uint32_t *order = (uint32_t *)tt__alloc(c->ctx, sizeof *order * (size_t)(c->n_list + 1));
+    tt__free(c->ctx, c->level); /* of an earlier search */
+    c->levels = 0;
     c->level = (int *)tt__alloc(c->ctx, sizeof *c->level * (size_t)(c->n_list + 1));
     if (status == TT_OK && order && c->level) {
         for (int k = 0; k < c->n_list; k++) order[k] = (uint32_t)k;
@@ -18516,16 +18538,20 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
+/* Is a program so small that all configurations with all sets can be candidates? */
+static bool tt__is_small(const tt__chooser *c)
+{
+    tt__choice list[24];
+    const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
+    const int64_t most = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
+    return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
+}
+
 /* Lists candidates: all, of a small program, or levels of recomputation and then configurations. */
 static tt_status tt__list_candidates(tt__chooser *c)
 {
-    tt__choice list[24];
-    const tt_tape *t = tt__front(c)->t;
-    const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
-    const int64_t most = TT__ESTIMATES / (t->n_code + 1) / tt__max(1, configurations);
-    tt_status status;
-    if (c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most)) return tt__try_all(c);
-    status = tt__try_sets(c);
+    if (tt__is_small(c)) return tt__try_all(c);
+    tt_status status = tt__try_sets(c);
     c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have taken more */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
@@ -18533,6 +18559,22 @@ static tt_status tt__list_candidates(tt__chooser *c)
 }
 
 /* -------- builds */
+
+/* Notes a choice that needs so many bytes if it is the smallest. */
+static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
+{
+    bool *drop = NULL;
+    if (bytes >= s->least) return TT_OK;
+    if (choice->n_drop && !tt__copy_array(ctx, (void **)&drop, choice->drop, (size_t)choice->n_drop))
+        return TT_ERR_MEMORY;
+    tt__free(ctx, (void *)(uintptr_t)s->how.drop);
+    s->least = bytes;
+    s->how = *choice;
+    s->how.drop = drop;
+    s->items = 0;
+    for (int v = 0; v < choice->n_drop; v++) s->items += drop[v];
+    return TT_OK;
+}
 
 /* Builds a choice; *e: the arena with it. */
 static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
@@ -18543,7 +18585,8 @@ static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__e
     p->chosen = *choice;
     p->chosen.drop = NULL;
     p->builds++;
-    return status == TT_OK ? tt__extent_of(p, j->shared, e) : status;
+    if (status == TT_OK) status = tt__extent_of(p, j->shared, e);
+    return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
 }
 
 /* Bytes of the largest group, if smaller ones may make a program smaller. */
@@ -18597,12 +18640,14 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     return last ? status : tt__try_build(j, &best, e);
 }
 
-/* Builds candidate k. That it fails, and those that are the same, is noted beforehand. */
+/* Builds candidate k, and notes of it, and of those that are the same, if it fails. */
 static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
 {
     const tt__choice choice = tt__with_set(c, c->list[k].how, c->list[k].set);
-    for (int j = 0; j < c->n_list; j++) c->list[j].failed |= c->list[j].hash == c->list[k].hash;
-    return tt__try_build(&c->job, &choice, e);
+    const tt_status status = tt__try_build(&c->job, &choice, e);
+    const bool failed = status != TT_OK || !tt__fits(e);
+    for (int j = 0; j < c->n_list && failed; j++) c->list[j].failed |= c->list[j].hash == c->list[k].hash;
+    return status;
 }
 
 /* The next slower pace of a program with groups of `grouped` bytes: all alone, then fewer blocks ahead. */
@@ -18646,10 +18691,11 @@ static tt_status tt__tune(tt__chooser *c, int k)
     return status;
 }
 
-/* Builds the cheapest candidates until one fits; else *e is of one that does not. */
-static tt_status tt__build_cheapest(tt__chooser *c, tt__extent *e)
+/* Builds the cheapest candidates until one fits, while there were fewer than `most` builds; else *e is of one
+   that does not. */
+static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
 {
-    const int most = TT__BUILDS - TT__LEAST_BUILDS;
+    const int before = c->job.p->builds;
     tt_status status = TT_OK;
     size_t room = c->budget;
     for (int k; status == TT_OK && c->job.p->builds < most && (k = tt__cheapest(c, room)) >= 0;) {
@@ -18664,48 +18710,43 @@ static tt_status tt__build_cheapest(tt__chooser *c, tt__extent *e)
         status = tt__build_candidate(c, k, e);
         if (status == TT_OK && tt__fits(e)) return TT_OK;
         if (status == TT_OK) status = tt__lower(c, k);
-        if (c->job.p->builds > most / 2 && e->bytes - c->budget < room) room -= e->bytes - c->budget;
+        const bool many = c->job.p->builds - before > (most - before) / 2;
+        const size_t over = e->bytes > c->budget ? e->bytes - c->budget : 0;
+        if (many && over < room) room -= over;
     }
     return status;
 }
 
-/* What a message says of programs that do not fit. */
-typedef struct tt__shortage {
-    size_t bytes;           /* of the program with as little recomputed and moved as possible ... */
-    double flops;           /* ... and its FLOPs */
-    size_t least;           /* bytes of the smallest that was built ... */
-    tt__choice how;         /* ... which is this */
-    int items;              /* values that it computes again beside its policy */
-} tt__shortage;
-
-static void tt__note_least(const tt__job *j, const tt__extent *e, int items, tt__shortage *s)
+/* Is candidate a to be built before b, of those that may be the smallest? Of as many bytes, what changes
+   where updates are less, and then what is faster; in an order that depends on nothing else. */
+static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 {
-    if (e->bytes >= s->least) return;
-    s->least = e->bytes;
-    s->how = j->p->chosen;
-    s->items = items;
+    if (a->bytes != b->bytes) return a->bytes < b->bytes;
+    if (a->how.update != b->how.update) return a->how.update < b->how.update;
+    if (a->seconds != b->seconds) return a->seconds < b->seconds;
+    return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
 }
 
-/* Of two that need the same memory, the faster one comes first. */
-static bool tt__is_smaller(const tt__candidate *x, const tt__candidate *y)
+/* How many of the smallest candidates are built: of a small program so many that one of them is the smallest,
+   of a large one those whose placement could be better by more than a little. */
+static int tt__most_least(const tt__chooser *c)
 {
-    return x->bytes != y->bytes ? x->bytes < y->bytes : x->seconds < y->seconds;
+    const int n = tt__front(c)->t->n_code;
+    return n < 300 ? 4 + 6000 / (1 + n) : 4;
 }
 
-/* Builds the smallest candidates, at most so many, until one fits or none can be smaller than *s. */
-static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e, tt__shortage *s)
+/* Builds the smallest candidates, at most so many, until one fits or none can be smaller than what job.least
+   has noted. */
+static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
 {
     for (int k = 0; k < most; k++) {
-        int best = -1, items = 0;
+        int best = -1;
         for (int j = 0; j < c->n_list; j++)
             if (!c->list[j].failed && (best < 0 || tt__is_smaller(&c->list[j], &c->list[best]))) best = j;
-        if (best < 0 || c->list[best].bytes >= s->least) return TT_OK;
-        for (int n = 0; n < c->n; n++) items += c->list[best].set[n];
+        if (best < 0 || c->list[best].bytes >= c->job.least->least) return TT_OK;
         const tt_status status = tt__build_candidate(c, best, e);
         if (status == TT_ERR_MEMORY) return status;
-        if (status != TT_OK) continue; /* the device has no kernel for it */
-        tt__note_least(&c->job, e, items, s);
-        if (tt__fits(e)) return TT_OK;
+        if (status == TT_OK && tt__fits(e)) return TT_OK; /* or the device has no kernel for it */
     }
     return TT_OK;
 }
@@ -18775,17 +18816,125 @@ static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *h
     return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER);
 }
 
-/* The candidate of which least is live; -1: none. */
-static int tt__least_live(const tt__chooser *c)
+/* The candidate, from number `from` on, that may be the smallest; -1: none. */
+static int tt__least_live(const tt__chooser *c, int from)
 {
     int best = -1;
-    for (int k = 0; k < c->n_list; k++)
-        if (c->list[k].bytes < SIZE_MAX && (best < 0 || c->list[k].bytes < c->list[best].bytes)) best = k;
+    for (int k = from; k < c->n_list; k++) {
+        const bool known = c->list[k].bytes < SIZE_MAX;
+        if (known && (best < 0 || tt__is_smaller(&c->list[k], &c->list[best]))) best = k;
+    }
     return best;
 }
 
-/* Adds what may be the smallest program: all combinations of the techniques that may change, if the program
-   is small, and then changes of one technique at a time, as long as they make the smallest one smaller. */
+/* All that may change as it saves most, mostly. */
+static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
+{
+    tt__choice how = tt__at_slowest(c->base);
+    how.arrivals = false;
+    tt__vary(c, may, 3, &how);
+    tt__vary(c, may, 4 + TT__RECOMPUTE_BLOCKS, &how);
+    for (int k = 0; k < 4; k++) if (!(how.offload >> k & 1)) tt__vary(c, may, 8 + k, &how);
+    if (!(how.offload & TT__OUT_ACTIVATIONS)) how.activations = INT_MAX;
+    return how;
+}
+
+/* Forgets the candidates from number `from` on. */
+static void tt__forget(tt__chooser *c, int from)
+{
+    while (c->n_list > from) tt__free(c->ctx, c->list[--c->n_list].set);
+}
+
+/* Changes of one technique at a time, from candidate `from` on, as long as they make the smallest smaller;
+   sets of values are left out. */
+static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
+{
+    tt_status status = TT_OK;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    for (int least = from, before = -1; least != before && status == TT_OK;) {
+        const tt__choice was = c->list[least].how;
+        for (int k = 0; k < TT__VALUES && c->left > 0 && status == TT_OK; k++) {
+            tt__choice how = was;
+            if (tt__vary(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
+        }
+        before = least;
+        for (int k = 0; k < c->n_list; k++) {
+            const bool plain = !c->n || !memchr(c->list[k].set, true, (size_t)c->n);
+            const bool known = plain && c->list[k].bytes < SIZE_MAX;
+            if (known && tt__is_smaller(&c->list[k], &c->list[least])) least = k;
+        }
+    }
+    return status;
+}
+
+/* One item less than the smallest candidate has, or one more, as long as that makes it smaller: of those that
+   were of no use before, and those with which something else is computed again, which may live longer. */
+static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
+{
+    tt_status status = TT_OK;
+    memcpy(c->set, c->list[*least].set, sizeof *c->set * (size_t)c->n);
+    for (int n = 0, same = 0; same < c->n && c->left > 0 && status == TT_OK; n = (n + 1) % c->n, same++) {
+        if (!c->set[n] && !c->banned[n] && !tt__front(c)->t->code[c->made[n]].out[1]) continue;
+        c->set[n] = !c->set[n];
+        status = tt__estimate(c, how, c->set);
+        if (c->list[c->n_list - 1].bytes < c->list[*least].bytes) *least = c->n_list - 1, same = 0;
+        else c->set[n] = !c->set[n];
+    }
+    return status;
+}
+
+/* Sets of values for a configuration: from none on, then whole blocks, and from the best of these on. What is
+   tried depends on the program and the configuration alone, so that what a message names is found again.
+   *least: the best; -1: it was searched for before. */
+static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
+{
+    const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
+    const int from = c->n_list;
+    how.recompute = TT__RECOMPUTE_CHEAP;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    const uint64_t hash = tt__hash_choice(c, &how, c->set);
+    *least = -1;
+    for (int k = 0; k < c->n_searched; k++) if (c->searched[k] == hash) return TT_OK;
+    if (c->n_searched < TT__COUNT(c->searched)) c->searched[c->n_searched++] = hash;
+    c->left = TT__FOR_LEAST;
+    tt_status status = TT_OK;
+    for (size_t before = SIZE_MAX; status == TT_OK;) {
+        memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
+        status = tt__try_path(c, &how, (int)(1 + c->n / tt__max(1, most)));
+        if (status == TT_OK && before == SIZE_MAX) status = tt__try_blocks(c, &how);
+        *least = tt__least_live(c, from);
+        if (*least < 0 || status != TT_OK) break;
+        status = tt__try_other_sets(c, &how, least);
+        if (c->list[*least].bytes >= before || c->left <= 0) break;
+        before = c->list[*least].bytes;
+    }
+    return status;
+}
+
+/* A configuration with one technique changed that makes candidate k smaller, with its set of values. False:
+   there is none. */
+static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how, tt_status *status)
+{
+    const int from = c->n_list;
+    const tt__choice was = c->list[k].how;
+    size_t least = c->list[k].bytes;
+    bool found = false;
+    memcpy(c->set, c->list[k].set, sizeof *c->set * (size_t)c->n);
+    for (int change = 0; change < TT__VALUES && *status == TT_OK; change++) {
+        tt__choice other = was;
+        if (!tt__vary(c, may & ~(unsigned)TT__MAY_RECOMPUTE, change, &other)) continue;
+        *status = tt__consider_slowest(c, other, c->set);
+        if (c->n_list == from || c->list[c->n_list - 1].bytes >= least) continue;
+        least = c->list[c->n_list - 1].bytes;
+        *how = c->list[c->n_list - 1].how;
+        found = true;
+    }
+    tt__forget(c, from); /* unless the configuration's own search finds them, too */
+    return found;
+}
+
+/* Adds what may be the smallest program of all that may change: all combinations of the techniques, if the
+   program is small, else changes of one technique at a time; of the smallest, sets of values. */
 static tt_status tt__try_least(tt__chooser *c, unsigned may)
 {
     tt__choice how;
@@ -18793,27 +18942,44 @@ static tt_status tt__try_least(tt__chooser *c, unsigned may)
     tt_status status = TT_OK;
     c->left = TT__FOR_LEAST;
     for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
-    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST;
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* updates come on top */
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
         if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
-    for (int from = -1, least = tt__least_live(c); least != from && least >= 0 && status == TT_OK;) {
-        tt__candidate was = c->list[least];
-        bool *const set = (bool *)tt__calloc(c->ctx, (size_t)c->n + 1);
-        for (int k = 0; k < TT__VALUES && c->left > 0 && set && status == TT_OK; k++) {
-            how = was.how;
-            if (!tt__vary(c, may, k, &how)) continue;
-            if (how.recompute == was.how.recompute && c->n) memcpy(set, was.set, (size_t)c->n);
-            else memset(set, 0, (size_t)c->n);
-            if (how.offload & ~was.how.offload & TT__OUT_ACTIVATIONS) how.activations = INT_MAX;
-            status = tt__consider_slowest(c, how, set);
-        }
-        if (!set) status = TT_ERR_MEMORY;
-        tt__free(c->ctx, set);
-        from = least;
-        least = tt__least_live(c);
+    if (status == TT_OK) status = tt__consider_slowest(c, c->base, c->set);
+    if (status == TT_OK) status = tt__consider_slowest(c, tt__most_saving(c, may), c->set);
+    int least = tt__least_live(c, 0);
+    if (least < 0 || status != TT_OK) return status;
+    status = tt__try_single(c, may, least);
+    least = tt__least_live(c, 0);
+    how = c->list[least].how;
+    for (int k = 0; k < 3 && c->n && status == TT_OK; k++) {
+        status = tt__try_least_set(c, how, &least);
+        if (status != TT_OK || least < 0 || !tt__find_change(c, may, least, &how, &status)) break;
     }
     return status;
+}
+
+/* Sets the candidates aside, or has those that were set aside instead. */
+static void tt__set_aside(tt__chooser *c)
+{
+    c->kept = c->list, c->n_kept = c->n_list, c->cap_kept = c->cap_list;
+    c->list = NULL;
+    c->n_list = c->cap_list = 0;
+    c->best = INFINITY;
+    c->left = TT__ESTIMATES;
+}
+
+static tt_status tt__take_back(tt__chooser *c)
+{
+    tt__forget(c, 0);
+    for (; c->n_kept; c->n_kept--) {
+        if (!TT__GROW(c->ctx, c->list, c->n_list, c->cap_list)) return TT_ERR_MEMORY;
+        c->list[c->n_list++] = c->kept[c->n_kept - 1];
+    }
+    for (int k = 0; k < c->n_list; k++)
+        if (tt__is_dominated(c, &c->list[k])) c->list[k].failed = true;
+    return TT_OK;
 }
 
 /* -------- when nothing fits */
@@ -18826,12 +18992,13 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
-/* The options that are a choice. items: what is computed again beside its policy. */
+/* The options that are a choice. items: values that are computed again beside what "cheap" does. */
 static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
 {
     if (p->settings.options.train)
-        tt__print(text, "recompute \"%s\"", tt__recompute_names[x->recompute]);
-    if (p->settings.options.train && items) tt__print(text, " and %d value%s", items, items > 1 ? "s" : "");
+        tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
+    if (p->settings.options.train && items)
+        tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
     tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "", tt__out_lists[x->offload]);
     if (p->settings.options.train && (x->update || p->settings.update))
         tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
@@ -18892,15 +19059,30 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
            x->update == c->base.update;
 }
 
-/* Builds the smallest of all that other options may be. *s is of the smallest that was built before. */
-static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e, tt__shortage *s)
+/* Builds the smallest of all that other options may be, and notes it in job.least. */
+static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
 {
-    const int most = 4 + 6000 / (1 + tt__front(c)->t->n_code);
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     tt_status status = tt__consider_slowest(c, *last, c->set);
     if (status == TT_OK) status = tt__try_least(c, TT__MAY_ALL);
-    if (status == TT_OK) status = tt__build_least(c, most, e, s);
+    if (status == TT_OK) status = tt__build_least(c, tt__most_least(c), e);
     return status;
+}
+
+/* The smallest of what may change, and of other options where these make it smaller. */
+static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
+                            const tt__shortage *least, bool advised)
+{
+    const tt_program *p = c->job.p;
+    const bool chooses = c->recompute || c->by_seconds;
+    const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    if (chooses && !advised && least->least < s->least) {
+        tt__print(text, "%s %zu with ", text->length ? ", at least" : ": at least", s->least);
+        tt__print_options(text, p, &s->how, s->items);
+        tt__print(text, "; if more may change, the smallest possible is %zu with ", least->least);
+    } else {
+        tt__print(text, "; the smallest possible is %zu%s", least->least, same ? "" : " with ");
+    }
 }
 
 /* The last builds: what each step saves, after those before it, up to one that fits: first of what may
@@ -18914,8 +19096,9 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds;
     size_t bytes = s->bytes;
-    bool fits = false, advised = false, first = true;
+    bool fits = false, advised = false, first = true, least_told = false;
     tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
+    tt__shortage least = {0, 0, SIZE_MAX, c->base, 0};
     steps[0] = 0;
     for (int k = 0; k < 2 * TT__STEPS && !fits && status == TT_OK; k++) {
         const int step = k % TT__STEPS;
@@ -18923,15 +19106,16 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
+        c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
-        if (built == TT_ERR_MEMORY) return built;
+        if (built == TT_ERR_MEMORY) status = built;
         if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters have another home already */
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
-        if (!advice) tt__note_least(j, e, 0, s);
         if (advice && !advised && chooses) {
             if (text.length) tt__print(&text, ", at least %zu with ", s->least);
             if (text.length) tt__print_options(&text, p, &s->how, s->items);
+            least_told = text.length > 0;
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
             tt__print(&text, "%s", text.length ? ", then " : ": ");
@@ -18945,25 +19129,25 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
         if (fits) tt__print(&text, ", which fits");
     }
-    if (status != TT_OK) return status;
-    if (!fits) {
-        tt__shortage least = *s;
-        if (bytes < least.least) least.least = bytes, least.how = now, least.items = 0;
-        if (!p->ctx->searches && (status = tt__advise(c, &now, e, &least)) != TT_OK) return status;
-        if (chooses && tt__fits(e) && tt__is_free(c, &p->chosen)) return TT_OK;
-        if (chooses && tt__is_free(c, &least.how)) *s = least;
-        const bool same = least.least >= s->bytes && !chooses; /* nothing makes it smaller */
-        if (chooses && !advised && least.least < s->least) {
-            tt__print(&text, "%s %zu with ", text.length ? ", at least" : ": at least", s->least);
-            tt__print_options(&text, p, &s->how, s->items);
-            tt__print(&text, "; if more may change, the smallest possible is %zu with ", least.least);
-        } else {
-            tt__print(&text, "; the smallest possible is %zu%s", least.least, same ? "" : " with ");
+    p->ctx->needs = s->least;
+    c->job.least = &least;
+    if (status == TT_OK && !fits) status = tt__note_least(p->ctx, &s->how, s->least, &least);
+    if (status == TT_OK && !fits && !p->ctx->searches) status = tt__advise(c, &now, e);
+    if (status == TT_OK && !fits && chooses && tt__is_free(c, &least.how)) {
+        status = tt__note_least(p->ctx, &least.how, least.least, s);
+        if (status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen)) {
+            tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
+            return TT_OK;
         }
-        if (bytes == least.least && advised) tt__print(&text, "all of these");
-        else if (!same) tt__print_options(&text, p, &least.how, least.items);
+    }
+    if (status == TT_OK && !fits) {
+        tt__print_least(&text, c, s, &least, advised);
+        if (bytes == least.least && advised && !least_told) tt__print(&text, "all of these");
+        else if (least.least < s->bytes || chooses) tt__print_options(&text, p, &least.how, least.items);
         if (least.least <= e->budget) tt__print(&text, ", which fits");
     }
+    tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
+    if (status != TT_OK) return status;
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
                     "batch of fewer rows needs less", s->bytes, p->settings.crew->ranks > 1 ? " a rank" : "",
                     e->budget, e->by_them ? " for a program that this one shares an arena with" : "", steps);
@@ -18971,10 +19155,12 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 
 static void tt__chooser_close(tt__chooser *c)
 {
-    for (int k = 0; k < c->n_list; k++) tt__free(c->ctx, c->list[k].set);
+    tt__forget(c, 0);
+    for (int k = 0; k < c->n_kept; k++) tt__free(c->ctx, c->kept[k].set);
     for (int k = 0; k < TT__COUNT(c->front) * TT__COUNT(c->front[0]); k++)
         tt__built_free(c->ctx, &c->front[k / TT__COUNT(c->front[0])][k % TT__COUNT(c->front[0])]);
     tt__free(c->ctx, c->list);
+    tt__free(c->ctx, c->kept);
     tt__free(c->ctx, c->item);
     tt__free(c->ctx, c->price);
     tt__free(c->ctx, c->made);
@@ -19044,19 +19230,50 @@ static tt_status tt__chooser_open(tt__chooser *c)
     return tt__list_items(c);
 }
 
-/* Bytes and FLOPs of a program that does not fit, unless more of it is recomputed or moved. */
-static tt__shortage tt__shortage_of(const tt_program *p, const tt__extent *e)
+/* Notes the bytes and FLOPs of a program that does not fit, unless more of it is recomputed or moved. */
+static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
 {
     const tt_tape *t = p->built.t;
-    tt__shortage s = {e->bytes, 0, e->bytes, p->chosen, 0};
-    for (int k = 0; k < t->n_code; k++) s.flops += tt__flops_at_capacity(t, &t->code[k]);
-    s.flops -= tt__flops_of_copies(t);
-    return s;
+    s->bytes = e->bytes;
+    for (int k = 0; k < t->n_code; k++) s->flops += tt__flops_at_capacity(t, &t->code[k]);
+    s->flops -= tt__flops_of_copies(t);
 }
 
-/* Builds what costs least of what fits the budget; *e is of what does not. */
+/* Builds the smallest that was built before. */
+static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
+{
+    tt__job job = c->job;
+    job.least = NULL;
+    return tt__try_build(&job, &s->how, e);
+}
+
+/* Builds what costs least of what needs no more than the smallest so far, in the hope of placements that are
+   smaller by luck, as a search within that budget would meet them. */
+static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
+{
+    const size_t budget = c->budget;
+    tt_status status = TT_OK;
+    for (size_t before = SIZE_MAX; s->least < before && s->least > budget && status == TT_OK;) {
+        c->budget = before = s->least;
+        if (!small && !c->n_kept) tt__set_aside(c);
+        if (!small) tt__forget(c, 0);
+        if (!small) status = tt__list_candidates(c);
+        if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 2, e);
+    }
+    c->budget = budget;
+    if (!small) tt__forget(c, 0);
+    c->best = INFINITY;
+    c->left = TT__ESTIMATES;
+    return status;
+}
+
+/* Builds what costs least of what fits the budget; *e is of what does not. Whether anything fits depends on
+   the smallest alone, which no budget changes: what is refused names it, and it is built where the search for
+   what costs least finds nothing. */
 static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
+    const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
+                         (c->offload ? TT__MAY_OFFLOAD : 0);
     tt_status status = TT_OK;
     c->budget = e->budget;
     if (!c->by_seconds) {
@@ -19066,37 +19283,55 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (status != TT_OK || tt__fits(e)) return status;
     }
     status = tt__chooser_open(c);
-    if (status == TT_OK) status = tt__list_candidates(c);
-    if (status == TT_OK) status = tt__build_cheapest(c, e);
-    if (status != TT_OK || tt__fits(e)) return status;
-    const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
-                         (c->offload ? TT__MAY_OFFLOAD : 0);
-    const int most = (int)tt__min(TT__BUILDS - c->job.p->builds, 4 + 6000 / (1 + tt__front(c)->t->n_code));
-    status = tt__try_least(c, may);
-    if (status == TT_OK) status = tt__build_least(c, most, e, s);
-    return status != TT_OK || tt__fits(e) ? status : tt__refuse(c, s, e);
+    if (status != TT_OK) return status;
+    const tt__choice saving = tt__most_saving(c, may);
+    const bool small = tt__is_small(c), search = s->least > c->budget;
+    if (search && tt__try_build(&c->job, &saving, e) == TT_ERR_MEMORY) return TT_ERR_MEMORY;
+    const bool tight = s->least > c->budget;
+    if (tight) {
+        const int most = (int)tt__min(TT__LEAST_BUILDS - 1, tt__most_least(c));
+        if (small) status = tt__try_all(c);
+        if (status == TT_OK) status = tt__try_least(c, may);
+        if (status == TT_OK) status = tt__build_least(c, most, e);
+        if (status == TT_OK && s->least > c->budget && tt__front(c)->t->n_code < 300)
+            status = tt__descend(c, small, s, e);
+        if (status == TT_OK && s->least > c->budget) return tt__refuse(c, s, e);
+        if (!small && !c->n_kept) tt__set_aside(c);
+    }
+    if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
+    if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
+    if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
+    if (status == TT_OK && !tt__fits(e)) { /* what was set aside, or needs no more than the smallest */
+        if (c->n_kept) status = tt__take_back(c);
+        else c->budget = s->least;
+        if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
+    }
+    return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
 }
 
 /* Builds what the options say, or choose. */
-static tt_status tt__build_chosen(const tt__job *j)
+static tt_status tt__build_chosen(const tt__job *to)
 {
-    tt_program *p = j->p;
-    tt__chooser c = tt__chooser_of(j);
+    tt_program *p = to->p;
+    tt__job job = *to;
+    tt__chooser c = tt__chooser_of(&job);
+    tt__shortage s = {0, 0, SIZE_MAX, c.base, 0};
     tt__extent e;
     memset(&e, 0, sizeof e);
+    job.least = c.job.least = &s;
     tt__note_homes(&c);
-    tt_status status = c.by_seconds ? tt__try_build(j, &c.base, &e) : tt__build_within(j, &c.base, &e);
+    tt_status status = c.by_seconds ? tt__try_build(&job, &c.base, &e) : tt__build_within(&job, &c.base, &e);
     if (status == TT_OK && c.by_seconds && !tt__fits(&e) && c.base.arrivals) {
         c.base.arrivals = false;
-        status = tt__try_build(j, &c.base, &e);
+        status = tt__try_build(&job, &c.base, &e);
     }
     const tt__choice slowest = tt__at_slowest(c.base);
-    if (status == TT_OK && c.by_seconds && !tt__fits(&e)) status = tt__try_build(j, &slowest, &e);
+    if (status == TT_OK && c.by_seconds && !tt__fits(&e)) status = tt__try_build(&job, &slowest, &e);
     c.base.arrivals = p->chosen.arrivals;
     c.budget = e.budget;
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
     if (status == TT_OK && (!tt__fits(&e) || (c.by_seconds && slower))) { /* others may be faster */
-        tt__shortage s = tt__shortage_of(p, &e);
+        tt__note_whole(p, &e, &s);
         if (c.recompute || c.by_seconds) {
             status = tt__choose(&c, &s, &e);
         } else {
@@ -19105,6 +19340,7 @@ static tt_status tt__build_chosen(const tt__job *j)
         }
     }
     tt__chooser_close(&c);
+    tt__free(p->ctx, (void *)(uintptr_t)s.how.drop);
     p->settings.options.parallel.zero = p->chosen.zero;
     return status;
 }
@@ -19239,7 +19475,7 @@ static void tt__set_stage(tt__settings *s, int stage)
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
                                   int stage)
 {
-    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL};
+    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, NULL};
     if (t->status != TT_OK) return tt__fail(p->ctx, t->status, "%s", t->error);
     if (root <= 0 || root >= t->n_values)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape",
@@ -19451,15 +19687,24 @@ static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budg
 /* Plans for n: TT_OK with the plan's bytes, TT_ERR_BUDGET or another error. */
 typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
 
-/* Finds the largest n that fits. A plan grows nearly as a line, so the next guess is where the line through
-   the last two that fit meets the budget: what is just below fits mostly, and then one more does not. Where
-   more fits than the line says, because less is kept the more is needed, steps double, and then halve. */
+/* Where the line through two plans, of `from` and of `to`, meets the budget, rounded down; 0: it does not
+   rise. */
+static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
+{
+    const double rise = (to_bytes - from_bytes) / (to - from);
+    return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
+}
+
+/* Finds the largest n that fits. A plan grows nearly as a line, and so does the least that a refused one
+   would need: the next guess is where the line through the two nearest meets the budget. Where there is no
+   such line, as what is kept is less the more is needed, bytes are taken to be in proportion to n. */
 static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
                                 void *arg)
 {
-    int64_t fits = 0, fails = most + 1, next = 1, before, up = 1, down = 1;
-    size_t bytes = 0, bytes_before;
-    bool by_line = false;
+    int64_t fits = 0, fails = most + 1, next = 1;
+    double bytes = 0, needs = 0; /* of these two; 0: not known */
+    int slow = 0; /* trials since the gap was halved */
+    int64_t up = 1; /* the next step, where nothing says more */
     if (most < 1)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
                0;
@@ -19468,27 +19713,28 @@ static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt
     ctx->searches = true;
     tt_status status = TT_OK;
     while (fails - fits > 1) {
+        const int64_t gap = fails - fits;
         size_t now = 0;
+        double guess = 0;
+        ctx->needs = 0;
         status = try_size(arg, next, &now);
         if (status != TT_OK && (status != TT_ERR_BUDGET || next == 1)) break;
         if (status == TT_OK) {
-            before = fits, bytes_before = bytes;
-            fits = next, bytes = now;
-            const double line = before && bytes > bytes_before
-                ? (double)fits + ((double)budget - (double)bytes) * (double)(fits - before) /
-                                 (double)(bytes - bytes_before)
-                : 2.0 * (double)fits;
-            by_line = before && line >= (double)(fits + up);
-            next = by_line || !before ? (int64_t)fmin(line, (double)(fails - 1)) : fits + up;
-            up = by_line ? 1 : 2 * up;
-            down = 1;
+            if (fits) guess = tt__line_meets((double)fits, bytes, (double)next, (double)now, (double)budget);
+            if (guess <= (double)next) guess = floor((double)next * ((double)budget / (double)now));
+            fits = next, bytes = (double)now;
         } else {
-            fails = next;
-            up = 1;
-            next = by_line ? fails - down : fits + (fails - fits) / 2;
-            down *= 4;
+            fails = next, needs = (double)ctx->needs;
         }
-        if (next <= fits || next >= fails) next = fits + (fails - fits) / 2;
+        if (needs > bytes && fits)
+            guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
+        slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
+        guess = fmin(guess, 16.0 * (double)fits); /* of few, most of the bytes do not depend on n */
+        if (fails <= most && slow > 2) guess = 0, slow = 0;
+        const bool halve = guess <= 0 && fails <= most;
+        next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;
+        up = !halve && next == fits + up ? 2 * up : 1;
+        if (next >= fails) next = fails - 1;
     }
     ctx->options.logger.log = log;
     ctx->searches = false;
