@@ -4641,6 +4641,30 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     }
 }
 
+// Which of the weights of the warp's keys (rows) and QUERIES queries (columns) it keeps: of the thread's, bit
+// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; octet: the first key / 8.
+template <int MT, int QUERIES>
+__device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
+                                                           const int *rows, int octet, int head)
+{
+    static_assert(MT * QUERIES <= 64, "the thread's weights are bits of one word");
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    uint32_t keep = p.drop ? 0 : 0xffffffffu;
+    if (!p.drop) return keep;
+    // Two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each.
+    TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) {
+        const int m = i / (QUERIES / 8), n = i % (QUERIES / 8);
+        const int query = rows[8 * (n + group / 4) + pair + group / 2 % 2];
+        uint32_t bits = attention_keep(p, random, query, octet + 2 * m + group % 2, head) << 8 * (group % 4);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
+        keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i
+            | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
+    }
+    return keep;
+}
+
 // A row of scores is here a key, a column a query.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
@@ -5173,22 +5197,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
         const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
-        static_assert(MT * QUERIES <= 64,
-                      "the thread's weights are bits of keep: 8 (2 e + h) + m QUERIES / 8 + n");
-        uint32_t keep = p.drop ? 0 : 0xffffffffu;
-        if (p.drop)
-            // Two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each.
-            TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) {
-                const int m = i / (QUERIES / 8), n = i % (QUERIES / 8);
-                const int query = row[8 * (n + group / 4) + pair + group / 2 % 2];
-                uint32_t bits = attention_keep(p, random, query, (t.at + mine + 16 * m) / 8 + group % 2,
-                                               head) << 8 * (group % 4);
-                bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
-                bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
-                const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
-                keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i
-                    | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
-            }
+        const uint32_t keep = attention_draw_columns<MT, QUERIES>(p, random, row, (t.at + mine) / 8, head);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
         attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
@@ -5226,30 +5235,6 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                 attention_store<T, D>(p.dv, row, key_head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
         }
     tt__cp_async_wait<0>(); // where no query came, of k and v
-}
-
-// Which of the weights of the warp's keys (rows) and QUERIES queries (columns) it keeps: of the thread's, bit
-// 8 (2 e + h) + m QUERIES / 8 + n. rows: of the queries in the batch; octet: the first key / 8.
-template <int MT, int QUERIES>
-__device__ __forceinline__ uint32_t attention_draw_columns(const attention_args &p, uint64_t random,
-                                                           const int *rows, int octet, int head)
-{
-    static_assert(MT * QUERIES <= 64, "the thread's weights are bits of one word");
-    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-    uint32_t keep = p.drop ? 0 : 0xffffffffu;
-    if (!p.drop) return keep;
-    // Two tiles of 8 columns; the eight threads of a column draw for one query and 8 keys each.
-    TT__UNROLL for (int i = 0; i < MT * QUERIES / 8; i += 2) {
-        const int m = i / (QUERIES / 8), n = i % (QUERIES / 8);
-        const int query = rows[8 * (n + group / 4) + pair + group / 2 % 2];
-        uint32_t bits = attention_keep(p, random, query, octet + 2 * m + group % 2, head) << 8 * (group % 4);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 4);
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 8);
-        const uint32_t other = __shfl_xor_sync(0xffffffffu, bits, 16);
-        keep |= ((group < 4 ? bits : other) >> group & 0x01010101u) << i
-            | ((group < 4 ? other : bits) >> group & 0x01010101u) << (i + 1);
-    }
-    return keep;
 }
 
 // From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
