@@ -55,7 +55,7 @@ def contents(path):
 
 def ranks_tests(folder, processes, ranks, *tests, program=RANKS, where="", env=None):
     status, out, _ = mpirun(processes, program, folder, ranks, *tests, env=env, limit=300)
-    names = re.findall(r"^ok (\w+)$", out, re.M)
+    names = re.findall(r"^ok (\w+)", out, re.M)
     wrong = re.findall(r"^FAILED .*$", out, re.M)
     for k in range(1, processes):
         path = f"{folder}/process.{k}"
