@@ -135,10 +135,10 @@
      tt_plan.sent_bytes says what a process sends in a step.
      The processes of a host take its GPUs in turn: with "cuda*2" the first has cuda:0 and cuda:1, the second
      cuda:2 and cuda:3; with "cuda:0" each has that one. What GPUs send goes through the host's memory. Where
-     MPI says of itself that it is CUDA-aware, pieces that ranks gather go from GPU to GPU instead;
-     TINYTRAIN_MPI_CUDA=0 or 1 in the environment says it in its place. Sums, and what stages pass on, go
-     through the host's memory with any MPI. The ranks of a pipeline's stage divide those of a process, or are
-     a multiple of them.
+     MPI says of itself that it is CUDA-aware, pieces that ranks gather, and what one sends all or another,
+     goes from GPU to GPU instead; TINYTRAIN_MPI_CUDA=0 or 1 in the environment says it in its place. Sums,
+     and what stages pass on, go through the host's memory with any MPI. The ranks of a pipeline's stage
+     divide those of a process, or are a multiple of them.
      An error that all meet at once, as a wrong input, leaves the processes at work. One that a rank meets
      alone, a process that is gone, or one that is not heard of for tt_context_options.timeout, ends the work
      of all for good: each call then returns the sentence that names process, host and instruction: the one
@@ -2296,9 +2296,9 @@ struct tt_context {
     double measured_peak;
     bool profiles;         /* tt_measure_costs: launches are made, and timed, one by one */
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
-    bool searches;         /* for what is the largest that fits: errors need no advice ... */
-    size_t needs;          /* ... but bytes of the smallest possible */
-    bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one */
+    bool searches;         /* for what is the largest that fits: errors need no advice, ... */
+    bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one, ... */
+    size_t needs;          /* ... but the bytes of the smallest possible */
     bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
@@ -15371,7 +15371,7 @@ static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DA
 
 static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q;
+    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
     const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
     r->process = to;
     r->handle = 0;
@@ -15381,7 +15381,7 @@ static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, s
 
 static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
 {
-    MPI_Request q;
+    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
     const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
     r->process = from;
     r->handle = 0;
@@ -17851,10 +17851,12 @@ static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__ex
 #define TT__ESTIMATES 1200000
 #endif
 #define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
+#define TT__FOR_CHANGES (TT__ESTIMATES / 4)
 #define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest, when nothing fits */
 /* The most builds of a choice; of these, for the smallest candidates. Steps of which a message says what they
    save. */
 enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
+enum { TT__LARGE = 300 }; /* instructions of a program of which only a few of the smallest are built */
 
 /* What a message says of programs that do not fit. */
 typedef struct tt__shortage {
@@ -18455,6 +18457,32 @@ static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
     return status;
 }
 
+/* What the options themselves can say: each policy of recomputation with nothing in the host's memory, and
+   the last with activations and whatever else, for each way to split what ranks have. A search that ends
+   early is no worse than these. */
+static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
+{
+    tt_status status = TT_OK;
+    const int first = c->recompute ? TT__RECOMPUTE_CHEAP : (int)c->base.recompute;
+    const int last = c->recompute ? TT__RECOMPUTE_BLOCKS : (int)c->base.recompute;
+    int at;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    for (int k = 0; k < n; k++) {
+        const bool moves = c->offload && list[k].offload && c->blocks;
+        for (int policy = moves ? last : first; policy <= last && status == TT_OK; policy++) {
+            tt__choice how = tt__at_slowest(list[k]);
+            how.recompute = (tt__recompute)policy;
+            if (moves) how.offload |= TT__OUT_ACTIVATIONS, how.activations = c->blocks;
+            status = tt__consider(c, &how, c->set, &at);
+            const bool may = status == TT_OK && tt__may_fit(c, at) && c->list[at].floor < c->best;
+            if (may) status = tt__raise(c, at);
+        }
+    }
+    for (int k = 0; k < n && status == TT_OK; k++)
+        if (!c->offload || !list[k].offload) status = tt__try_levels(c, &list[k], false);
+    return status;
+}
+
 /* Orders configurations by the fewest seconds that they could take. */
 static tt_status tt__try_configurations(tt__chooser *c)
 {
@@ -18470,6 +18498,7 @@ static tt_status tt__try_configurations(tt__chooser *c)
         status = tt__consider_level(c, list[k], 0, false, &at);
         floor[k] = status == TT_OK ? c->list[at].floor : 0;
     }
+    if (status == TT_OK) status = tt__try_extremes(c, list, n);
     for (int tried = 0; tried < n && status == TT_OK; tried++) {
         int next = 0;
         for (int k = 1; k < n; k++) if (floor[k] < floor[next]) next = k;
@@ -18538,10 +18567,12 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
-/* Is a program so small that all configurations with all sets can be candidates? */
+/* Is a program so small that all configurations with all sets can be candidates? Of a large one on several
+   ranks these are too many, as each is tried at many paces. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];
+    if (c->zero && tt__front(c)->t->n_code >= TT__LARGE) return false;
     const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
     const int64_t most = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
     return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
@@ -18554,6 +18585,7 @@ static tt_status tt__list_candidates(tt__chooser *c)
     tt_status status = tt__try_sets(c);
     c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have taken more */
     if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
+    c->left = tt__max(c->left, TT__FOR_CHANGES);
     if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
     return status;
 }
@@ -18640,7 +18672,7 @@ static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt
     return last ? status : tt__try_build(j, &best, e);
 }
 
-/* Builds candidate k, and notes of it, and of those that are the same, if it fails. */
+/* Builds candidate k. Where it fails, all candidates that are the same are noted to fail. */
 static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
 {
     const tt__choice choice = tt__with_set(c, c->list[k].how, c->list[k].set);
@@ -18732,7 +18764,7 @@ static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
 static int tt__most_least(const tt__chooser *c)
 {
     const int n = tt__front(c)->t->n_code;
-    return n < 300 ? 4 + 6000 / (1 + n) : 4;
+    return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
 }
 
 /* Builds the smallest candidates, at most so many, until one fits or none can be smaller than what job.least
@@ -19248,17 +19280,20 @@ static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__exte
 }
 
 /* Builds what costs least of what needs no more than the smallest so far, in the hope of placements that are
-   smaller by luck, as a search within that budget would meet them. */
+   smaller by luck, as a search within that budget would meet them; of a large program a few. */
 static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
 {
     const size_t budget = c->budget;
+    const bool large = tt__front(c)->t->n_code >= TT__LARGE;
     tt_status status = TT_OK;
-    for (size_t before = SIZE_MAX; s->least < before && s->least > budget && status == TT_OK;) {
+    size_t before = SIZE_MAX;
+    for (int k = 0; s->least < before && s->least > budget && (k < 3 || !large) && status == TT_OK; k++) {
+        const int most = large ? c->job.p->builds + 6 : TT__BUILDS - 2;
         c->budget = before = s->least;
         if (!small && !c->n_kept) tt__set_aside(c);
         if (!small) tt__forget(c, 0);
         if (!small) status = tt__list_candidates(c);
-        if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 2, e);
+        if (status == TT_OK) status = tt__build_cheapest(c, most, e);
     }
     c->budget = budget;
     if (!small) tt__forget(c, 0);
@@ -19293,8 +19328,8 @@ static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (small) status = tt__try_all(c);
         if (status == TT_OK) status = tt__try_least(c, may);
         if (status == TT_OK) status = tt__build_least(c, most, e);
-        if (status == TT_OK && s->least > c->budget && tt__front(c)->t->n_code < 300)
-            status = tt__descend(c, small, s, e);
+        const bool descends = !c->ctx->searches || tt__front(c)->t->n_code < TT__LARGE;
+        if (status == TT_OK && s->least > c->budget && descends) status = tt__descend(c, small, s, e);
         if (status == TT_OK && s->least > c->budget) return tt__refuse(c, s, e);
         if (!small && !c->n_kept) tt__set_aside(c);
     }

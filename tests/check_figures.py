@@ -143,6 +143,35 @@ def check_ladder():
     return wrong + [f"README.md does not say: {words}" for words in said if words not in text_of("README.md")]
 
 
+def printed(part):
+    """what build/ranks prints of a part"""
+    out = subprocess.run([os.path.join(B, "ranks"), "--only", part], stdout=subprocess.PIPE, text=True)
+    return out.stdout.splitlines() if out.returncode == 0 else []
+
+
+def stages_table(lines):
+    """bench/README.md's rows of pipelines, from what build/ranks prints of each schedule"""
+    rows = {}
+    for line in lines:
+        m = re.match(r"(.*?): (.*), (\d+) stages, (\w+), (\d+) micro-batches +([\d.]+) ms, waits +([\d.]+%) "
+                     r"\( *([\d.]+%)\), transfers +([\d.]+%); GB a stage: (.*)", line)
+        if m:
+            machine, model, stages, schedule, micros, ms, waits, bubbles, transfers, gb = m.groups()
+            row = rows.setdefault((machine, model, stages, micros), {})
+            row[schedule] = (f"{ms}, {waits} ({bubbles})", transfers, gb.split())
+    return [f"| {machine} | {model} | {stages}, {micros} | {r['1f1b'][0]} | {r['1f1b'][1]} | "
+            f"{r['1f1b'][2][0]}, {r['1f1b'][2][-1]} | {max(r['gpipe'][2], key=float)} |"
+            for (machine, model, stages, micros), r in rows.items()]
+
+
+def check_shown(path, rows):
+    """that a file shows rows of a table; those that it leaves out have another beginning"""
+    lines = text_of(path).splitlines()
+    begins = {tuple(line.split(" | ")[:3]) for line in lines}
+    shown = [row for row in rows if tuple(row.split(" | ")[:3]) in begins]
+    return [f"not there: {row}" for row in shown if row not in lines] + ["no such rows"] * (not shown)
+
+
 def main():
     records = chart.read()
     check("records", [w for w in map(record_wrong, records) if w] +
@@ -172,6 +201,10 @@ def main():
         for part, table in (("replay", chart.replay_table), ("offload", chart.offload_table)):
             want = table(planned("--only", part, program="ranks")).splitlines()
             check(f"{part}_in_bench/README.md", [f"not there: {line}" for line in want if line not in lines])
+        lines = set(text_of("README.md").splitlines())
+        check("share_in_README.md", [f"not there: {line}" for line in printed("share")
+                                     if line.startswith("| ") and line not in lines])
+        check("stages_in_bench/README.md", check_shown("bench/README.md", stages_table(printed("stages"))))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

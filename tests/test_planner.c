@@ -3128,8 +3128,9 @@ TEST(budgets_of_a_deep_network)
 /* What "budget" chooses for ViT-L/16 within the bytes of fixed options takes no longer than these do. */
 TEST(no_fixed_options_beat_a_budget)
 {
-    static const char *const offloads[] = {"optimizer", "optimizer,parameters", "optimizer,activations",
-                                           "optimizer,gradients,parameters"};
+    static const char *const offloads[] = {"none", "optimizer", "optimizer,parameters",
+                                           "optimizer,activations",
+                                           "optimizer,gradients,parameters,activations"};
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
@@ -3165,11 +3166,48 @@ TEST(no_fixed_options_beat_a_budget)
             fixed = seconds;
             o.memory_budget = plan.bytes;
             o.recompute = o.offload = "budget";
+            if (k % 2) o.parallel.zero = TT_ZERO_BUDGET;
             tt_trainer_free(t);
         }
         tt_vit_free(&m);
         TEST_CLOSE(ctx, &a);
     }
+    test_estimates = 400000;
+}
+
+/* As what_is_refused_names_what_fits, of ViT-L/16: what is named is what larger budgets reach by luck. */
+TEST(what_a_large_model_reaches_is_named)
+{
+    if (TEST_SANITIZED) SKIP("it takes a minute there, and smaller programs run the same code");
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+    co.verify = false;
+    test_estimates = 1200000; /* the library's own */
+    tt_context *ctx = tt_open(&co);
+    tt_vit m;
+    tt_vit_config c = tt_vit_config_default("L/16");
+    tt_train_options o = tt_train_options_default();
+    c.image_size = 224;
+    o.schedule.kind = TT_CONSTANT;
+    o.device = "cuda";
+    o.precision = "bf16-true";
+    o.max_seqs = 64;
+    o.recompute = "budget";
+    o.memory_budget = 1;
+    REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
+    const tt_model model = tt_vit_classifier(&m);
+    REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
+    const size_t least = named_least(tt_error(ctx));
+    for (int k = 0; k < 4; k++) { /* one byte less, so many, some more */
+        o.memory_budget = k < 2 ? least - 1 + (size_t)k : least + least / 2000 * (size_t)(k - 1);
+        tt_trainer *t = tt_trainer_new(ctx, &model, &o);
+        const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;
+        CHECK(k ? t && bytes >= least && bytes <= o.memory_budget
+                : !t && tt_error_code(ctx) == TT_ERR_BUDGET && named_least(tt_error(ctx)) == least);
+        tt_trainer_free(t);
+    }
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
     test_estimates = 400000;
 }
 
@@ -3270,6 +3308,7 @@ static const test_case tests[] = {
     TEST_CASE(what_is_refused_names_what_fits),
     TEST_CASE(groups_that_fit_a_budget), TEST_CASE(candidates_against_all_sets),
     TEST_CASE(budgets_of_a_deep_network), TEST_CASE(no_fixed_options_beat_a_budget),
+    TEST_CASE(what_a_large_model_reaches_is_named),
     TEST_CASE(choices_count_micro_batches), TEST_CASE(marks_of_values),
     TEST_CASE(random_networks_replay_bit_for_bit), TEST_CASE(random_networks_have_true_gradients),
     TEST_CASE(verifier_finds_what_is_not_waited_for), TEST_CASE(verifier_finds_bad_groups),
