@@ -19137,6 +19137,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool advice = k >= TT__STEPS;
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
+        if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
         if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
