@@ -17,6 +17,14 @@
    Inputs come from the host at 50 GB/s, beside the step before where they have arrivals; a copy within the
    device's memory is what then remains.
 
+   --rounds 1 prints what products would take in whole rounds of tiles, and what it would save to make one
+   product of those that share an operand: of several linear layers of the same x (q, k and v), forward; of
+   their weights' gradients; and of the sum that is the gradient of x. A processor works on one tile of 128 x
+   128 at a time, of 132 such, at the rate above; k whole, or split in up to 8 parts (of 256 or more), the
+   number that is the fastest, whose sums in f32 another kernel adds up (4.3 TB/s, 1 microsecond more).
+   cuBLASLt's own tiles are not known here. Weights that do not lie side by side would be copied first, and
+   their gradients afterwards: that is not counted.
+
    Bytes are those of each operand and result once. Launches are what tinytrain_cuda.cu makes of an
    instruction; those of tables' gradients, which depend on the ids, are counted as 12. */
 #define TINYTRAIN_IMPLEMENTATION
@@ -170,6 +178,80 @@ static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double len
     }
 }
 
+/* ---- products in whole rounds of tiles */
+
+typedef struct product { int op; int32_t shared; double m, n, k; } product; /* shared: what makes it one    */
+
+static double in_rounds(const product *p, bool split)
+{
+    double best = INFINITY;
+    for (int parts = 1; parts <= (split ? 8 : 1); parts++) {
+        if (parts > 1 && p->k / parts < 256) break;
+        const double rounds = ceil(ceil(p->m / 128) * ceil(p->n / 128) * parts / 132);
+        double seconds = rounds * 2 * 128 * 128 * ceil(p->k / parts) / (650e12 / 132) + 1e-6;
+        if (parts > 1) seconds += p->m * p->n * 4 * 2 * parts / 4.3e12 + 1e-6;
+        if (seconds < best) best = seconds;
+    }
+    return best;
+}
+
+/* The product of instruction i, which shares x (or the gradient of x that it adds to). */
+static product product_of(const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *a = &t->values[i->in[0]].shape, *b = &t->values[i->in[1]].shape;
+    product p = {i->op, i->in[0], (double)a->rows, (double)b->rows, (double)a->cols};
+    if (i->op == TT__OP_LINEAR_DX) {
+        p.shared = i->out[0];
+        p.n = (double)b->cols;
+    } else if (i->op == TT__OP_LINEAR_DW) {
+        p.shared = i->in[1];
+        p.m = (double)a->cols;
+        p.n = (double)b->cols;
+        p.k = (double)a->rows;
+    }
+    return p;
+}
+
+static void print_rounds(const tt_tape *t)
+{
+    static const char *const rows[3] = {"as planned", "one of those that share an operand",
+                                        "as planned, if no processor were idle in the last round"};
+    product *all[2]; /* as planned; joined */
+    int n[2] = {0, 0};
+    for (int j = 0; j < 2; j++) {
+        all[j] = (product *)calloc((size_t)t->n_code + 1, sizeof *all[j]);
+        if (!all[j]) exit(1);
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool product_op = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DX ||
+            i->op == TT__OP_LINEAR_DW;
+        if (!product_op || !i->out[0]) continue;
+        const product p = all[0][n[0]++] = product_of(t, i);
+        product *with = NULL;
+        for (int j = 0; j < n[1] && !i->attr.act; j++)
+            if (all[1][j].op == p.op && all[1][j].shared == p.shared) with = &all[1][j];
+        if (!with) all[1][n[1]++] = p;
+        else if (p.op == TT__OP_LINEAR) with->n += p.n;
+        else if (p.op == TT__OP_LINEAR_DX) with->k += p.k;
+        else with->m += p.m;
+    }
+    printf("\n| products in rounds of tiles of 128 x 128 | products | ms, k whole | ms, k split |\n");
+    printf("| --- | ---: | ---: | ---: |\n");
+    for (int row = 0; row < 3; row++) {
+        double seconds[2] = {0, 0};
+        for (int j = 0; j < n[row == 1]; j++) {
+            const product *p = &all[row == 1][j];
+            for (int split = 0; split < 2; split++)
+                seconds[split] += row < 2 ? in_rounds(p, split != 0) : 2 * p->m * p->n * p->k / 650e12 + 1e-6;
+        }
+        printf("| %s | %d | %.2f | %.2f |\n", rows[row], n[row == 1], seconds[0] * 1e3, seconds[1] * 1e3);
+    }
+    for (int j = 0; j < 2; j++) free(all[j]);
+}
+
+static bool rounds_too;
+
 static void print_model(tt_context *ctx, const char *name, const tt_model *m, const char *precision,
                         const char *recompute, int seqs, int length, double goal)
 {
@@ -206,6 +288,7 @@ static void print_model(tt_context *ctx, const char *name, const tt_model *m, co
     }
     printf("| sum | %.0f | %.2f | %.2f | %.2f, goal %.1f |\n", sum.launches, sum.bytes / 1e9,
            sum.flops / 1e12, sum.seconds * 1e3, goal);
+    if (rounds_too) print_rounds(tt_trainer_program(r)->built.t);
     tt_trainer_free(r);
 }
 
@@ -216,6 +299,7 @@ int main(int argc, char **argv)
         if (!strcmp(argv[k], "--precision")) precision = argv[k + 1];
         else if (!strcmp(argv[k], "--recompute")) recompute = argv[k + 1];
         else if (!strcmp(argv[k], "--norm")) norm_rate = atof(argv[k + 1]);
+        else if (!strcmp(argv[k], "--rounds")) rounds_too = atoi(argv[k + 1]) != 0;
         else if (!strcmp(argv[k], "--one-pass")) one_pass_too = atoi(argv[k + 1]) != 0;
         else if (strcmp(argv[k], "--instructions") ||
                  sscanf(argv[k + 1], "%lf,%lf,%lf", &gelu_instructions, &slope_instructions,
