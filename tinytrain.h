@@ -1507,9 +1507,12 @@ typedef struct tt_generator_options {
                             or 2048 where it has more */
     int max_tokens;      /* tokens of prompts that run at once, at least max_seqs. Default 256 */
     /* tt_compile_options', with the same defaults. `share`: a program that trains the model, whose parameters
-       it then uses (tt_trainer_program); make the generator before the first step. A generator runs on one
-       device: a name of several, and a `share` of several ranks, are refused (TT_ERR_UNSUPPORTED). To answer
-       more at a time, let max_seqs be larger. */
+       it then uses where they lie (tt_trainer_program), on its device (the default then); make the generator
+       before the first step. Of several ranks the first data rank generates: the other data ranks only give
+       it their pieces of parameters (zero 3); all tensor ranks and stages take part. Of several processes
+       each calls tt_generate with the same arguments, and gets the same tokens. Without `share`, a generator
+       runs on one device, and a name of several is refused (TT_ERR_UNSUPPORTED). To answer more at a time,
+       let max_seqs be larger. */
     const char *precision, *device;
     size_t memory_budget;
     const tt_program *share;
@@ -3162,6 +3165,7 @@ struct tt_param {
     /* The arena that holds its values, from the compilation of the first program with it; NULL: none. Where
        two stages of a pipeline have it, `again` is the other's. */
     struct tt__arena *holder, *again;
+    uint64_t stages;        /* which of a pipeline held it when tt_compile began, a bit for each; 0: none */
     bool source_stays;      /* one of the two has memory, and the other is still to be filled */
 };
 
@@ -6608,6 +6612,7 @@ static tt_status tt__gather_before(tt__gathers *g, int k, int32_t root)
     i.out[0] = t->code[k].out[0];
     tt__value *y = &t->values[i.out[0]];
     if (!y->named) memcpy(y->name, t->values[v].name, sizeof y->name);
+    y->block_end = y->block_end || (t->stages > 1 && t->values[v].block_end); /* a place to cut */
     tt__drop(t, k);
     for (int j = 0; j < TT__MAX_IN; j++)
         if (i.in[j] && by_row >> j & 1 && !(i.in[j] = tt__gathered(g, at, i.in[j], index)))
@@ -7876,34 +7881,57 @@ static int tt__find_cuts(tt_tape *t, int n, tt__cut *cut, int *cross, double *al
     return cuts;
 }
 
-/* Chooses stages - 1 of the cuts, so that the stage with most FLOPs has as few as can be: best[s][c] is the
-   most of the first s + 1 stages if the last of them ends at cut c, and from[s][c] the cut before that. */
-static bool tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
+/* Does an instruction read a parameter that other stages hold, and stage s does not? */
+static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
 {
-    const size_t size = (size_t)stages * (size_t)(cuts + 1);
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const tt__value *x = &t->values[t->values[i->in[j]].base];
+        if (x->storage != TT__PARAMETER) continue;
+        const uint64_t stages = t->ctx->params[x->param]->stages;
+        if (stages && !(stages >> s & 1)) return true;
+    }
+    return false;
+}
+
+/* Chooses stages - 1 of the cuts, so that each stage has the parameters that it holds already, and the stage
+   with most FLOPs has as few as can be: best[s][c] is the most of the first s + 1 stages if the last of them
+   ends at cut c, and from[s][c] the cut before that; refused[s][c] counts the instructions up to there that
+   stage s cannot have. Cut number `cuts` is the end of the tape. */
+static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
+{
+    const int row = cuts + 1, n = t->n_code;
+    const size_t size = (size_t)stages * (size_t)row;
     double *best = (double *)tt__alloc(t->ctx, sizeof *best * size);
     int *from = (int *)tt__calloc(t->ctx, sizeof *from * size);
-    const int row = cuts + 1; /* cut number `cuts` is the end of the tape */
-    for (int s = 0; s < stages && best && from; s++)
-        for (int c = 0; c <= cuts; c++) {
+    int *refused = (int *)tt__calloc(t->ctx, sizeof *refused * size);
+    tt_status status = best && from && refused ? TT_OK : TT_ERR_MEMORY;
+    for (int s = 0; s < stages && status == TT_OK; s++)
+        for (int c = 0, k = 0, count = 0; c <= cuts; c++) {
             const double end = c < cuts ? cut[c].cost : all;
             double *most = &best[s * row + c];
-            *most = s ? INFINITY : end;
+            for (; k < n && (c == cuts || k <= cut[c].at); k++)
+                count += tt__held_elsewhere(t, &t->code[k], s);
+            refused[s * row + c] = count;
+            *most = s || count ? INFINITY : end;
             for (int b = s - 1; b < c && s; b++) {
                 const double with = fmax(best[(s - 1) * row + b], end - cut[b].cost);
-                if (!(with < *most)) continue;
+                if (!(with < *most) || refused[s * row + b] != count) continue;
                 *most = with;
                 from[s * row + c] = b;
             }
         }
-    for (int s = stages - 1, c = cuts; s > 0 && best && from; s--) {
+    if (status == TT_OK && best[size - 1] == INFINITY)
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d: no cut leaves every parameter "
+                          "on the stage that holds it since an earlier program was compiled: record both "
+                          "with the same ends of blocks, or free that program first", stages);
+    for (int s = stages - 1, c = cuts; s > 0 && status == TT_OK; s--) {
         c = from[s * row + c];
         t->values[cut[c].value].ends = s;
     }
-    const bool ok = best && from;
     tt__free(t->ctx, best);
     tt__free(t->ctx, from);
-    return ok;
+    tt__free(t->ctx, refused);
+    return status;
 }
 
 /* Marks the values with which stages end. */
@@ -7915,16 +7943,15 @@ static tt_status tt__pass_ends(tt_tape *t)
     double all;
     tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
     int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
-    bool ok = cut && cross;
-    const int cuts = ok ? tt__find_cuts(t, n, cut, cross, &all) : 0;
-    if (ok && cuts >= stages - 1) ok = tt__choose_cuts(t, cut, cuts, all, stages);
+    tt_status status = cut && cross ? TT_OK : TT_ERR_MEMORY;
+    const int cuts = status == TT_OK ? tt__find_cuts(t, n, cut, cross, &all) : 0;
+    if (status == TT_OK && cuts >= stages - 1) status = tt__choose_cuts(t, cut, cuts, all, stages);
     for (int k = 0; k < cuts && cuts < stages - 1; k++)
         tt__print(&text, "%s'%s'", k ? ", " : ": ", t->values[cut[k].value].name);
     tt__free(t->ctx, cut);
     tt__free(t->ctx, cross);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
-    if (!ok) return TT_ERR_MEMORY;
-    if (cuts >= stages - 1) return TT_OK;
+    if (status != TT_OK || cuts >= stages - 1) return status;
     return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
                     "values that tt_block_end marks, all that follows depends on the marked value alone at %d"
                     "%s: mark more ends of blocks, or use fewer stages", stages, stages - 1, marks, cuts,
@@ -17650,13 +17677,22 @@ static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
            a->stages == s->options.parallel.pipeline;
 }
 
-/* Tells a tape how the tensor ranks hold its parameters already: what it splits must be split as there. */
+/* A bit for the stage that an arena is of, if its pipeline has so many. */
+static uint64_t tt__stage_bit(const tt__arena *a, int stages)
+{
+    return a && a->stages == stages ? 1ull << a->stage : 0;
+}
+
+/* Tells a tape how the tensor ranks hold its parameters already, as what it splits must be split as there,
+   and which stages do: before the first is compiled, as each then holds its own. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
+        tt_param *p = t->ctx->params[x->param];
+        if (!t->stage) p->stages = tt__stage_bit(p->holder, t->stages) | tt__stage_bit(p->again, t->stages);
         const tt__arena *a = tt__home_arena(s->kind, shared, t->ctx->params[x->param], t->stage, t->stages);
         const tt__home *home = tt__home_in(a, x->param);
         if (home && a->crew == s->crew && tt__same_ranks(a, s)) x->held = 1 + (int)home->part.split;
@@ -33388,6 +33424,7 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     if (!t) return TT_ERR_MEMORY;
     tt_inputs in;
     tt__lm_cache cache;
+    char device[sizeof ((tt__crew *)0)->name] = "";
     memset(&in, 0, sizeof in);
     const int64_t rows = tt_axis(t, "tokens", g->max_tokens), seqs = tt_axis(t, "sequences", g->max_seqs);
     g->ids = in.ids = tt_input(t, "ids", TT_I32, rows, 1);
@@ -33405,14 +33442,22 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     c.device = o->device;
     c.memory_budget = o->memory_budget;
     c.share = (tt_program *)(uintptr_t)o->share;
+    if (o->share) { /* parameters lie as it has them */
+        const char *name = o->share->settings.crew->name;
+        c.parallel = o->share->settings.options.parallel;
+        c.parallel.schedule = NULL;
+        c.memory = tt__memory_names[o->share->settings.memory];
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* of each process */
+        if (!c.device) c.device = device;
+        if (o->share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
+    }
     g->program = tt_compile(t, g->logits, &c);
     tt_tape_free(t);
     if (!g->program) return g->ctx->status;
     const tt_plan plan = tt_program_plan(g->program);
-    if (plan.ranks == 1) return TT_OK;
-    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator runs on one rank, and its device has %d: %s, as "
-                    "\"cpu\" or \"cuda:0\"", plan.ranks,
-                    o->share ? "load the saved model in another context, on one device" : "name one device");
+    if (plan.ranks == 1 || o->share) return TT_OK;
+    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, and its "
+                    "device has %d: name one device, as \"cpu\" or \"cuda:0\"", plan.ranks);
 }
 
 tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
@@ -33594,10 +33639,11 @@ static tt_status tt__generator_run(tt_generator *g, int *picked)
     tt_status status = TT_OK;
     if (none) g->picked[0] = 0;
     for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
-        status = tt_set(g->program, inputs[k].v, inputs[k].data, k == 4 && none ? 1 : inputs[k].rows);
+        status = tt_set_rank(g->program, 0, inputs[k].v, inputs[k].data,
+                             k == 4 && none ? 1 : inputs[k].rows);
     if (status == TT_OK) status = tt_run(g->program, NULL);
     if (status == TT_OK && !none)
-        status = tt_get(g->program, g->logits, g->scores, (size_t)*picked * (size_t)g->vocab);
+        status = tt_get_rank(g->program, 0, g->logits, g->scores, (size_t)*picked * (size_t)g->vocab);
     for (int k = 0; k < g->max_seqs && status == TT_OK; k++)
         if (g->slot[k].seq >= 0) g->slot[k].fed += g->slot[k].take;
     return status;
@@ -33609,7 +33655,8 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            g->program->zeroed = false; /* keys and values may not be finite either */
+            for (int k = 0; k < tt__stages(g->program); k++) /* keys and values may not be finite either */
+                tt__stage_of(g->program, k)->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
         }

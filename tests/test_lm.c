@@ -983,6 +983,98 @@ TEST(samples_while_training)
     golden_close(&g);
 }
 
+/* A trainer of several ranks samples what one of a single rank does. The model has its largest layer at the
+   end, of which a generator computes a few rows: alone it would be cut into other stages than its trainer. */
+static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, const char *device,
+                                  const tt_parallel *parallel, const char *offload)
+{
+    enum { ROWS = 24 };
+    static const int32_t seq_start[3] = {0, 10, ROWS}, start[3] = {0, 3, 7};
+    int32_t ids[ROWS], positions[ROWS], targets[ROWS];
+    tt_array array;
+    tt_batch b;
+    golden g;
+    memset(&g, 0, sizeof g);
+    memset(&array, 0, sizeof array);
+    memset(&b, 0, sizeof b);
+    for (int k = 0; k < ROWS; k++) {
+        ids[k] = (37 * k + 11) % c->vocab_size;
+        targets[k] = 7 * ids[k] % c->vocab_size;
+        positions[k] = k < seq_start[1] ? k : k - seq_start[1];
+    }
+    array.input = "targets";
+    array.data = targets;
+    array.rows = b.rows = ROWS;
+    b.arrays = &array;
+    b.n_arrays = 1;
+    b.seqs = 2;
+    b.ids = ids;
+    b.positions = positions;
+    b.seq_start = seq_start;
+    b.last_of_step = true;
+    g.ctx = test_open(&g.a);
+    CHECK(tt_lm_new(g.ctx, &g.m, c) == TT_OK);
+    tt_train_options o = tt_train_options_default();
+    o.schedule.kind = TT_CONSTANT;
+    o.schedule.lr = 1e-3f;
+    o.max_seqs = 2;
+    o.max_tokens = ROWS;
+    o.accumulate = true;
+    o.device = device;
+    o.offload = offload;
+    o.parallel = *parallel;
+    if (!golden_trainer(&g, &o)) return false;
+    tt_generator_options go = tt_generator_options_default();
+    go.share = tt_trainer_program(g.r);
+    go.context = 16;
+    go.max_tokens = 12;
+    go.max_seqs = 2;
+    tt_generator *made = tt_generator_new(&g.m, &go);
+    if (!made) { CHECK_ERROR(g.ctx, TT_OK, "a generator"); return false; }
+    CHECK(tt_program_plan(tt_generator_program(made)).ranks == tt_program_plan(go.share).ranks);
+    tt_sampling s = tt_sampling_default();
+    s.max_new = 6;
+    for (int round = 0; round < 2; round++) {
+        int n[2];
+        CHECK(tt_generate(made, ids, start, 2, &s, out[round][0], n) == TT_OK && n[0] == 6 && n[1] == 6);
+        for (int step = 0; step < 3 && !round; step++)
+            CHECK(tt_train_batch(g.r, &b, NULL, NULL) == TT_OK);
+    }
+    tt_generator_free(made);
+    golden_close(&g);
+    return true;
+}
+
+TEST(samples_while_ranks_train)
+{
+    static const struct { const char *device; int tensor, pipeline, zero; bool server; } kinds[] = {
+        {"cpu*2", 1, 1, 0, false}, {"cpu*2", 1, 1, 1, false}, {"cpu*2", 1, 1, 2, false},
+        {"cpu*4", 1, 1, 3, false}, {"cpu*2", 1, 1, 0, true}, {"cpu*2", 2, 1, 1, false},
+        {"cpu*4", 2, 1, 3, false}, {"cpu*2", 1, 2, 1, false}, {"cpu*3", 1, 3, 1, false},
+        {"cpu*4", 2, 2, 1, false}};
+    tt_lm_config c = tt_lm_config_default("gpt2");
+    c.layers = 3;
+    c.vocab_size = 12000;
+    c.hidden_size = 256; /* a layer has weights enough for tensor ranks to split */
+    c.heads = c.key_heads = 4;
+    c.head_size = 64;
+    c.intermediate_size = 2048;
+    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
+    tt_parallel parallel = tt_parallel_default();
+    int32_t expected[2][2][6], out[2][2][6];
+    if (!sample_while_training(expected, &c, "cpu", &parallel, NULL)) return;
+    CHECK(memcmp(expected[0], expected[1], sizeof expected[0]) != 0);
+    for (int k = 0; k < TEST_COUNT(kinds); k++) {
+        parallel.tensor = kinds[k].tensor;
+        parallel.pipeline = kinds[k].pipeline;
+        parallel.zero = kinds[k].zero;
+        parallel.server = kinds[k].server;
+        const char *offload = k == 3 ? "parameters" : NULL;
+        if (!sample_while_training(out, &c, kinds[k].device, &parallel, offload)) return;
+        CHECK(memcmp(expected, out, sizeof out) == 0);
+    }
+}
+
 TEST(generation_errors)
 {
     golden g;
@@ -1006,7 +1098,7 @@ TEST(generation_errors)
     o.memory_budget = 0;
     o.device = "cpu*2";
     CHECK(tt_generator_new(&g.m, &o) == NULL);
-    CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, "a generator runs on one rank, and its device has 2");
+    CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, "runs on one rank, and its device has 2");
     tt_generator *made = generator(&g, 2, 19, 8, NULL);
     if (!made) return;
     int32_t ids[20] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, start[3] = {0, 4, 6}, out[20];
@@ -1309,7 +1401,8 @@ static const test_case tests[] = {
     TEST_CASE(folders_go_round), TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
     TEST_CASE(configs), TEST_CASE(new_models), TEST_CASE(allocation_failures), TEST_CASE(greedy_tokens),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),
-    TEST_CASE(sampled_texts), TEST_CASE(samples_while_training), TEST_CASE(generation_errors),
+    TEST_CASE(sampled_texts), TEST_CASE(samples_while_training),
+    TEST_CASE(samples_while_ranks_train), TEST_CASE(generation_errors),
     TEST_CASE(golden_lora), TEST_CASE(adapters_go_round), TEST_CASE(new_adapters),
     TEST_CASE(adapters_that_are_refused),
 };

@@ -679,6 +679,39 @@ TEST(pipelines_that_contradict_are_refused)
     }
 }
 
+/* A stage has parameters in its own memory, so that another program must leave each where it is. */
+TEST(programs_that_share_are_cut_alike)
+{
+    setup s = setup_of("cpu*2", 2, NULL, 1);
+    net n;
+    if (!open_context(&n, &s)) return;
+    tt_param *w[4];
+    for (int k = 0; k < 4; k++) {
+        char name[8];
+        snprintf(name, sizeof name, "w.%d", k);
+        w[k] = new_param(&n, name, WIDTH, WIDTH, TT_INIT_NORMAL);
+    }
+    static const int order[3][5] = {{0, 1, 2, 3, -1}, {1, 2, 3, 3, -1}, {3, 1, 2, 0, -1}};
+    tt_program *p[3] = {NULL};
+    for (int k = 0; k < 3; k++) {
+        tt_compile_options o = options_of(&s);
+        tt_tape *t = tt_tape_new(n.ctx);
+        tt_value x = tt_input(t, "x", TT_F32, 2, WIDTH);
+        for (int j = 0; order[k][j] >= 0; j++) {
+            x = tt_linear(t, x, w[order[k][j]], NULL);
+            tt_block_end(t, x);
+        }
+        o.train = false;
+        o.share = p[0];
+        p[k] = tt_compile(t, x, &o);
+        tt_tape_free(t);
+    }
+    CHECK(p[0] && p[1] && !p[2]);
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "pipeline 2: no cut leaves every parameter on the stage");
+    for (int k = 0; k < 3; k++) tt_program_free(p[k]);
+    close_net(&n);
+}
+
 TEST(misuse_of_pipelines)
 {
     setup s = setup_of("cpu*2", 2, "gpipe", 2);
@@ -837,7 +870,7 @@ static const test_case tests[] = {
     TEST_CASE(stages_allocate_what_is_planned),
     TEST_CASE(schedules_of_stages),
     TEST_CASE(pipelines_that_contradict_are_refused),
-    TEST_CASE(misuse_of_pipelines),
+    TEST_CASE(programs_that_share_are_cut_alike), TEST_CASE(misuse_of_pipelines),
     TEST_CASE(each_allocation_of_a_pipeline_fails),
     TEST_CASE(stages_fit_a_budget),
     TEST_CASE(stages_on_cuda),
