@@ -5125,6 +5125,30 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         }
 }
 
+// Queries `first` ... of p, of which the sequence has n (QUERIES or more fill the tile), into one of two
+// stages: qs holds both stages of q, (2, QUERIES, D + 8), and then of dout; lses those of log-sum-exps,
+// (2, QUERIES), and then of deltas; rows, (2, QUERIES), rows of the batch. The sums behind the last are 0.
+template <class T, int D, int QUERIES, int THREADS>
+__device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
+                                                        const attention_args &p, int first, int n, int head,
+                                                        int stage)
+{
+    enum { PITCH = D + 8 };
+    const int i = threadIdx.x;
+    T *q = qs + stage * QUERIES * PITCH;
+    attention_fetch<T, D, QUERIES, THREADS>(q, p.q, p.query_at, first, n, head, p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS>(q + 2 * QUERIES * PITCH, p.dout, p.query_at, first, n, head,
+                                            p.head_size);
+    if (i < QUERIES) {
+        const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
+        const int64_t at = attention_sums_at(p, query, head);
+        tt__cp_async_4(lses + to, p.lse + at, bytes);
+        tt__cp_async_4(lses + 2 * QUERIES + to, p.delta + at, bytes);
+        rows[to] = attention_row(p, query);
+    }
+    tt__cp_async_commit();
+}
+
 // A row of scores is here a key, a column a query.
 template <class T, int D, int MT, int QUERIES, attention_kind KIND>
 __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
@@ -5156,19 +5180,8 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
     tt__cp_async_commit();
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
-        const int first = t.first + from, n = t.queries - from, i = threadIdx.x;
-        attention_fetch<T, D, QUERIES>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n, head,
-                                       p.head_size);
-        attention_fetch<T, D, QUERIES>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first, n, head,
-                                       p.head_size);
-        if (i < QUERIES) {
-            const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
-            const int64_t at = attention_sums_at(p, query, head);
-            tt__cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
-            tt__cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
-            rows[stage * QUERIES + i] = attention_row(p, query);
-        }
-        tt__cp_async_commit();
+        attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from, head,
+                                                    stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
@@ -5308,19 +5321,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_fetch<T, D, KEYS, 32 * WARPS>(vs, p.v, NULL, of.begin, of.count, of.key_head, p.head_size);
     tt__cp_async_commit();
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
-        const int first = of.first + from, n = of.queries - from, i = threadIdx.x;
-        attention_fetch<T, D, QUERIES, 32 * WARPS>(qs + stage * QUERIES * PITCH, p.q, p.query_at, first, n,
-                                                   head, p.head_size);
-        attention_fetch<T, D, QUERIES, 32 * WARPS>(ds + stage * QUERIES * PITCH, p.dout, p.query_at, first,
-                                                   n, head, p.head_size);
-        if (i < QUERIES) {
-            const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0;
-            const int64_t at = attention_sums_at(p, query, head);
-            tt__cp_async_4(lses + stage * QUERIES + i, p.lse + at, bytes);
-            tt__cp_async_4(deltas + stage * QUERIES + i, p.delta + at, bytes);
-            rows[stage * QUERIES + i] = attention_row(p, query);
-        }
-        tt__cp_async_commit();
+        attention_fetch_queries<T, D, QUERIES, 32 * WARPS>(qs, lses, rows, p, of.first + from,
+                                                           of.queries - from, head, stage);
     };
     int from = 0, head = of.key_head * p.group;
     if (head < of.heads_end) fetch(from, head, 0);
