@@ -926,15 +926,15 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
    - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
      Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral.
    - Unigram (Kudo 2018; of all ways to spell a word with tokens the one with the largest sum of scores) from
-     a tokenizer.json, as BigBird, T5, XLM-RoBERTa and Pegasus have it.
-   A tokenizer.json may have added tokens; the normalizers Sequence, NFC, Prepend, Replace (of a String, or of
-   the regular expressions " {2,}" and "\n"), Strip and Precompiled (SentencePiece's); the pre-tokenizers
-   Sequence, ByteLevel (not with Unigram), Split (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k
-   and Falcon), Digits, Punctuation, WhitespaceSplit and Metaspace; the post-processors Sequence, ByteLevel,
-   TemplateProcessing, RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a
-   String), ByteFallback, Fuse, Strip and Metaspace. What else a file asks for is refused by name, as NFKD and
-   Lowercase of ALBERT. "truncation" and "padding" are not read. Immutable: any number of threads may use
-   one. */
+     a tokenizer.json, as BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus have it.
+   A tokenizer.json may have added tokens; the normalizers Sequence, NFC, NFD, NFKD, StripAccents, Lowercase,
+   Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip and Precompiled
+   (SentencePiece's); the pre-tokenizers Sequence, ByteLevel (not with Unigram), Split (by the regular
+   expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation, WhitespaceSplit and
+   Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing, RobertaProcessing and
+   BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String), ByteFallback, Fuse, Strip and
+   Metaspace. What else a file asks for is refused by name. "truncation" and "padding" are not read.
+   Immutable: any number of threads may use one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
 /* What a token is for. */
@@ -25321,7 +25321,8 @@ static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3]);
    `tokenizers` tell them apart, and canonical composition. */
 enum {
     TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64 /* NFC may change it, or what is before it */
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
+    TT__IS_ACCENT = 128                      /* a combining mark */
 };
 typedef struct tt__letters tt__letters;
 static tt__letters *tt__letters_new(tt_context *ctx);              /* to be freed */
@@ -25329,6 +25330,13 @@ static const uint8_t *tt__letters_bits(const tt__letters *l);      /* (0x110000)
 /* NFC of the code points of a text, in place: up to four times as many must fit into `points`, and into
    `spare`. Returns how many there are. */
 static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
+/* Sorts each run of marks by combining class, in place; spare has room for as many. */
+static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
+static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c); /* 0: none, or one that nothing moves over */
+/* Decomposes a code point, also by compatibility (NFKD) if asked. Returns how many result: 1 to 18. */
+enum { TT__DECOMPOSED = 18 };
+static size_t tt__decompose(const tt__letters *l, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED]);
+static size_t tt__lower_case(const tt__letters *l, uint32_t c, uint32_t out[2]); /* 1, or 2 of U+0130 */
 /* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
    as that makes no difference to what asks. */
 enum {
@@ -25751,7 +25759,8 @@ enum {
 
 typedef enum tt__stage_kind {
     TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM,
-    TT__STAGE_PRECOMPILED,                                                                  /* normalizers */
+    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS,
+    TT__STAGE_LOWER,                                                                        /* normalizers */
     TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
     TT__STAGE_METASPACE, TT__STAGE_BYTES,                                                   /* splitters */
     TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP                                /* decoders */
@@ -26556,6 +26565,52 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
     return n;
 }
 
+/* What a character becomes by NFD, NFKD, StripAccents or Lowercase: so many code points. */
+static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint32_t to[TT__DECOMPOSED])
+{
+    if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
+    if (kind != TT__STAGE_ACCENTS) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
+    to[0] = c;
+    return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+}
+
+/* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. *front bytes of
+   the text, or its first character, are where the result begins with *front. */
+static size_t tt__map(const tt__bpe *b, tt__stage_kind kind, const char *text, size_t bytes, char *out,
+                      size_t *front)
+{
+    size_t n = 0;
+    const size_t before = *front;
+    for (size_t at = 0; at < bytes;) {
+        const size_t from = at;
+        uint32_t to[TT__DECOMPOSED];
+        char spelled[4];
+        const size_t count = tt__mapped(b, kind, tt__utf8_next(text, bytes, &at), to);
+        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(to[i], out ? out + n : spelled);
+        if (!from || from < before) *front = n;
+    }
+    return n;
+}
+
+/* Sorts the runs of marks of a text that is decomposed. */
+static void tt__sort_text(tt__encoder *e, char *text, size_t bytes)
+{
+    const tt__letters *l = e->b->letters;
+    for (size_t at = 0; at < bytes;) {
+        size_t next = at, count = 0; /* of the run; `next` is behind the character that ends it */
+        while (next < bytes && tt__mark_rank(l, tt__utf8_next(text, bytes, &next))) count++;
+        if (count > 1) {
+            uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, count, 4);
+            uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, count, 4);
+            if (e->failed) return;
+            for (size_t i = 0, from = at; i < count; i++) points[i] = tt__utf8_next(text, bytes, &from);
+            tt__sort_marks(l, points, count, spare);
+            for (size_t i = 0; i < count; i++) at += (size_t)tt__utf8_put(points[i], text + at);
+        }
+        at = next;
+    }
+}
+
 /* Replaces runs of two and more spaces; out has room for all. Returns the bytes. */
 static size_t tt__replace_spaces(const tt__stage *s, const char *text, size_t bytes, char *out)
 {
@@ -26592,9 +26647,10 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
     const tt__bpe *b = e->b;
     e->trimmed = false;
     e->front = 0;
-    for (int i = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
+    for (int i = 0, turn = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
         const tt__stage *s = &b->normalizers[i];
-        tt__buffer *to = &e->normal[i % 2];
+        tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
+        const char *before = text;
         char *out = NULL;
         if (s->kind == TT__STAGE_NFC) {
             bool stable = true;
@@ -26617,6 +26673,15 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
             if (!out) break;
             *bytes = tt__precompiled(b, s, text, *bytes, out, &e->front);
             text = out;
+        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_LOWER) {
+            size_t front = e->front;
+            const size_t room = tt__map(b, s->kind, text, *bytes, NULL, &front);
+            out = (char *)tt__encoder_room(e, to, room, 1);
+            if (!out) break;
+            *bytes = tt__map(b, s->kind, text, *bytes, out, &e->front);
+            e->trimmed |= !e->front;
+            if (s->kind <= TT__STAGE_NFKD) tt__sort_text(e, out, *bytes);
+            text = out;
         } else {
             const size_t room = tt__replace_bytes(s, *bytes);
             if (room < SIZE_MAX) out = (char *)tt__encoder_room(e, to, room, 1);
@@ -26625,6 +26690,7 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
                                                  : tt__replace(s, text, *bytes, out);
             text = out;
         }
+        turn ^= s->kind != TT__STAGE_TRIM && text != before;
     }
     return text;
 }
@@ -27053,7 +27119,8 @@ static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node
 {
     static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
         {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
-        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}};
+        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
+        {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
     int known = -1;
     tt_status status = TT_OK;
     if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
@@ -27065,7 +27132,8 @@ static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node
         if (strcmp(type, kinds[i].type) == 0) known = i;
     if (known < 0)
         return tt__bpe_unknown(j, node, "normalizer", type,
-                               "Sequence, NFC, Prepend, Replace, Strip or Precompiled");
+                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip "
+                               "or Precompiled");
     tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
     switch (s->kind) {
@@ -35562,55 +35630,57 @@ static const char tt__fold_many_text[] =
     "akS*4#$,D#f:*4#$,D#a/&b5#Z*2#$*4#$.F#d24J#b**2#$*4#$.F#b;(6#$*6#$,/#az+$aH#%$aD#%$a@#%$a;#%$a7#'$a/#R&4"
     "#$&6#aeh5*4#$,D#f+(4#%,+#d/&4#$&6#ztG0@#$0=#$2=5$4=7$6=9$8=;$:==a>&bS#$&bU#$*bS5$*bU5$.bS7$.bU7";
 
-enum { TT__LETTER_ROWS = 1536, TT__MARK_ROWS = 334, TT__PAIRS = 1058, TT__COMPOSED_PAIRS = 940 };
+enum { TT__LETTER_ROWS = 1544, TT__MARK_ROWS = 334, TT__PAIRS = 1058, TT__COMPOSED_PAIRS = 940 };
 static const char *const tt__letter_text[] = {
-    ",hH5'#~##t%#l]#awI#fD#;#+#awI#fD)'='#+(+%4#+)bN$4#b3$F#4#+#dV#+#aq0$bd4$abo0'wQ1hU*4$44eqP#3#bg@#fM#a8$"
-    "b<%fM#a/#4)4#a/#dE$4$ajU$ey0$ixM$iX#b;#kv4$bs0%4#jT#byI#b3)ce/#+#a7#+#c@#+#c@#+#a7+ayQ'fM#b37b3$b3%vL#+"
-    "%b3#b}Y#an##t%#fD#b<#a7#f}8#+#4#n+%l##b<#c@$gP#b<#t%#dE%4#{X%4#a7#bb,#azT%fh$#uH#41t%#bhE#r;#b<$d;#4%3%"
-    "ao(#gP#4#r;#4#eH#4#iX%~#$auA#eH%+$uI(as8$j^+q7#b{Q#s@#}'$ba'#fL#cw8#b;#a7#4#~+#a7#b;#4#gP#dD#p4#b<#b;#b"
-    "3#t%#+#ab4#dD$o0%b<%ao($m($4&fM%a7#4#a7#j]%b;%b;#a7#4+a7'cA$a8#b<#b;%t%#b<%k1%4$3%dD$j^'b<%ao($m($4#a8$"
-    "4#a8$b<%a7$hT'b;%b;#a7&3*eI#4$a8*t%#b;#dE#3.dD$q8$dE$ao($m($b<$hU%a7#4#o/$dD$b;#a7%42b<#b;%t%#++4#j]$dD"
-    "$o0%b<%ao($m($b<$hU%a7#4#a7#j]%b;%b;#a7*3#c@'cA$dE#b;%t%$4#k1-3#4$j^&dE$fM&b<$4$b<&b<&dE&wQ'a7#fL&dD$dD"
-    "#a7%4)a71t%#dV0hT#o0$dE$aq0$ab4%3#4#m'$dD$dD#a7*c@$dE%4%b<#b;%t%+m9$4#dD$o0$dE$aq0$sA$hU%a7#4#fL#a7#b;$"
-    "dD$dD#a7*c@)b<$b<#b;%t%$b<#3/fL#q8$dE$byI#b;#4#a7#j]$dD$dD#a7#4(dE#a7#m9#dE#b;%t%#qJ$j^$dD$afE&as8$q8$4"
-    "%m(&a7'a7#hT$3$m'#a7)t%%b;#+/cjE#3#b<#fL#eH(m(#3#gP#dD#+#t%#b3Ib<$4$hU$as8$4$sA#3#b<#fL#c@#dD#4%hU$4$gP"
-    "#dD$t%%fMD4&~#$+&c@)t%#sR$a7$a7$a7#fD#b;#dE#a8#fM$fM#a8#fM#a8#fM#a8#fM#a8#wQ#a8#dE'l##3#a7#3#gP#b;#iX#+"
-    "#c@#hU#j]#a7#fL$fL#a7#fL#a7#fL#a7#fL#a7#wP#a7#dD,a7,hL'b3Ib}Y#dD#a7#o/#a7#3#c@#fL#4#t%#jT#j^#fL#fM#dD#4"
-    "#dD#b<#m'#dE#fL#yY#uH#a7#4#3#t%#fL%bs0$4(4%b}Y#+#gcI#an$#cnU#azU#in$$fM%m($4$fM%byI$fM%bhE$fM%m($4$fM%~"
-    ",$c}Q$fM%du(%eH#q/#ak)&ab43faI%j^%+#am~U#b3#ad<#'#awI#b3&eh,#d;#e)#o0*afE#b;#a7#3,ahM#b;#a7#b3,afE#b;/y"
-    "Y$dE$b;/cs(#bb+#a7#3#d;#4#d;$4#a7%t%)sR)u@#dD$3#t%)fh$*hU#b;#bjM#a7#4(d{A-bd4$wP'q7#eH+b3#t%#bb,%hU.cb$"
-    "'awI)t%#FIaq0#c@#dD%b3#cu0#s@$a7#ajT#p3%a7#t%)t%)l]#4#jT%}'#ad;UhT#ch<#c@#|##a7#o0&t%#l]-r;/dD#bb,#q7#c"
-    "@#b;#b<#t%#cb$#a7#uH#c@+fD#bn^#ahL#a7&hL#t%&dE#t%#bn^#b3#uI(b}Y%dE#o'+eH#+#z]#3#n+#fM#a7#j^#a7#b<#3#c@#"
-    "4(mqQ#cx;#hT#iX#su0%j^%bs0%j^%o0$4$4$4$afE#a8#4#a8#4#a8#4#a8#4#a8#4#a8#4#a8%cu0$hU#a8#4$a8&dE$dE#a8#4#a"
-    "8#4&dE#a8%hU#a8'dE#a8#m(#a8#4$c/%dE$dE#a8#4#a8#4#a'%c3#q+$b;%as/#b/('#~##bD#d;$yP$+#;#s7#'3F#4%k1&b3#4#"
-    "sR&b3$yYWz]#fL#a7#dD#xT44'4%sA$4&hU)4$a8$4$cA#b<$uI%fM(hU'4$abF#bm9#b<#g1#Ff9fDAc7e,df==cs'#ao9j3{X#bb="
-    "Ub3Cs7fOan]a&fDDb3cNa'dWpfM)fM#eH#b<(fD#F#b3#bs0$4(4%c{I*4#+1a7#aq0,m($m($m($m($m($m($m($m($bg@#ch3#4#a"
-    "hDg<'#d;$b<#V#s7%wH$qZ#l##+#hU%e)#b<#+&faI%c@%dE#+#fj,#+#fM(b}Y$frM&f_-bf<Tab4DsRBoB$~=DsRK~=e7oru(a'av"
-    "op<a*cf4#b3#sb$#d;#ab4#t%#b<7ch<#a7#dD#+#tD#+#bd4#c@#d{A#t%#c@#jTCq8%ggY%du(%b<$4$o08ab4#3#dE#a7#fM#3#a"
-    "q0#hT'3&k1-cs(#fD+b;#cnU#ab3#a7#3+b3#t%)agH#j^#d;#4#+#b<#3#t%#a{Y#hT#eH#b3#aq0#wP#a7.+#a~$&fL#ch<#a7#wP"
-    "#a7#yP$4#t%'b3#hU#3#sA#t%#hU$byI#|#,dE#3#o0#b;%t%%fD#aq0&4#dD#cnU#a7#4#eH#b<#c@#hU#c@#4#a7#4;dE#b3#uI#h"
-    "T#b3#dE#3#a7-j^%j^%j^,m($m($b}Y$|$)hcA#o/#+#3#a7%t%)znkQ/aq0'clMdtXse0#b<#a8#4#a8#b<#tE#4#a8#4#a8#b<#cA"
-    "#dE#dx4%go8Jm(/hU(a8#a7#a8#q8$z^$iY$a8$cA$cA$r<#f}8EyvE#b33dnM%cw8LwQ'ab3#s7)ac7#d;#bD#as/#dL#d;${X$+'+"
-    "$b3'hU$ip,'d;$jT$fD#t%#b3&b3#awI#d;$;$awI#+$+$l]#fh$&j^%j^%j^%dEGwQ$awI$ahM$b<$~,%|$FhtE(d;'cd=/cuR#f_4"
-    "bNaYa7b-a~$&clM2a7#az%'bf<#f_,ajU#V#o0#V(bs0#iX(bb,$+#bn^'o0#+#i9Nke0%t%)bn^'bn^'bwA+cs(.+#uI$~,$m($b<$"
-    "uI$~,$m($b<&cs(/vaI,ao(-o0;j^$b{Q$q8a,j^%4$cb$$b<&4%aq0$+#oB#aq0%m9#bd4+qJTahM$b<(i)#ao(#k1&+#awI(+a'c{"
-    "I'bN#b<#abF%cfF#4#dD$b;(3#a7#3#a7#fM$dE$a~$%eH'a7#qJ*q/*a~$#bN#+#a~$#dVDo0$a{Y#c@'i)#l],cw8&l]#ao(%oB#a"
-    "hM(oB#afE*fD/m9a7ecY[cp^0cp^*k1#bn^#fL+t%)t%#a{Y&hT$aq0cJbdF$b{Q$b;&b<3dE[fL#a~$#sR#4+ao(#uH#f_>afE#fLN"
-    "al^#m97aq0,dD#cu0#|##a7#l]'ak)#t%#3#b<#b;#4,a7#dD#cd,#q7#c@#b3$fD#30auA*t%)eH#bn^#a7#uH#c@$t%#fD#4#b;#4"
-    "+blU#a7#b3#4,dD#cjE#yX#a7#fM#fD#;#a7#b;#+#b;#t%#4#+#4#d;$ak).afE$auA#q7#c@#3#jT#3#b<#3a%m($4$fM$~,$sA#+"
-    ")ch<#s@#c@(t%)fL$o0%b<%ao($m($b<$hU$3#a7#4#a7#j]%b;%b;#a7%4)a7(hU#b;%n+&iX.sA$4%4$bs0$4#q7$3%3$fL$hT#4#"
-    "3#40b;Acu0#yX#a7#dD#a7#fM(t%'3#dEBcjE#a7#q7#a7#b;#a7#fL#c@#b<#+#4+t%bRch<#a7#j]%m'#c@#aq'#fM#b;FcjE#~+#"
-    "a7#3#d;#4.t%Jb}Y#uH#c@#4*t%)ak9@ayQ%|##a7't%#bN#d;$m(c(cb$#~+aMdnM#t%#qJ/o0%4%o0$b<$as8#j]$b;%fL#4#3#4#"
-    "b;/t%a-o0%bu8#m'%m'#4$4#3>4#s@#bwA#m'#4#fL+3+4#uH#cf4#ab3&45ecYc6bhE2t%)q8$bq(#o/$m'#a7#42t%#ah_(bb,%ao"
-    "'$|#a0m($b<$bs0#j]&3$b;$m'#4#3+t%)j^$b<$bf<#hT$b;$hT#4*t%ZsPd)ahM#fL,b;#4#3#yY$bjM#m'&hT0t%#3a<42am1Obe"
-    "o(aNgyB$hL.mz4am]fy(2bpe(33#j^#~+-im~U(akkYcx$bb,#afD#t%|Zajl$*bd4$t%'b3#epM$",
-    "t%)bb,%iX#+-cjE#n+#hL'fM#+.t%$m9$al^(ahMg/cd,&t%c5dnM#aqBaQeh,'3#4#cy@*fL#yYa'b<$4#3.b;%dT,nph4+b{}0MsA"
-    "d|[fM$m($b<$tr^24AdE%41fM+|b^ah@gp<(yY&q8*sA&3#a7#+biHt%hJcf3%aq/h[mX#iX&l#+p3%n+BgP0kPb,eHb&ak)/ak)aTa"
-    "uRb2e}A$d}I$b<%4%b<%fM$wQ$4$m($dpU$fM%o0$m($a{Y$fM$hU$4&m($xcA%auA$auA$bd4$auA$bd4$auA$bd4$auA$bd4$auA$"
-    "o0%co9hDcy@'cnT+313%hL2hT$~+r;bd4)j^cEn+$ae@%n+$c@$iX(dj<E3aXcd,&m'#m(%t%'4e8bb,#34cb$#fL#t%gVa{Y#fL#t%"
-    "cFbb,#b;#4#t%h(m($fM$b<$~,$m|<%qJ#n+Mdw0#n+#4't%m.dd5$dV$f_a3cd=$~=c1fM$ayQ$b<$4%4$sA$fM$4$4)4'4$4$4$dE"
-    "$b<$4%4$4$4$4$4$b<$4%fM$m($fM$fM$4$sA$ad<(dE$hU$ad<iLz-GawH)awH)awHan9t%q-ckgx,Diyj$)ouQ%mst<1qujE2ane("
-    "ak)ahoAy)kudM(i|a(mep]p~+"};
+    ",q+5'#a}X#ai1#yP#cp^#l]#;#+#cp^#l])'='#+(+%4#+)dV$4#d;$F#4#+#i)#+#cd,$dh4$bd~,'aq01q8*4$44kf3#b;#doP#m("
+    "#a8$dE%m(#a/#4)4#a/#hU$4$bu8$kt,$ss($tD#fL#wn4$eh,%4#u@#et^#d;)fk/#+#c@#+#gP#+#gP#+#c@+cu0'm(#d;7d;$d;%"
+    "ap+#+%d;#e}A#b|T#ai1#l]#dE#c@#m|<#+#4#}'%xT#dE#gP$p3#dE#ai1#hU%4#ayH%4#c@#dd$#cx;%loQ#ao'#41ai1#dpU#agH"
+    "#dE$hL#4%3%b}Y#p3#4#agH#4#l##4#tD%a}X$clM#l#%+$al^(ch<$uI+ad;#ey0#ahL#a|]$db]#o/#gp<#fL#c@#4#bb+#c@#fL#"
+    "4#p3#j]#aa0#dE#fL#d;#ai1#+#bd4#j]$~,%dE%b}Y$yY$4&m(%c@#4#c@#wP%fL%fL#c@#4+c@'eI$a8#dE#fL%ai1#dE%uZ%4$3%"
+    "j]$uI'dE%b}Y$yY$4#a8$4#a8$dE%c@$s@'fL%fL#c@&b;*iY#4$a8*ai1#fL#hU#b;.j]$ad<$hU$b}Y$yY$dE$q8%c@#4#ab3$j]$"
+    "fL#c@%42dE#fL%ai1#++4#uH$j]$~,%dE%b}Y$yY$dE$q8%c@#4#c@#wP%fL%fL#c@*3#gP'eI$hU#fL%ai1$4#uZ-b;#4$uI&hU$m("
+    "&dE$4$dE&dE&hU&aq0'c@#o/&j]$j]#c@%4)c@1ai1#i)0o/#3#~,$hU$cd,$bd4%3#4#|#$j]$j]#c@*gP$hU%4%dE#fL%ai1+z-$4"
+    "#j]$~,$hU$cd,$ahM$q8%c@#4#o/#c@#fL$j]$j]#c@*gP)dE$dE#fL%ai1$dE#3/3#j]#ad<$hU$et^#dD#4#c@#wP$j]$j]#c@#4("
+    "hU#c@#z-#hU#fL%ai1#adN$uI$3#fL$blU&ch<$ad<$4%yY&c@'c@#s@$b;$|##c@)ai1%fL#+/ftU#b;#dE#o/#l#(yY#b;#p3#j]#"
+    "+#ai1#d;IdE$4$q8$ch<$4$ahM#b;#dE#o/#gP#3#fL#4%q8$4$p3#fL#3$ai1%m(D4&a}X$+&gP)ai1#ah_$c@$c@$c@#l]#fL#hU#"
+    "a8#m($m(#a8#m(#a8#m(#a8#m(#a8#aq0#a8#hU'xT#b;#c@#b;#p3#fL#tD#+#gP#q8#wP#c@#o/$o/#c@#o/#c@#o/#c@#o/#c@#a"
+    "s7#c@#j],c@,q/'d;Ie}A#j]#c@#ab3#c@#b;#gP#o/#4#ai1#u@#uI#o/#m(#j]#4#j]#dE#|##hU#o/#auA#ao'#c@#4#b;#ai1#o"
+    "/%eh,$4(4%e}A#+#nf^#bzM#f}8#cv4#r{Q$m(%yY$4$m(%et^$m(%dpU$m(%yY$4$m(%a~$$g}0$m(%ikY%l##ad3#buJ&bd43lb^%"
+    "uI%+#b|a8#d;#bhE#'#cp^#d;&jp$#hL#i9#~,*blU#fL#c@#3,bq(#fL#c@#d;,blU#fL/auA$hU$fL/ggY#df+#c@#b;#hL#4#hL$"
+    "4#c@%ai1)ah_)alT#j]$3#ai1)loQ*q8#fL#du(#c@#4(ixM-dh4$as7'afD#l#+d;#ai1#dd$%q8.fcQ'cp^)ai1#FIcd,#gP#j]%d"
+    ";#gl,#ajT$c@#bw@#ac7%c@#ai1)ai1)yP#4#u@%a|]#b;#bd3Us@#fpE#gP#a{X#c@#~,&ai1#yP-agH/j]#dd$#afD#gP#fL#dE#a"
+    "i1#fcQ#c@#ao'#gP+l]#d}I#bs/#c@&q/#ai1&hU#ai1#d}I#d;#al^(e}A%hU#~#+l##+#axL#b;#}'#m(#c@#m(#fM#c@#dE#3#gP"
+    "#4({e0#gsH#q7#tD#ail,%uI%eh,%uI%~,$4$4$4$blU#a8#4#a8#4#a8#4#a8#4#a8#4#a8#4#a8%gl,$q8#a8#4$a8&hU$hU#a8#4"
+    "#a8#4&hU#a8%q8#a8'hU#a8#yY#a8#4$e7%hU$hU#a8#4#a8#4#a'%e;#ad/$dD%ch3#d7('#a}X#dL#hL$au7$+#;#ahD#'3F#4%uZ"
+    "&d;#4#ah_&d;$auAWaxL#o/#c@#j]#at;44'4%ahM$4&q8)4$a8$4$eI#dE$al^%m((q8'4$bdF#dyZ#dE#mJ#Ff9l]Ae@e,hl5=ggX"
+    "#b~-j3ayH#dd5Ud;CahDfOb}Pa&l]Dd;cNa'dWabm()m(#l##dE(l]#F#d;#eh,$4(4%gx^*4#+1c@#cd,,yY$yY$yY$yY$yY$yY$yY"
+    "$yY$doP#fp;#4#bp]g<'#hL$dE#V#ahD%aq'$ad_#xT#+#q8%i9#dE#+&lb^%gP%hU#+#lt$#+#m((e}A$mg(&m9-dlETbd4Dah_B~="
+    "$a~5Dah_Ka~5e7aagkYa'coabEa*fl4#d;#ahcQ#hL#bd4#ai1#dE7fpE#c@#j]#+#akX#+#dh4#gP#ixM#ai1#gP#u@Cad<%noA%ik"
+    "Y%dE$4$~,8bd4#b;#hU#c@#m(#b;#cd,#s@'3&uZ-ggY#l]+fL#f}8#bf;#c@#b;+d;#ai1)bp##uI#hL#4#+#dE#3#ai1#cyA#s@#l"
+    "##d;#cd,#as7#c@.+#c}Q&o/#fpE#c@#as7#c@#au7$4#ai1'd;#q8#b;#ahM#ai1#q8$et^#a{X,hU#b;#~,#fL%ai1%l]#cd,&4#j"
+    "]#f}8#c@#4#l##dE#gP#q8#gP#4#c@#4;hU#d;#al^#s@#d;#hU#b;#c@-uI%uI%uI,yY$yY$e}A$ayQ)pfM#ab3#+#b;#c@%ai1)av"
+    "|w0/cd,'fy(dtXahi(#dE#a8#4#a8#dE#aiQ#4#a8#4#a8#dE#eI#hU#iq0%n}8JyY/q8(a8#c@#a8#ad<$avE$r<$a8$eI$eI$aeA#"
+    "m|<EaunU#d;3h}(%gp<Laq0'bf;#ahD)bg@#hL#dL#ch3#h]#hL$ayH$+'+$d;'q8$sb$'hL$u@$l]#ai1#d;&d;#cp^#hL$;$cp^#+"
+    "$+$yP#loQ&uI%uI%uI%hUGaq0$cp^$bq($dE$a~$%ayQFqjU(hL'fh5/glN#m94dVaYc@b-c}Q&fy(2c@#cuB'dlE#m9,bu8#V#~,#V"
+    "(eh,#tD(dd$$+#d}I'~,#+#qZNvj,%ai1)d}I'd}I'epM+ggY.+#al^$a~$$yY$dE$al^$a~$$yY$dE&ggY/anb^,b}Y-~,;uI$ey0$"
+    "ad<a,uI%4$fcQ$dE&4%cd,$+#~=#cd,%z-#dh4+adNTbq($dE(qJ#b}Y#uZ&+#cp^(+a'gx^'dV#dE#bdF%flF#4#j]$fL(b;#c@#b;"
+    "#c@#m($hU$c}Q%l#'c@#adN*ad3*c}Q#dV#+#c}Q#i)D~,$cyA#gP'qJ#yP,gp<&yP#b}Y%~=#bq((~=#blU*l]/z-a7jgA[gcI0gcI"
+    "*uZ#d}I#m'+ai1)ai1#cyA&q7$cd,cJdhF$ey0$dD&dE3hU[m'#c}Q#ah_#4+b}Y#al]#m9>blU#m'NbyI#z-7cd,,j]#gl,#a{X#c@"
+    "#yP'buJ#ai1#3#dE#dD#4,c@#j]#fh$#afD#gP#d;$l]#30clM*ai1)l##d}I#c@#ao'#gP$ai1#l]#4#dD#4+dy8#c@#d;#4,j]#ft"
+    "U#awH#c@#m(#l]#;#c@#fL#+#dD#ai1#4#+#4#hL$buJ.blU$clM#afD#gP#b;#u@#b;#dE#3a%yY$4$m($a~$$ahM#+)fpE#ajT#gP"
+    "(ai1)o/$~,%dE%b}Y$yY$dE$q8$3#c@#4#c@#wP%fL%fL#c@%4)c@(q8#fL%}'&tD.ahM$4%4$eh,$4#ad;$3%3$m'$q7#4#3#40dDA"
+    "gl,#awH#c@#j]#c@#m((ai1'3#hUBftU#c@#afD#c@#fL#c@#o/#gP#dE#+#4+ai1bRfpE#c@#wP%|##gP#cd##m(#fLFftU#bb+#c@"
+    "#b;#hL#4.ai1Je}A#ao'#gP#4*ai1)buZ@cu0%a{X#c@'ai1#dV#hL$yYc(fcQ#a~#aMh}(#ai1#adN/~,%4%~,$dE$ch<#uH$dD%m'"
+    "#4#3#4#dD/ai1a-~,%el<#yX%yX#4$4#3>4#ahL#epM#yX#4#m'+3+4#al]#fl4#bd3&45jgAc6dpU",
+    "2ai1)ad<$ecY#ab3$|##c@#42ai1#bq9(dd$%cb#$a{Xa0yY$dE$eh,#uH&3$dD$yX#4#3+ai1)uI$dE$dlE#q7$dD$q7#4*ai1Zah]"
+    "d)bq(#m',dD#4#3#auA$du(#yX&q70ai1#3a<42byZOdj}YaNot-$q/.{v4am]msY2ebiY33#uI#a~#-r|a8(bvwAcx$dd$#blT#ai1"
+    "|ZbtwQ*dh4$ai1'd;#kc($ai1)dd$%tD#+-ftU#}'#q/'m(#+.ai1$z-$byI(bq(g/fh$&ai1c5h}(#cd=aQjp$'3#4#fn;#ad;*o/#"
+    "auAa'dE$4#3.dD%i',}bp4+ey|,MahMd|[m($yY$dE$akgI24AhU%41m(+azeIah@obE(auA&ad<*ahM&b;#c@#+biHai1hJfl3%cd+"
+    "h[zL#tD&xT+ac7%}'Bp30v;b,l#b&buJ/buJaTcl_b2k|M$i|^$dE%4%dE%m($aq0$4$yY$ic8$m(%~,$yY$cyA$m($q8$4&yY$arfM"
+    "%clM$clM$dh4$clM$dh4$clM$dh4$clM$dh4$clM$~,%f}ZhDgvT'ga@+b;1b;%q/2s@$bb+r;dh4)uIcE}'$bkP%}'$gP$tD(htEE3"
+    "aXfh$&yX#yY%ai1'4e8dd$#34fcQ#m'#ai1gVcyA#m'#ai1cFdd$#dD#4#ai1h(yY$m($dE$a~$${zE%adN#}'Mip,#}'#4'ai1m.hh"
+    "%$i)$m9a3fh5$a~5c1m($cu0$dE$4%4$ahM$m($4$4)4'4$4$4$hU$dE$4%4$4$4$4$4$dE$4%m($yY$m($m($4$ahM$bhE(hU$q8$b"
+    "hEiLauRGcp])cp])cp]an9ai1q-fvor$DstsQ)aam0%{ijE1aeltU2b|iYak)bp}Iy)wli((szaYmep]adb+"};
 static const char tt__mark_text[] =
     "lTv-#W#c^#W#O#e$#aQ#c^#aQ#k<#d4#c^#b_%V%Z#V#bY#b_#aU$b_#c^#V#W#aU#V#X#a^#X#a^#X#mJdGe)d<Q#d%#Q#b_#R#Q#f"
     "-#f(#aZ#Q#aZ#R#U#V#(#)#*#+#,#-#.#/#0#a5#2#3#4$5$6#7$V#Q$0a/h5#<#=#>T9#:#;#<#=#>#@#A#aZ#aU#e)#Q#aZ#Q3BaM"
@@ -35683,6 +35753,131 @@ static const char tt__grapheme_text[] =
     "aUaJ|M+K]aLc'2;2+1;IbDaX;/;1+%bD6nT>cX-+7+%b3$],f#)at#%}P%;$L%v#%L$]#a)#bgH$pL.a@$f3*;%b#/+%]%+';0;%++;"
     ",+(L/L+L%+$+'+)+&+)vTTrD(b#%d;&+$a@%c7cJj#/]]b#-a@Lb#B;/]%cH,j3/l;$bD$as/a@b#1ahTd3ib;np{1h4#y9#acY#bcR"
     "#aa}Q";
+enum {
+    TT__LOWER_RUNS = 182, TT__LOWER_LOOK_BACK = 3, TT__COMPAT_ROWS = 3678,
+    TT__COMPAT_POINTS = 5599
+};
+static const char tt__lower_runs_text[] =
+    "a(c8a'b*b^#;U#Lf0a$VI#*a^#4e^#R#d&$Id'+#f_$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#fM%#fT$#'%#+$#&$#f['#g#$#'%#%$I"
+    "g()#g1$#g0%#g1&#g0%#g1$#g0%,g/%8g.'#g3$#g2'##++%&+#&+#&a^$4b0#6+%&#$%#c2$#a9$e,aZL#d8%b0d9;#k}T$#k}S%#e"
+    ">$#le-&#k}M%#fC$#hT$#'$a,b6d_8#)##,#cV*7bG&,$&7Z&#$%b,a$5a(#P#S,c$0@#b$&#b%%#2$#3&4d8&b$g#3d,aGa7d8a$Ng"
+    "$#Z#@$aM>2lI#aId^aFarSd^g~DK##)##l&jEaec7a7Mame.afM#0*eIcj4Q4#e:sUcj5bJ#hmW%lIhmXaP^43M#3^#3^#3M#4Y#2^#"
+    "D^#3^#3^#3,#%,b.%#b-/<bE'#bF/,%%,c&1,c'%,c>%#cB/,d$%,'%#cZd_#hj2'#|W$#d%*#if7Rb$:G#AmKc8Vaa)f4PaH#aE%#k"
+    "|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##qgFe^#a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&"
+    "8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPlk]c8a%tS"
+    "e03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&ar3d,#le7d,#aHc0,ql+d<1";
+static const char *const tt__compat_text[] = {
+    "aqNd2b*2xT5b)a0b6xLHB##$KxF#~RI~YyV#D#b%7b*icNicG%$icNicK%%icJicGadCc*%$a%%c6a8cF$a%bBb<s=sKoZu4t=cWPw#"
+    "%$aTu]%a%Pu]$U&$$a#$a%&$a$*$$]$a%*jUbIP$$aT$a%Paz;f,#p_#p^#1#q3#%#-#q<#%i6d$xP$$xR$$xX$$yX$$xJ$$xZHs/#p"
+    "S#/#+#r#anOy^zVbO6xF%$xT0v/{_#-#K$$e>$$e0#a'#0gBa&#/##5a>#]ZOc}*aP_bk*a>bF$a'a@$d/bQ$d.a;sw<b;Yah*#Yl$b"
+    "AG$$6mTaJaaVb#b,B7$b.BcyTb`aaeNheM#d;#d<5####j]#j[##############5$#oD#oE#%#%###%#5#p@###gqP#hd4#%###pJ#"
+    "%###pO5'#%#g9#g8#p+#gr5###hdC#)###hdB#gqM#pW#hdP#gg.#####F###|Q#3#'###{F###=#+##cZc@j/qC#pC#pF#k[#l)#pQ"
+    "#pT#%#)#'#####gt]#gs4#aI#gu-#gsE#aE#&#%#######'#5###g0#g9###gpN#gpO###qM#qR#####iRbe<aeSt-$Fv#bzOl<y-6&"
+    "y-$$zP%$xTa]c7:y-I%$y-G%$y-aFc]>y/K%$y/I%$y/aDc]>xT2%$xT0d0AxF$$y/5&#$#$#$#$#$#$#$#$#$#$aTib5aCibOz1cH%"
+    "$$#%$##b;Q[icD#%$##6%#%$##a0icY#6(xNb<P#$$`$a$a#c^ic-###b)ic[dT$#aXHaW###########A#is3#irO#O###b3#b(###"
+    "################A#is3#irO#O##5aT#)#5#3#p##pG#'#######%#'##c6aCa)z+b<aKaP%$aKb3#a$$cHcI7bIaOb+%$aOb7#j#6"
+    "gCcC#b>#a&#$#$#a%#f7#g<#$#'#a%5a&$$a)H$#####$#$I&.%#A1$$05+Z*Z[##5a'#a(##5-#a)#aoX#######ap07a0,R#}J#>#"
+    "a(#;#hsPa/irG#a%###)##aVb*icNicA%$icNic<&$icNicM$%$icNicI%#icLicI%&icNicE%#icLicE%#icJicE%#icHicE%*icNi"
+    "cC%)icFicC%,icNic>%%icJic>%%icFic>%%icBic>$0icN#R$$#%$##$$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3#Z$$#%$##$"
+    "$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3bPb8icPicIarIinD#%$##6%#%$##eqNjhM################$4$$$#$$%$$'$$)$$"
+    "+$$-$$/$$1$$3$#&%852%$74%$96%$;8%$=:%$@<%$B>%$DA%$FC&$5$0&$5#2&$5%4&$5'6&$5)8&$5+:&$5-<&$5/>&$51A&$53C&"
+    "$7&0$3($#*$#,$#.$#0$#2$#4$#6$#8%4$&%$#(%$%*%$',%$).%$+0%$-2%$/4%$16%$38%#&&%8aZaW%$a]aY%$a_a[%$b#a^%$b%"
+    "a`%$b'b$%$b)b&%$b+b(%$b-b*%$b/b,%$b1b.%$b3b0%$b5b2%$b7b4%$b9b6%$b;b8%$b=b:%$b@b<%$bBb>%$bDbA%$bFbC%$bHb"
+    "E%$bJbG%$bLbI%$bNbK%$bPbM#T###################################################/########################"
+    "###########################bAmc^hf-###~]iw(#)$'#%$##ee)oQ#Mbl5lp5b~ZqlDxZns;cHwf[#a5#=#3#V#a=#/#J#V#u@#"
+    "a1#-#P#J#L#aP#L#7#e+#c)#Z#+#_#3#X#;#T#aN#F#X#y-#b9#o5#P#1#7#F#bB#oX#aF#c_#P#H#N#aR#'#l%#5#9#;#cV#1#+#cX"
+    "#5#;#1#b##D#F#bJ#s7#aB#L#xJ#+#bP#B#;#L#a3#+#hX#R#a%#acV#b-#P#aZ#R#3#/#aN#+#a%#ae]#nX#9#+#)#1#F#%#bL#g-#"
+    "+#k3#5#aJ#/#3#1#c##/#gF#/#aH#D#aD#gX#/#D#jX#d-#-#f%#bX#aB#lF#d;#s)#X#aX#aL#b1#7#-#a'#bB#5#kB#/#3#3#B#@#"
+    ")#bH#)#-#abL#_#oH#9#P#i;#;#b7#aB#rX#@#@#a+#a/#fH#9#b/#h1#a##f]#L#+#g5#f)#d+#-#+#aa)#3#e-#e)#'#aD#c@#;#)"
+    "#/#c1#a)#-#=#eD#aL#)#f'#'#H#h9#aF#/#b5#5#'#5#_#m+#m5#5#a1#N#1#5#)#a5#)#D#+#;#X#@#1#a]#@#)lHaolAoZmq75i~"
+    "-#'##|UwvOmwJ$$mwLImv_'|CaQNnNib,###eH#eI#eJ###eM#####eL###########e.#M#####T#U###################bH###"
+    "######################################O#bE###eZ###)#%#+#)#%#f6#f;#%#fA###%#%###)#%#%#########'#)#5#/#+#"
+    "e@###e.#####a;###'#3###%#5#'Zqe%#dJ#d:#bo1#bo2#a+#a,#kd'#kaC#b,#U#ce-#pW#bl0|VvmMdwPdwM%$dwTdwQ%$dwVdwS"
+    "%$dwZdwW%$dw]dwY%$dw_dw[%$dx%dw`%$dx)dx&%$dx+dx(%$dx/dx,%$dx1dx.%$dx3dx0%$dx5dx2%$dx7dx4&$dwPc1dz[&$dwT"
+    "c-dz[&$dwVc+dz[&$dwZc'dz[&$dw]c%dz[&$dw_c#dz[&$dx%b]dz[&$dx)bXdz[&$dx+bVdz[&$dx/bRdz[&$dx1bPdz[&$dx3bNd"
+    "z[&$dx5bLdz[&$dx7bJdz[&$dx+c3d{8)$dx)c+c(b_b7d}:($dx)c+bYc'd{87&vd3vd0%$vh]vhY%$vdFvdC%$xsVxsS%$vi/vi,%"
+    "$wcBwc>%$vd9vd6%$wc=wc:%$vg9vg6%$ws)ws&%$}gX}gU%$aa{_aa{[%$~v#~u^%$}h]}hY%$akl_akl[%$xv)xv&%$||-||*%$}q"
+    "D}qA%$}gZ}gW%$adm3adm0%$wyZwyW%$aboBabo>%$ai|Nai|K%$adn5adn2%$wn;wn8%$vkVvkS%$w}Hw}E%$y|Hy|E%$acw-acw*%"
+    "$vlVvlS%$ai}_ai}[%$wsPwsM%$adnVadnS%$vm9vm6%$af{3af{0%$af{Faf{C#xfH#br3#a~'#fg_b=aea`+A$a$$$$#$$%$$'$$)"
+    "$$+$$-$$/$$1$#($$&$$$$$#$$%$$'#dw7#%###%#####%#%###%########$Ic1$%c-$#c+$%c'$#c%$#c#$%b]$%bX$#bV$%bR$#b"
+    "P$#bN$#bL$#bJ',bRbXf(cB&(c3c4cB$&c55qj)#dJ#d:#bo1#bjK#x3#},#}%#z(#akN#erP#bt'#ae`#am(#ld##ptY#df%#s7#iK"
+    "#ee7#jq:#hsF#gm-#en<#j}[#kc_#aiC#gz^#or_#q}O#s9#gg5#lgX#tvE#uF#gj%#hj>#a+#a,#do3#bx[#f,#bk5#aK#gxD#kj8#"
+    "qq)#pj2#as5$yhO)$$+$$-$$/$#*$$($$&$$$$$#$$%$$'$$)$$+$$-$#,$,}gF$#}gD$#}gB$#}g@$#}g=$#}g;$#}g9$#}g7$#}g5"
+    "%4$}gH%$#}gF%$%}gD$Pa%%]=8$$A%W3C#mv=#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'######"
+    "###%#%#%###########%######9bOaBaQc3aO&$b=OaO'$bNYb&3%$c#E'%a5a7b2O%$bJaK%%)b@(%F6bFaOaE&$bTbMbN%%b=a[%$"
+    "bP[%#0b7&$b'a2-&$b/(H&$GbT/&$Gc#M&%KHG&$KaLaJ&$aX-H($KbPa>a2c5$$b+($b+b&ObL4($b+:ZaOa-'$b+'a>-&%ObL4($O"
+    "bL4Sa=($b#aGa*9b=&$b'BaE%%bBb0%%aXa(&$b=a(b,&%E9b#'$b'aKa_['%aN5b2O%)aXaK%$aX",
+    "a<&)a2c5b0%/aAa#%%aEbP$$a=$%+%)8-%#a<a'($aQc3b,aXa<&$aQc3aW'$aSc5C$('aW3RBa-&$aWNb#%$aWV%$aYbP('aOb;a2-"
+    "aE&$aKb_aO($a`a;:Cb3%$L7''a8Db%E%$b&a-&$b&aJ1%$Ja4&$b&b_a['$b&c3b4`&$b(c5b$''b,7bJa<&$b.bPa,$$T'$b,b_a<"
+    "aE%$a)E%$a)4&'a[9b'%$a[b9%$Y;%$=a`'$Na`aH;&#aGb'/$$9($9YaSc5E%%aSG'$aSGaFa=&$ZaOa-&'TaOaE%$TE%%b2bN&)a4"
+    "-a-$$$&#UaWc3'$Fa4a`bP$#:($1a<QSc#%'a>-$my`aa~5$#aa~3$#aa~1$#aa~/$#aa~-$#aa~+$#aa~)$#aa~'$#aa~%$#aa~#%4"
+    "$aa~5%$#aa~3%$%aa~1%$'aa~/%$)aa~-%$+aa~+%$-aa~)%$/aa~'%$1aa~%%$3aa~#%#&aa~5%$$aa~3%$#aa~1%$%aa~/%$'aa~-"
+    "%aRSF$,($a.L%a'$F$;U$#<$<5%$5a^%$5a[$[;$zwB~V$beZd~<$cu,eeH$ct'az_&q_bqMdp,k}H$}o,aE$(aA$|-}M$|2a>$(a:$"
+    "a(4$%8$0,%Z&9&12&9$+a:$(a6$|-}C$$|<$|2.$(*$a.aL%a+a,aL%a$,aL%0%aL%;:aL$}%|2$|2$$63$/%$.1$1$$|-|0$|2#$87"
+    "$1'%%#a^%87a^$5a^%('a^%%#a[%87a[$5a[%('a[%%iq/ip`&$iq/ip`b,$`F%XYF%a$)F%05F%a;E)'$E)iqBip`($E)iqBip`b,$"
+    "()$(-$|-|$$|2/$'W$(S$|-|`$|2Q$(M$a$5$a+U$(Q$|-|^$|2O$(K$a$7$_{L$a$|L&JaMb)b($a&aF$a'#$$%&a(irHiq2*%$a@b"
+    ",$a'a*$`aL$a'0$a(3$a'-$a$#$$'$a%5$#%$$'%$)2$$;$#8%$*)%$'($`2&a%b.b)b(%a(#($$'$a+$$a(a-$)9%&iq_iq.%OirLi"
+    "q.$E|{X$#|{V$#|{T$#|{R$#|{P$#|{N$#|{L$#|{J$#|{H%4$|{Z%$#|{X%$%|{V%$'|{T%$)|{R%$+|{P%$-|{N%$/|{L%$1|{J%$"
+    "3|{H%#&|{Z%$$|{X%$#|{V%$%|{T%$'|{R%$)|{P%$+|{N%$-|{L%$/|{J%$1|{H%#(|{Z%$&|{X%aN.9iwl#aanW#%bc#ape'ajBaq"
+    "mA#a@hsTapf-#adJ#aq~<#ara3fwy0bkh$#$$)$$/%$#)%$#/$;%$$%cIal3'$$A$$4$52$80b;c9#I#'###/#####7#%#as&k*apZ;"
+    "#e7#$#5#$#$#$#'#$#$#$#%#$#$#$#0#$#$#$#+#$#$#$#0#$#$#$#a;#$#$#$#%#$#$#$#a,#$#$#$#&#$#$#$#'#$#$#$###$#$#$"
+    "#-#$#&#$#%#$#0#$#B#$#2#$#R#$#$#$#-#$#$#$#)#$#$#$#(#$#$#$#3#$###$#$#$$Vd4$$d4#M#$#$#$#*#$#$#$#J#$$$d.$$d"
+    ".iZb8#$#$#$#V#$#&#$#%#$$&bQ#)#$#0#$#)#$#/#$#$#$#dC#$%#7aA%$7aA%$7d5%$7d5%$7:%$7:%$7cV%$7cV%$7cT%$7cT%$7"
+    "cX%$7cX%$7d+%$7d+%$7d+%$78%$78%$78#d5#$#$#$%d87a6%$7a4%$7A%$78%$76$a,+$$-$$/$$_$$a)$$a+$%'$$)$$+$$Z$$a%"
+    "$$a'$#%$$X$$a#$$a%$#%$$V$#$$$T$#&$$$$$R$+0$$.$$,$$H$%2$$D$#6$$4$$2$$B$#6$$@$#=$#<$$;$#>$$9$/M$$K$$I$$+$"
+    "$3$$5$#M$$)$$1$$3$#[$$Q$$O$$M$$%$$'$$/$$1$#S$$Q$$O$$%$$-$$/$#U$$S$$Q$$#$$+$$-$#W$$U$$S$$$$$)$$+$#Y$$&$$"
+    "'$$)$'`$$^$$[$$,$$$$$#$Yb+$#b)$Ra5%avGavL-%$avN+%$avP)%$avR'%$avT%%$avVa%%avF7a,%$7a*%$7A%$7>%$78%$76$a"
+    ",5$$7$$_$$a#$$a)$$a+$%1$$3$$Z$$]$$a%$$a'$#/$$1$$X$$Z$$a#$$a%$N3$$5$#1$$3$#[$$%$$'$$/$$1$#%$$-$$/$#`$$#$"
+    "#M$$K$$$$$#$$)$$+$'a5$#U$$S$$,$$*$$$$$#%$7a6%$7a4%$7a2%$7A%$7<$a,+$$-$$/$$_$$a%$%'$$)$$+$$Z$$_$#X$#%$$V"
+    "$#$$$T$#&$$R$+0$$.$$,$$H$%2$$0$$D$#6$$4$$2$$B$#6$#=$#<$$;$#>$$9$/M$$K$$I$$+$#M$$)$#Q$$O$$M$$%$$'$#S$$Q$"
+    "$O$$%$$)$#U$$S$$Q$$#$#W$$U$$S$$$$$%$#Y$$&$$a9$'`$$^$$[$$,$$(%$7A%$7<$a,_$$a%$%Z$$_$#X$$]$1H$$L$#F$$J$@%"
+    "$$'$#%$%$$$%$),$$(%8@)%$B'%$D%$6H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F"
+    "$$($&&$%*$#,$#H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F$$($&&$%*$#,$(2$$0"
+    "$$.$$F$&L$#J$'@$,0$$.$$,$#2$$0$$.$'@$#=$Ga/$$a/e=C'V%$)$%$)$%$)T%$+R%$ZU%$ZS%$ZQ%%VS%$VS%#T-%$T+%-.$%$0"
+    "%%$0_%$HS%$HS%$HU%$H#%$H#%%2#%$2#%$D#%&0T%$0T%$2a#%$FQ%$FQ%$F#%$F#%%4]%$2R%$2R%#@S%$@S%$@#%$@-%%<V%$;#%"
+    "$;#%$;+%#9#%$9-%$9+%/IR%$IR%#)S%$)#%%QT%$Q_%$Q]%$S#%$S#%$OR%$OR%$%S%$%S%#S$%$ST%$S_%$U%%$UV%$Q&%$QRJ(U'"
+    "%%&U%$&#%&UT%$U]%$WV%$WV%$W_%$$-%$$+%),#%$,#%a,/]%%'a#%$'_%$+]%$+Z%$Z-%$Z+%%V-%$%]%$V+%/,Z%%2_%&0_%%4_%"
+    "=Sa#%$%-%-^_%$`a#%$,-%.#-%*)-%)U_%,)S%%QT%:;-%5'-%'W%%&Q]%&SV%&'#%#SV%%W%%Y%_%#$a#%RUa#%,+-%W-_%X'#%8<V"
+    "%,D#%(,]%HWa#l%a[BdP%;'dP&[_#)&$]Y5&_STO&EB8;&,'N*&19/(&@MF%%KB-4$B-avEau=_#)avAav%9/(avAavDMF%*6Tav:au"
+    "HT^_)&+e-eA_eNav$#mr+###mqQ###Y#_#mr/##%mrW##fIQ##ib-#&#h~E#$#aW###bN#%#mp'###.###2###*###'######Hmq,#%"
+    "$b&xN$$xN$$xN$$xN#b'#$#$#aO#mr+#mr*59#&#+#a$#ibH#ib<###bN#%#mp'###ms,#'#)###%#@#%#&5_#aY###Xa0a0avJ$av1"
+    "9$av4avL6&avN6&avP$av1@$av4avR$av1B$av4avT$av1D$av4avV$av1F$av4avX$av1H#a&$-a@$$a@$$aB$$aB$a';$$;$a*aD$"
+    "$aD$a+7$$7$$7$$7#a.#$###$#$#$###$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$###$###$###$###$#$#$###$#$"
+    "#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$#/#$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#"
+    "$#$###$###$###$#$#$%0^a@%$^a@%$^aB%$^aB%$^aD%$^aD$$^$$^a/avC###########################################"
+    "#######################################################################################################"
+    "#########################################kt'###ay5#5###<#h5#6#bO#%#%#%#%#aZ#%#",
+    "%#a0#aX#c$#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'#########%#%#%###########%#)#c$##"
+    "#hzA#c0###eH#eI#eJ###eM#####eL###########e.#M#####T#U##################ZbB##########H&##########H&#####"
+    "#####H&####ZdwM###3$dMxL#d=#&#ic-5ag%#}<#######adD#a;rbzNbj}`##########################################"
+    "#########/###################################################a[########################################"
+    "###########/############5####################################a[########################################"
+    "###########/###################################################a[5###H#H###H#######5################/##"
+    "####5#5#############5######################a[###################################################/######"
+    "#############################################a[##5#######H###############5#############5/##############"
+    "#####################################a[##5#######5#########5#Z#############5/##########################"
+    "#########################a[###################################################/########################"
+    "###########################a[###################################################/######################"
+    "#############################a[###################################################/####################"
+    "###############################a[###################################################/##################"
+    "#################################a[###################################################/################"
+    "###################################a[###################################################/##############"
+    "#####################################f'#hNHk=#################################6#7#############hs)#hrY##"
+    "###############################################hqX#hrG#'#%#9#.#&#aG#################################6#7"
+    "#############hs)#hrY#################################################hqX#hrG#'#%#9#.#&#aG##############"
+    "###################6#7#############hs)#hrY#################################################hqX#hrG#'#%#"
+    "9#.#&#aG#################################6#7#############hs)#hrY#######################################"
+    "##########hqX#hrG#'#%#9#.#&#aG#################################6#7#############hs)#hrY#################"
+    "################################hqX#hrG#'#%#9#.#&#Z##Haa>###################6###################6######"
+    "#############6###################6##################aziHdq,###)#'5R#Q#.#5#H#2#######K#-#1#<#;#G#'#8###'"
+    "#%#-#%#%#aN#bB#W#aM5b<#)5VH^5Z#2#######K#-#1#<#;5C#8###'5/5'aTMa/*5Z525##K#-5.#;5CH45/5'5d/5bE5b<#)5VH^"
+    "#5#H#25####K#-#1#<#;5C#8###'5/#%#%#aN5aJ5d*###)#'#R###Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%aBS#)#'5"
+    "R#Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%ex$bjY&$$*$#,$#.$#0$#2$#4$#6$#8$#:$#<aDQVS%$XU%$ZW%$]Y%$_[%$"
+    "a#^%$a%`%$a'a$%$a)a&%$a+a(%$a-a*%$a/a,%$a1a.%$a3a0%$a5a2%$a7a4%$a9a6%$a;a8%$a=a:%$a@a<%$aBa>%$aDaA%$aFa"
+    "C%$aHaE%$aJaG%$aLaI%mrZmqAmqD#mr&#@$C%$J)5S##################################################$I@$+5$-A$"
+    "$#%*#/$/KgUa06$$4jUaC/ac6mqNaG$aV##%cZnbL#a}8#bd:$i|YaA#hn%#b~%#mz3#myU#b}S#ft9#ccX#ch<#enM#cw##c}>#euT"
+    "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
+    "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
 
 struct tt__unicode {
     uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
@@ -35717,6 +35912,17 @@ static void tt__unicode_cjk(uint32_t cjk[TT__FOLD_CJK])
     for (int k = 0; k < TT__FOLD_CJK; k++) cjk[k] = to = tt__unicode_from(to, &at);
 }
 
+static void tt__unicode_runs(uint32_t (*runs)[2], int rows, const char **at)
+{
+    uint32_t c = 0, to = 0;
+    for (int k = 0; k < rows; k++) {
+        const uint32_t distance = tt__unicode_number(at);
+        c += distance;
+        runs[k][0] = c << 11 | tt__unicode_number(at);
+        runs[k][1] = to = tt__unicode_from(to + distance, at);
+    }
+}
+
 static tt__unicode *tt__unicode_new(tt_context *ctx)
 {
     tt__unicode *u = (tt__unicode *)tt__alloc(ctx, sizeof *u);
@@ -35729,14 +35935,8 @@ static tt__unicode *tt__unicode_new(tt_context *ctx)
         u->classes[k] = c << 11 | more;
         c += (more >> 4) + 1;
     }
-    c = 0;
     at = tt__fold_runs_text;
-    for (int k = 0; k < TT__FOLD_RUNS; k++) {
-        uint32_t distance = tt__unicode_number(&at);
-        c += distance;
-        u->runs[k][0] = c << 11 | tt__unicode_number(&at);
-        u->runs[k][1] = to = tt__unicode_from(to + distance, &at);
-    }
+    tt__unicode_runs(u->runs, TT__FOLD_RUNS, &at);
     c = 0;
     at = tt__fold_many_text;
     for (int k = 0; k < TT__FOLD_MANY; k++) {
@@ -35783,6 +35983,18 @@ static bool tt__is_cjk(uint32_t c)
            (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
+/* What c becomes by a table of runs, of which that with c is one of the last `back` that begin before it. */
+static uint32_t tt__run_to(const uint32_t (*runs)[2], int rows, int back, uint32_t c)
+{
+    const int row = tt__rows_to(&runs[0][0], rows, 2, c) - 1;
+    for (int k = row; k >= 0 && k >= row - back; k--) {
+        const uint32_t run = runs[k][0], offset = c - (run >> 11);
+        const uint32_t stride = (run & 7) / 3 + 1, step = (run & 7) % 3;
+        if (offset <= (run >> 3 & 255) && offset % stride == 0) return runs[k][1] + offset / stride * step;
+    }
+    return c;
+}
+
 /* Hangul by arithmetic: the Unicode Standard, section 3.12. */
 static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3])
 {
@@ -35801,14 +36013,7 @@ static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3])
         memcpy(out, u->many[row] + 1, 3 * sizeof *out);
         return out[2] ? 3 : 2;
     }
-    row = tt__rows_to(&u->runs[0][0], TT__FOLD_RUNS, 2, c) - 1;
-    for (int k = row; k >= 0 && k >= row - TT__FOLD_LOOK_BACK; k--) {
-        uint32_t run = u->runs[k][0], offset = c - (run >> 11);
-        uint32_t stride = (run & 7) / 3 + 1, step = (run & 7) % 3;
-        if (offset > (run >> 3 & 255) || offset % stride) continue;
-        out[0] = u->runs[k][1] + offset / stride * step;
-        break;
-    }
+    out[0] = tt__run_to(u->runs, TT__FOLD_RUNS, TT__FOLD_LOOK_BACK, c);
     return 1;
 }
 
@@ -35819,6 +36024,9 @@ struct tt__letters {
     uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
     uint32_t cjk[TT__FOLD_CJK];           /* as tt__unicode's */
     uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* as tt__unicode's runs */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
+    uint32_t compat_points[TT__COMPAT_POINTS];
 };
 
 static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
@@ -35839,8 +36047,8 @@ static tt__letters *tt__letters_new(tt_context *ctx)
         c += tt__unicode_number(&at);
         if (!*at) at = tt__letter_text[++text];
         uint32_t more = tt__unicode_number(&at);
-        memset(l->bits + c, (int)(more & 127), (more >> 7) + 1);
-        c += (more >> 7) + 1;
+        memset(l->bits + c, (int)(more & 255), (more >> 8) + 1);
+        c += (more >> 8) + 1;
     }
     at = tt__mark_text;
     c = 0;
@@ -35872,6 +36080,23 @@ static tt__letters *tt__letters_new(tt_context *ctx)
         c += more >> 4;
         l->graphemes[k][1] = c++ << 4 | (more & 15);
     }
+    at = tt__lower_runs_text;
+    tt__unicode_runs(l->lower, TT__LOWER_RUNS, &at);
+    at = tt__compat_text[0];
+    c = a = 0;
+    for (uint32_t k = 0, text = 0, count = 0; k < TT__COMPAT_ROWS; k++) {
+        if (!*at) at = tt__compat_text[++text];
+        const uint32_t more = tt__unicode_number(&at), n = more % 18 + 1, distance = more / 18 + 1;
+        c += distance;
+        l->compat[k][0] = c << 11;
+        l->compat[k][1] = count << 5 | n;
+        b = a + distance;
+        for (uint32_t i = 0; i < n; i++) {
+            if (!*at) at = tt__compat_text[++text];
+            l->compat_points[count++] = b = tt__unicode_from(b, &at);
+            if (!i) a = b;
+        }
+    }
     return l;
 }
 
@@ -35895,12 +36120,27 @@ static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c)
     return row >= 0 && c - (l->marks[row][0] >> 11) <= (l->marks[row][0] & 0x7FF) ? l->marks[row][1] : 0;
 }
 
-/* Hangul by arithmetic: the Unicode Standard, section 3.12. Returns how many code points: 1 to 4. */
-static size_t tt__decompose(const tt__letters *l, uint32_t c, uint32_t out[4])
+static size_t tt__lower_case(const tt__letters *l, uint32_t c, uint32_t out[2])
+{
+    out[0] = tt__run_to(l->lower, TT__LOWER_RUNS, TT__LOWER_LOOK_BACK, c);
+    if (c != 0x130) return 1;
+    out[0] = 'i';
+    out[1] = 0x307;
+    return 2;
+}
+
+/* Hangul by arithmetic: the Unicode Standard, section 3.12. Without `compat`: 1 to 4 code points. */
+static size_t tt__decompose(const tt__letters *l, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
 {
     size_t n = 0;
     uint32_t last[4]; /* what is taken off the end, from the last on */
     int taken = 0;
+    const int at = compat && c >= 0xA0 ? tt__rows_to(&l->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
+    if (at >= 0 && l->compat[at][0] >> 11 == c) {
+        n = l->compat[at][1] & 31;
+        memcpy(out, l->compat_points + (l->compat[at][1] >> 5), n * sizeof *out);
+        return n;
+    }
     while (c >= 0xC0) {
         uint32_t cjk = c >= 0xF900 && c <= 0xFAFF ? l->cjk[c - 0xF900]
                      : c >= 0x2F800 && c <= 0x2FA1F ? l->cjk[c - 0x2F800 + 512] : c;
@@ -35938,22 +36178,13 @@ static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b)
     return 0;
 }
 
-/* Decomposes, sorts runs of marks by combining class, composes: the Unicode Standard, section 3.11. */
-static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
+static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
 {
-    size_t count = 0, kept = 0, starter = SIZE_MAX;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t out[4];
-        size_t more = tt__decompose(l, points[i], out);
-        memcpy(spare + count, out, more * sizeof *out);
-        count += more;
-    }
-    memcpy(points, spare, count * sizeof *points);
-    for (size_t i = 0; i < count;) {
+    for (size_t i = 0; i < n;) {
         size_t end = i, to = i;
         uint32_t lowest = UINT32_MAX, rank, before = 0;
         bool sorted = true;
-        for (; end < count && (rank = tt__mark_rank(l, points[end])) > 0; end++) {
+        for (; end < n && (rank = tt__mark_rank(l, points[end])) > 0; end++) {
             sorted &= rank >= before;
             lowest = rank < lowest ? rank : lowest;
             before = rank;
@@ -35970,6 +36201,20 @@ static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t
         if (!sorted) memcpy(points + i, spare + i, (end - i) * sizeof *points);
         i = end + 1;
     }
+}
+
+/* Decomposes, sorts runs of marks by combining class, composes: the Unicode Standard, section 3.11. */
+static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
+{
+    size_t count = 0, kept = 0, starter = SIZE_MAX;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t out[TT__DECOMPOSED];
+        size_t more = tt__decompose(l, points[i], false, out);
+        memcpy(spare + count, out, more * sizeof *out);
+        count += more;
+    }
+    memcpy(points, spare, count * sizeof *points);
+    tt__sort_marks(l, points, count, spare);
     uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
     for (size_t i = 0; i < count; i++) {
         uint32_t rank = tt__mark_rank(l, points[i]), composed = 0;

@@ -749,7 +749,7 @@ static void golden_bpe(const char *folder)
 
 TEST(tokenizer_golden_bpe)
 {
-    static const char *const kinds[] = {"big_bird", "cl100k", "falcon", "gpt2", "llama2", "llama3",
+    static const char *const kinds[] = {"albert", "big_bird", "cl100k", "falcon", "gpt2", "llama2", "llama3",
                                         "metaspace", "mistral", "neox", "qwen2", "roberta", "starcoder", "t5",
                                         "unknown"};
     char folder[1000];
@@ -763,7 +763,7 @@ TEST(tokenizer_golden_bpe)
    not. The same where an allocation fails. */
 TEST(tokenizer_bpe_damaged)
 {
-    static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5"};
+    static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert"};
     static const char text[] = "It's  12345 \xc3\xa9t\xc3\xa9 <s>\n\n\xff <|endoftext|> \xe2\x96\x81x";
     uint64_t random = 1;
     int loaded = 0, refused = 0;
@@ -814,6 +814,38 @@ TEST(tokenizer_bpe_damaged)
     CHECK(loaded > 0 && refused > 0);
 }
 
+/* Each normalizer reads what the one before has written, also where some between leave the text in place. */
+TEST(tokenizer_normalizers_in_turn)
+{
+    static const char json[] =
+        "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":["
+        "{\"type\":\"Replace\",\"pattern\":{\"String\":\"x\"},\"content\":\"yy\"},"
+        "{\"type\":\"Strip\",\"strip_left\":true,\"strip_right\":true},"
+        "{\"type\":\"Replace\",\"pattern\":{\"String\":\"y\"},\"content\":\"zz\"},{\"type\":\"NFC\"},"
+        "{\"type\":\"NFD\"},{\"type\":\"Lowercase\"},{\"type\":\"StripAccents\"},{\"type\":\"NFKD\"}]},"
+        "\"model\":{\"type\":\"Unigram\",\"unk_id\":0,"
+        "\"vocab\":[[\"<unk>\",0],[\"z\",-1],[\"e\",-1],[\"s\",-1],[\"i\",-1]]}}";
+    static const struct { const char *text; int n; int32_t ids[8]; } rows[] = {
+        {" x\xc3\x89 ", 5, {1, 1, 1, 1, 2}},            /* x, E with an acute */
+        {"\xcc\x81 e\xcc\x81\xcc\xa3", 2, {0, 2}},      /* a mark alone, a space, marks behind a letter */
+        {"\xe2\x93\x94\xef\xbc\xb3\xc4\xb0", 3, {2, 3, 4}}, /* e in a circle, a wide S, I with a dot */
+        {"\xcc\x81", 0, {0}}, /* a mark alone */ {"\xff", 1, {0}}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[1000];
+    int32_t ids[20];
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    test_write(test_path(folder, "tokenizer.json"), json, sizeof json - 1);
+    tt_tokenizer *k = tt_tokenizer_load(ctx, folder);
+    if (!k) CHECK_ERROR(ctx, TT_OK, "a tokenizer");
+    for (int i = 0; i < TEST_COUNT(rows) && k; i++) {
+        CHECK(tt_tokenizer_encode(k, rows[i].text, strlen(rows[i].text), true, ids, 20) == rows[i].n);
+        CHECK(memcmp(ids, rows[i].ids, (size_t)rows[i].n * sizeof *ids) == 0);
+    }
+    tt_tokenizer_free(k);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* Files of Unigram that are refused, and folders without a tokenizer. */
 TEST(tokenizer_unigram_refused)
 {
@@ -826,7 +858,7 @@ TEST(tokenizer_unigram_refused)
         {"{" MODEL("0", "[\"a\",-1],[\"b\"]"), "token 1 of the vocabulary is an array; expected at most"},
         {"{" MODEL("0", "[\"a\",\"b\"]"), "token 0 of the vocabulary is an array"},
         {"{" MODEL("0", "[\"a\",1e309]"), "a number too large for a double"},
-        {WITH("normalizer", "{\"type\":\"NFKD\"}"), "the normalizer NFKD is not supported; expected"},
+        {WITH("normalizer", "{\"type\":\"NFKC\"}"), "the normalizer NFKC is not supported; expected"},
         {WITH("normalizer", "{\"type\":\"Precompiled\"}"), "has no \"precompiled_charsmap\""},
         {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"A?\"}"), "not in base 64"},
         {WITH("normalizer", "{\"type\":\"Precompiled\",\"precompiled_charsmap\":\"CAAAAAAAAAA=\"}"),
@@ -2057,7 +2089,7 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
     TEST_CASE(tokenizer_golden_bpe), TEST_CASE(tokenizer_bpe_damaged),
-    TEST_CASE(tokenizer_unigram_refused),
+    TEST_CASE(tokenizer_normalizers_in_turn), TEST_CASE(tokenizer_unigram_refused),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),

@@ -235,6 +235,20 @@ def big_bird(size=700, rules=None, texts=None):
     return t
 
 
+def albert(size=600, rules=None, texts=None):
+    quotes = [normalizers.Replace(x, '"') for x in ("``", "''")]
+    steps = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(),
+             normalizers.Precompiled(rules or charsmap())]
+    spaces = [normalizers.Replace(Regex(" {2,}"), " ")] if size == 600 else []
+    t = unigram(size, ["<pad>", "<unk>", "[CLS]", "[SEP]"], normalizers.Sequence(quotes + steps + spaces),
+                pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]), texts)
+    t.add_special_tokens([AddedToken("[MASK]", lstrip=True, normalized=False)])
+    t.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(x, t.token_to_id(x)) for x in ("[CLS]", "[SEP]")])
+    return t
+
+
 def t5(size=500, rules=None, texts=None):
     """Words between white space; unknown characters are bytes, which T5's own aren't."""
     mark = "\u2581"
@@ -262,11 +276,12 @@ def large():
         texts = f.read().split("\n\n") + [PROSE, CODE, *TEXTS, *MORE]
     rules = charsmap(normalization_rule_name="nmt_nfkc")
     return {"big_bird, nmt_nfkc": big_bird(8000, rules, texts), "t5, nmt_nfkc": t5(4000, rules, texts),
+            "albert, nmt_nfkc": albert(4000, rules, texts),
             "big_bird, nmt_nfkc_cf": big_bird(2000, charsmap(normalization_rule_name="nmt_nfkc_cf"), texts)}
 
 
 def pipelines():
-    return [big_bird, t5, gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown]
+    return [big_bird, albert, t5, gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown]
 
 
 MORE = [
@@ -326,7 +341,7 @@ def main():
             f.write("\n")
         t, used = Tokenizer.from_file(os.path.join(folder, "tokenizer.json")), set()
         with open(os.path.join(folder, "cases.tsv"), "w", encoding="ascii", newline="\n") as f:
-            for text in texts + (PRECOMPILED if make in (big_bird, t5) else []):
+            for text in texts + (PRECOMPILED if make in (big_bird, albert, t5) else []):
                 ids = t.encode(text).ids
                 used |= set(ids)
                 decoded = (t.decode(ids, skip_special_tokens=skip) for skip in (False, True))

@@ -26,6 +26,9 @@ Of byte-pair tokenizers (what is in no row has no property):
     marks        the distance from the end of the row before; last - first << 6 | rank, where marks of a higher
                  combining class have a higher rank, from 1
     graphemes    the distance from the end of the row before; last - first << 4 | class, see GRAPHEMES
+    lower_runs   lower(c) where that is not c, as fold_runs; but of U+0130, which becomes two code points
+    compat       NFKD(c) where that is not NFD(c): 18 * (the distance from the row before - 1) + code points - 1;
+                 s(first - first of the row before - that distance); of the others s(it - the one before)
     pairs        canonical decompositions but Hangul's and those of the CJK blocks (fold_cjk has them): the
                  distance from the row before << 1 | whether NFC composes it; s(first of the two - that of the
                  row before); s(second, or 0 - that of the row before)
@@ -35,7 +38,7 @@ import struct
 
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.normalizers import NFC, NFD, BertNormalizer, Precompiled
+from tokenizers.normalizers import NFC, NFD, NFKD, BertNormalizer, Lowercase, Precompiled, StripAccents
 from tokenizers.pre_tokenizers import BertPreTokenizer, Digits, Punctuation, Split
 
 ALL = [c for c in range(0x110000) if not 0xD800 <= c <= 0xDFFF]
@@ -132,17 +135,10 @@ def class_table(kinds):
     return out
 
 
-def fold_tables(folds):
-    one, many = {}, {}
-    for c, f in folds.items():
-        if c in HANGUL:
-            assert f == hangul(c)
-        elif f != (c,):
-            (one if len(f) == 1 else many)[c] = f
-    blocks = [[one.pop(c, (c,))[0] for c in range(a, b + 1)] for a, b in CJK_BLOCKS]
-    assert all(len(f) <= 3 for f in many.values())
+def run_table(one):
+    """[(first, last, stride, to, step)] of {code point: the one that it becomes}"""
     # Greedy: from the smallest code point left, the longest run of any stride and step; others fill its gaps.
-    runs, left = [], {c: f[0] for c, f in one.items()}
+    runs, left = [], dict(one)
     for c in sorted(one):
         if c not in left:
             continue
@@ -158,7 +154,24 @@ def fold_tables(folds):
         runs.append((c, c + (n - 1) * stride, stride, left[c], step))
         for i in range(n):
             del left[c + i * stride]
-    return runs, blocks, many
+    return runs
+
+
+def look_back(runs):
+    """How many rows at most lie between the run that holds c and the last with first <= c."""
+    return max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
+
+
+def fold_tables(folds):
+    one, many = {}, {}
+    for c, f in folds.items():
+        if c in HANGUL:
+            assert f == hangul(c)
+        elif f != (c,):
+            (one if len(f) == 1 else many)[c] = f
+    blocks = [[one.pop(c, (c,))[0] for c in range(a, b + 1)] for a, b in CJK_BLOCKS]
+    assert all(len(f) <= 3 for f in many.values())
+    return run_table({c: f[0] for c, f in one.items()}), blocks, many
 
 
 def digits(n):
@@ -223,8 +236,8 @@ def many_numbers(many):
 
 
 # The bits of a code point, from the lowest: \\p{L}, \\p{N} and \\s of a Split; Punctuation; \\w, the word of an
-# added token that is a single word; Digits; and whether NFC may change it, or moves marks over it.
-PROPERTIES = ["letter", "number", "space", "punctuation", "word", "digit", "unstable"]
+# added token that is a single word; Digits; whether NFC may change it, or moves marks over it; StripAccents.
+PROPERTIES = ["letter", "number", "space", "punctuation", "word", "digit", "unstable", "accent"]
 
 
 def properties(rows, marks):
@@ -250,7 +263,8 @@ def properties(rows, marks):
     unstable |= {b for _, _, b, composes in rows if composes} | set(range(0x1161, 0x1176)) | set(
         range(0x11A8, 0x11C3))
     sets = [matches(r"\p{L}"), matches(r"\p{N}"), space, alone(Punctuation("isolated")), word,
-            alone(Digits(individual_digits=True)), unstable]
+            alone(Digits(individual_digits=True)), unstable,
+            {c for c in ALL if not StripAccents().normalize_str(chr(c))}]
     assert len(sets) == len(PROPERTIES)
     return {c: bits for c in ALL if (bits := sum((c in s) << k for k, s in enumerate(sets)))}
 
@@ -361,17 +375,37 @@ def pair_numbers(rows):
         c, a, b = row[:3]
 
 
+def lower_runs():
+    lower = {c: Lowercase().normalize_str(chr(c)) for c in ALL}
+    assert [c for c, to in lower.items() if len(to) > 1] == [0x130] and lower.pop(0x130) == "i\u0307"
+    return run_table({c: ord(to) for c, to in lower.items() if to != chr(c)})
+
+
+def compat_rows():
+    """{code point: the code points of its compatibility decomposition}"""
+    whole = {c: NFKD().normalize_str(chr(c)) for c in ALL}
+    assert all(len(to) <= 18 for to in whole.values())
+    return {c: tuple(map(ord, to)) for c, to in whole.items() if to != nfd(c)}
+
+
+def compat_numbers(rows):
+    c, first = 0, 0
+    for at, points in sorted(rows.items()):
+        yield from (18 * (at - c - 1) + len(points) - 1, signed(points[0] - first - (at - c)))
+        yield from (signed(b - a) for a, b in zip(points, points[1:]))
+        c, first = at, points[0]
+
+
 def main():
     kinds, folds, chinese = probe()
     assert chinese == [c for c in ALL if is_chinese(c)]
     classes = class_table(kinds)
     runs, blocks, many = fold_tables(folds)
-    reach = max(i - min([j for j in range(i) if runs[j][1] > runs[i][0]] or [i]) for i in range(len(runs)))
     version = importlib.metadata.version("tokenizers")
     print(f"/* Written by tests/golden/make_unicode.py from the package tokenizers {version} of Python. */\n"
           f"enum {{\n    TT__CLASS_RANGES = {len(classes)}, TT__FOLD_RUNS = {len(runs)}, "
           f"TT__FOLD_MANY = {len(many)},\n    TT__FOLD_CJK = {sum(map(len, blocks))},\n"
-          f"    TT__FOLD_LOOK_BACK = {reach} /* rows at most from the run that holds c to the last run with "
+          f"    TT__FOLD_LOOK_BACK = {look_back(runs)} /* rows at most from the run that holds c to the last run with "
           "first <= c */\n};")
     emit("class", class_numbers(classes))
     emit("fold_runs", run_numbers(runs))
@@ -390,6 +424,11 @@ def main():
     emit("pair", pair_numbers(rows))
     print(f"enum {{ TT__GRAPHEME_ROWS = {grapheme_rows} }};")
     emit("grapheme", graphemes)
+    lower, compat = lower_runs(), compat_rows()
+    print(f"enum {{\n    TT__LOWER_RUNS = {len(lower)}, TT__LOWER_LOOK_BACK = {look_back(lower)}, "
+          f"TT__COMPAT_ROWS = {len(compat)},\n    TT__COMPAT_POINTS = {sum(map(len, compat.values()))}\n}};")
+    emit("lower_runs", run_numbers(lower))
+    emit("compat", compat_numbers(compat))
 
 
 if __name__ == "__main__":
