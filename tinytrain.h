@@ -7978,6 +7978,7 @@ typedef struct tt__cutter {
     int n, forward;     /* instructions; those of the forward */
     int me;             /* one more than the stage */
     bool *kept;         /* of each instruction */
+    uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
@@ -8059,19 +8060,16 @@ static tt_status tt__check_forward(const tt__cutter *c)
     return TT_OK;
 }
 
-/* Which stages read a parameter, a bit for each. */
-static uint64_t tt__stages_reading(const tt__cutter *c, int32_t v)
+/* Notes which stages read each storage; those that read a copy of a weight read the weight. */
+static void tt__note_reading(const tt__cutter *c)
 {
     const tt_tape *t = c->t;
-    uint64_t stages = 0;
-    for (int k = 0; k < c->n; k++)
-        for (int j = 0; j < TT__MAX_IN; j++) {
-            const tt__instr *i = &t->code[k];
-            if (!i->in[j] || t->values[i->in[j]].base != v) continue;
-            if (!tt__casts_weight(t, i)) stages |= 1ull << (i->stage - 1);
-            else stages |= tt__stages_reading(c, t->values[i->out[0]].base);
-        }
-    return stages;
+    for (int k = c->n - 1; k >= 0; k--) { /* a copy's readers are behind it */
+        const tt__instr *i = &t->code[k];
+        uint64_t stages = 1ull << (i->stage - 1);
+        if (tt__casts_weight(t, i)) stages = c->reading[t->values[i->out[0]].base];
+        for (int j = 0; j < TT__MAX_IN; j++) c->reading[t->values[i->in[j]].base] |= stages;
+    }
 }
 
 /* Parameters that the stage does not read are elsewhere; those that nothing reads are the first stage's. */
@@ -8081,7 +8079,7 @@ static tt_status tt__share_parameters(const tt__cutter *c)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
-        uint64_t stages = tt__stages_reading(c, v);
+        uint64_t stages = c->reading[v];
         if (!stages) stages = 1;
         for (x->tied[0] = 0; !(stages >> x->tied[0] & 1);) x->tied[0]++;
         for (int s = x->tied[0] + 1, n = 1; s < t->stages; s++) {
@@ -8191,11 +8189,12 @@ static tt_status tt__cut_stage(tt__cutter *c)
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
     tt__complete_stages(c);
+    tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
         const tt__instr *i = &t->code[k];
         c->kept[k] = i->stage == c->me;
         if (tt__casts_weight(t, i))
-            c->kept[k] = tt__stages_reading(c, t->values[i->out[0]].base) >> (c->me - 1) & 1;
+            c->kept[k] = c->reading[t->values[i->out[0]].base] >> (c->me - 1) & 1;
     }
     const int32_t from_next = c->me < t->stages ? tt__gradient_between(c, c->me, &other) : 0;
     const int32_t to_before = c->me > 1 ? tt__gradient_between(c, c->me - 1, &more) : 0;
@@ -8225,11 +8224,13 @@ static tt_status tt__cut_stage(tt__cutter *c)
 /* Leaves the tape what its stage runs. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
-    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL};
+    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL, NULL};
     while (c.forward < c.n && !t->code[c.forward].backward) c.forward++;
     c.kept = (bool *)tt__calloc(t->ctx, sizeof *c.kept * (size_t)(c.n + 1));
-    tt_status status = c.kept ? tt__cut_stage(&c) : TT_ERR_MEMORY;
+    c.reading = (uint64_t *)tt__calloc(t->ctx, sizeof *c.reading * (size_t)t->n_values);
+    tt_status status = c.kept && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
     tt__free(t->ctx, c.kept);
+    tt__free(t->ctx, c.reading);
     return status;
 }
 
@@ -10123,16 +10124,18 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
-enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000 };
+enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000 };
 
 /* Tries to get below the height of an order: the box that reaches it is placed first instead, again and
-   again. Leaves the lowest placement found, and returns its height. */
+   again; in the host's memory, which is less scarce, less often. Leaves the lowest placement found, and
+   returns its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
     size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
     bool best_tightest = tightest;
-    const int rounds = n < TT__FEW_BOXES && best > bound ? TT__IMPROVE / (n + 1) : 0;
+    const int most = n && box[order[0]].space == TT__HOST ? TT__IMPROVE_HOST : TT__IMPROVE;
+    const int rounds = n < TT__FEW_BOXES && best > bound ? most / (n + 1) : 0;
     memcpy(best_order, order, sizeof *order * (size_t)n);
     for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
         int top = 0;
@@ -18130,7 +18133,7 @@ static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool 
     status = tt__end_build(&b, &c->job.p->settings, &choice);
     c->ctx->options.verify = verify;
     if (status == TT_OK) status = tt__weigh(c, &b, x);
-    c->left -= b.t->n_code * (how->ahead ? 4 : 1);
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* a copy has all stages */
     if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
     else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
     return status;
@@ -18481,11 +18484,25 @@ static tt_status tt__try_all(tt__chooser *c)
     return status;
 }
 
+/* Finds the fewest blocks whose activations have to be offloaded, where nothing else is to be found. */
+static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
+{
+    tt_status status = TT_OK;
+    for (int low = 1, high = c->blocks, at; low <= high && status == TT_OK;) {
+        how.activations = low + (high - low) / 2;
+        status = tt__consider_level(c, how, 0, true, &at);
+        if (status == TT_OK && tt__may_fit(c, at)) high = how.activations - 1;
+        else low = how.activations + 1;
+    }
+    return status;
+}
+
 /* A configuration, and it with the activations of some of the blocks, if it could be the best. */
 static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
 {
     tt_status status = tt__try_levels(c, &how, false);
     how.offload |= TT__OUT_ACTIVATIONS;
+    if (status == TT_OK && c->offload && c->levels == 1) return tt__try_fewest(c, how);
     for (int k = 0; k < 4 && c->offload && c->blocks && status == TT_OK; k++) {
         how.activations = k < 2 ? c->blocks : (c->blocks + 1) / 2;
         status = tt__try_levels(c, &how, k % 2 == 0);
@@ -18493,9 +18510,9 @@ static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
     return status;
 }
 
-/* What the options themselves can say: each policy of recomputation with nothing in the host's memory, and
-   the last with activations and whatever else, for each way to split what ranks have. A search that ends
-   early is no worse than these. */
+/* What the options themselves can say: each policy of recomputation ("none" was tried before) with nothing in
+   the host's memory, and "blocks" with activations and whatever else there, for each way to split what ranks
+   have. A search that ends early is no worse than these. */
 static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
 {
     tt_status status = TT_OK;
@@ -18603,12 +18620,12 @@ static tt_status tt__try_changes(tt__chooser *c)
     return status;
 }
 
-/* Is a program so small that all configurations with all sets can be candidates? Of a large one on several
-   ranks these are too many, as each is tried at many paces. */
+/* Is a program so small that all configurations with all sets can be candidates? Of a large one these are too
+   many, where each is tried at many paces. */
 static bool tt__is_small(const tt__chooser *c)
 {
     tt__choice list[24];
-    if (c->zero && tt__front(c)->t->n_code >= TT__LARGE) return false;
+    if (c->by_seconds && tt__front(c)->t->n_code >= TT__LARGE) return false;
     const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
     const int64_t most = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
     return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
@@ -19217,9 +19234,13 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
     if (status != TT_OK) return status;
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
-                    "batch of fewer rows needs less", s->bytes, p->settings.crew->ranks > 1 ? " a rank" : "",
-                    e->budget, e->by_them ? " for a program that this one shares an arena with" : "", steps);
+    char of_stage[32] = "";
+    if (p->settings.options.parallel.pipeline > 1)
+        snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
+                    "batch of fewer rows needs less", of_stage, s->bytes,
+                    p->settings.crew->ranks > 1 ? " a rank" : "", e->budget,
+                    e->by_them ? " for a program that this one shares an arena with" : "", steps);
 }
 
 static void tt__chooser_close(tt__chooser *c)
@@ -19279,7 +19300,8 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
     c.offload = s->offload_fits;
     c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
-    c.by_seconds = c.offload || c.zero;
+    const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
+    c.by_seconds = c.offload || c.zero || (c.recompute && moves);
     c.best = INFINITY;
     c.left = TT__ESTIMATES;
     return c;
@@ -19506,11 +19528,8 @@ static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
 static tt_status tt__make_ranks(tt_program *p)
 {
     const tt_parallel *how = &p->settings.options.parallel;
-    const int ranks = p->settings.crew->ranks, of_stage = how->data * how->tensor;
-    const int first = p->settings.stage * of_stage;
+    const int of_stage = how->data * how->tensor, first = p->settings.stage * of_stage;
     tt_status status = TT_OK;
-    if (!p->rank) p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)ranks);
-    if (!p->rank) return TT_ERR_MEMORY;
     for (int r = first; r < first + of_stage && status == TT_OK; r++)
         status = tt__make_rank(p, &p->rank[r], tt__is_local(p->settings.crew, r));
     return status;
@@ -19557,6 +19576,10 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
     p->run.seed = p->ctx->options.seed;
     p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
+    if (status == TT_OK && !p->rank) { /* of a pipeline, the stages' in common */
+        p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
+        if (!p->rank) status = TT_ERR_MEMORY;
+    }
     if (status == TT_OK) status = tt__build_chosen(&job);
     if (status == TT_OK) status = tt__make_ranks(p);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
@@ -19603,21 +19626,37 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* Compiles the other stages of a pipeline, of which p is the first. */
+/* Compiles a stage of a pipeline beside those that have come to `before`. Of stages that do not fit, the error
+   is that of the one which needs most, so that all fit what it names. */
+static tt_status tt__compile_stage(tt_program *q, const tt_tape *t, int32_t root, const tt_compile_options *o,
+                                   int stage, tt_status before)
+{
+    tt_context *ctx = q->ctx;
+    const size_t needs = before == TT_OK ? 0 : ctx->needs;
+    char error[sizeof ctx->error];
+    memcpy(error, ctx->error, sizeof error);
+    tt_status status = tt__compile_into(q, t, root, o, stage);
+    const bool needs_less = status == TT_OK || (status == TT_ERR_BUDGET && ctx->needs <= needs);
+    if (before == TT_OK || !needs_less) return status;
+    ctx->needs = needs;
+    return tt__fail(ctx, before, "%s", error);
+}
+
+/* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
 static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t root,
-                                    const tt_compile_options *o)
+                                    const tt_compile_options *o, tt_status status)
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    tt_status status = TT_OK;
-    if (stages == 1) return TT_OK;
+    const bool all = !p->ctx->searches; /* also after one that does not fit */
+    if (stages == 1) return status;
     p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
     p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
     if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
     p->stage[0] = p;
     p->n_recorded = t->n_values;
     p->n_axes = t->n_axes;
-    for (int s = 1; s < stages && status == TT_OK; s++) {
+    for (int s = 1; s < stages && (status == TT_OK || (all && status == TT_ERR_BUDGET)); s++) {
         tt_compile_options of_stage = *o;
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
         if (!q) return TT_ERR_MEMORY;
@@ -19625,7 +19664,7 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         q->rank = p->rank;
         q->is_later = true;
         if (o->share) of_stage.share = o->share->stage[s];
-        status = tt__compile_into(q, t, root, &of_stage, s);
+        status = tt__compile_stage(q, t, root, &of_stage, s, status);
     }
     for (size_t v = 1; v <= values && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v - 1];
@@ -19720,7 +19759,8 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     if (!p) return NULL;
     p->ctx = t->ctx;
     tt_status status = tt__compile_into(p, t, root.id, o ? o : &defaults, 0);
-    if (status == TT_OK) status = tt__compile_stages(p, t, root.id, o ? o : &defaults);
+    if (status == TT_OK || status == TT_ERR_BUDGET)
+        status = tt__compile_stages(p, t, root.id, o ? o : &defaults, status);
     if (tt__agree_program(p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;

@@ -805,6 +805,46 @@ TEST(stages_fit_a_budget)
     free_outcome(&b);
 }
 
+/* What a refusal names is enough for all stages, whichever of them needs most. */
+TEST(stages_that_do_not_fit_are_refused_together)
+{
+    static const char *const recompute[] = {"none", "blocks", "budget"};
+    int later = 0;
+    for (int k = 0; k < 12; k++) {
+        setup s = setup_of("cpu*3", 3, k % 2 ? "gpipe" : "1f1b", 4);
+        test_allocator a;
+        net n;
+        memset(&n, 0, sizeof n);
+        tt_context_options co = test_options(&a);
+        n.ctx = tt_open(&co);
+        if (!n.ctx || !CHECK(record(&n, k / 6))) return;
+        if (k % 2) tt_param_freeze(n.ctx, "table", true), tt_param_freeze(n.ctx, "layer.0.*", true);
+        s.most = 4;
+        s.recompute = recompute[k / 2 % 3];
+        s.budget = 1;
+        tt_compile_options o = options_of(&s);
+        CHECK(!tt_compile(n.t, n.loss, &o));
+        CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "a rank, memory_budget is 1: ");
+        int stage = -1;
+        size_t needs = 0;
+        CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &needs) == 2);
+        const char *least = strstr(tt_error(n.ctx), "at least ");
+        if (least) CHECK(sscanf(least, "at least %zu", &needs) == 1);
+        later += stage > 0;
+        o.memory_budget = needs - 1;
+        CHECK(!tt_compile(n.t, n.loss, &o));
+        CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "the plan of stage ");
+        o.memory_budget = needs;
+        CHECK((n.p = tt_compile(n.t, n.loss, &o)) != NULL);
+        for (int j = 0; j < 3 && n.p; j++) CHECK(tt_stage_plan(n.p, j).bytes <= needs);
+        CHECK(!n.p || tt_program_plan(n.p).bytes == needs);
+        tt_program_free(n.p);
+        tt_tape_free(n.t);
+        TEST_CLOSE(n.ctx, &a);
+    }
+    CHECK(later > 0);
+}
+
 /* ------------------------------------------------------------------------------------------------ on CUDA */
 
 TEST(stages_on_cuda)
@@ -873,6 +913,7 @@ static const test_case tests[] = {
     TEST_CASE(programs_that_share_are_cut_alike), TEST_CASE(misuse_of_pipelines),
     TEST_CASE(each_allocation_of_a_pipeline_fails),
     TEST_CASE(stages_fit_a_budget),
+    TEST_CASE(stages_that_do_not_fit_are_refused_together),
     TEST_CASE(stages_on_cuda),
     TEST_CASE(stages_that_are_apart_are_refused),
 };
