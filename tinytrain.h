@@ -644,7 +644,8 @@ typedef struct tt_compile_options {
        whatever the backward reads of the blocks that tt_block_end marks, except the last, with which the
        backward begins (Chen et al., "Training deep nets with sublinear memory cost", 2016). "budget": of what
        the backward reads, what costs least so that the plan fits memory_budget, which must be set; ends of
-       blocks are kept. The least is FLOPs where nothing else may change, else seconds by `costs`. */
+       blocks are kept. The least is FLOPs where nothing is offloaded, nor parameters divided (parallel.zero
+       3), and else seconds by `costs`. */
     const char *recompute;
     /* What lies in the host's memory and is copied to the device only while it is used there, for the same
        bits: a list with commas of "optimizer" (its state), "gradients" (from the end of the backward, or of
@@ -679,7 +680,7 @@ typedef struct tt_compile_options {
     tt_optimizer_options optimizer;
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
        tt_compile that would need more, and tt_error says what each option would save, and the smallest
-       possible with which options. 0 (default): no limit. Only what says "budget" (recompute, offload,
+       possible with which options; of a pipeline, of the stage that needs most. 0 (default): no limit. Only what says "budget" (recompute, offload,
        parallel.zero) changes to fit; tt_plan says into what. Whatever the options say, copies run less far
        ahead, and what updates move together (up to 32 MiB) is less, down to one parameter at a time, where
        that makes it fit. */
@@ -18230,12 +18231,10 @@ static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int 
     return cost;
 }
 
-/* Lists the items. */
-static tt_status tt__list_items(tt__chooser *c)
+/* Room for the items, of which there are none yet. */
+static tt_status tt__items_open(tt__chooser *c)
 {
-    tt_tape *t = tt__front(c)->t;
-    const size_t most = (size_t)t->n_values;
-    tt__recomputer r = {t, TT__RECOMPUTE_CHEAP, NULL, 0, c->forward, 0, 0};
+    const size_t most = (size_t)tt__front(c)->t->n_values;
     c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * most);
     c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * most);
     c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * most);
@@ -18246,8 +18245,16 @@ static tt_status tt__list_items(tt__chooser *c)
     c->banned = c->attention + most;
     c->drop = c->banned + most;
     c->set = c->drop + most;
+    return TT_OK;
+}
+
+/* Lists the items. */
+static void tt__list_items(tt__chooser *c)
+{
+    tt_tape *t = tt__front(c)->t;
+    tt__recomputer r = {t, TT__RECOMPUTE_CHEAP, NULL, 0, c->forward, 0, 0};
     tt__index(t);
-    for (int k = 0; k < r.forward && c->recompute; k++)
+    for (int k = 0; k < r.forward; k++)
         for (int o = 0; o < 2; o++) {
             const tt__instr *i = &t->code[k];
             const int32_t v = i->out[o];
@@ -18264,7 +18271,6 @@ static tt_status tt__list_items(tt__chooser *c)
             c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
             c->item[c->n++] = v;
         }
-    return TT_OK;
 }
 
 /* Of the items that live over the peak and nobody uses there, the one that costs least a byte; among equals
@@ -19147,6 +19153,11 @@ static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
 /* Builds the smallest of all that other options may be, and notes it in job.least. */
 static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
 {
+    if (!c->recompute && c->job.p->settings.options.train) { /* candidates so far have no items */
+        tt__forget(c, 0);
+        c->n_searched = 0;
+        tt__list_items(c);
+    }
     memset(c->set, 0, sizeof *c->set * (size_t)c->n);
     tt_status status = tt__consider_slowest(c, *last, c->set);
     if (status == TT_OK) status = tt__try_least(c, TT__MAY_ALL);
@@ -19318,7 +19329,9 @@ static tt_status tt__chooser_open(tt__chooser *c)
     if (!c->scratch) return TT_ERR_MEMORY;
     c->forward = tt__forward_of(front->t);
     c->blocks = front->blocks;
-    return tt__list_items(c);
+    status = tt__items_open(c);
+    if (status == TT_OK && c->recompute) tt__list_items(c);
+    return status;
 }
 
 /* Notes the bytes and FLOPs of a program that does not fit, unless more of it is recomputed or moved. */

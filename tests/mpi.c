@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #define TINYTRAIN_MPI
 #define TT__TENSOR_LEAST 1 /* tensor ranks divide small layers too */
+#define TT__NET_MESSAGE ((size_t)1000) /* most of what ranks exchange goes in several messages */
 #define main ranks_of_one_process
 #include "test_parallel.c"
 #undef main

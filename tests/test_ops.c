@@ -3684,11 +3684,10 @@ static void free_operands(tt__launch *l)
     memset(l->out, 0, sizeof l->out);
 }
 
-static bool run_on_cpu(tt_context *ctx, tt__launch *l)
+static bool run_on_cpu(tt__launch *l)
 {
     const tt_status status = (l->workspace = calloc(1, (size_t)16 << 20)) ? tt__cpu_launch(l, 1)
                                                                           : TT_ERR_MEMORY;
-    (void)ctx;
     free(l->workspace);
     l->workspace = NULL;
     return status == TT_OK;
@@ -3696,7 +3695,7 @@ static bool run_on_cpu(tt_context *ctx, tt__launch *l)
 
 /* Both give the same, within `units` of the last place of each result's largest number. Frees the
    operands. */
-static void same_on_both(tt_context *ctx, tt__launch *l, double units, const char *what)
+static void same_on_both(tt__launch *l, double units, const char *what)
 {
     tt__launch cpu = *l;
     snprintf(where, sizeof where, "%s, %s", what,
@@ -3705,7 +3704,7 @@ static void same_on_both(tt_context *ctx, tt__launch *l, double units, const cha
         const size_t bytes = (size_t)(l->out[k].rows * l->out[k].cols) * tt_dtype_bytes(l->out[k].dtype);
         if (l->out[k].data) cpu.out[k].data = memcpy(malloc(bytes), l->out[k].data, bytes);
     }
-    const bool ok = report(run_on_cpu(ctx, &cpu), "the CPU fails") && run_on_cuda(l, (size_t)1 << 18);
+    const bool ok = report(run_on_cpu(&cpu), "the CPU fails") && run_on_cuda(l, (size_t)1 << 18);
     for (int k = 0; k < TT__MAX_OUT && ok; k++) {
         const tt__mat *m = &l->out[k];
         const int64_t n = m->data ? m->rows * m->cols : 0;
@@ -3728,7 +3727,7 @@ static void same_on_both(tt_context *ctx, tt__launch *l, double units, const cha
 /* Attention of two sequences, and its backward, of one head of `size` columns. The number of rows chooses the
    kernels of the backward. near: with a window and a bias, which have kernels of their own. far: scores are
    far below 0, and numbers need be finite only. */
-static void attention_on_both(tt_context *ctx, tt__launch *l, tt_dtype dtype, int size, const int32_t *starts,
+static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int32_t *starts,
                               bool near, bool far, uint64_t *s)
 {
     const int rows = starts[2];
@@ -3753,7 +3752,7 @@ static void attention_on_both(tt_context *ctx, tt__launch *l, tt_dtype dtype, in
     }
     l->out[0] = some(dtype, rows, size, 0, 0, s);
     l->out[1] = some(TT_F32, rows, 1, 0, 0, s);
-    report(run_on_cpu(ctx, l), "attention on the CPU");
+    report(run_on_cpu(l), "attention on the CPU");
     const tt__launch forward = *l; /* whose operands are those of both */
     memset(l->out, 0, sizeof l->out);
     for (int k = 0; k < 4; k++)
@@ -3762,13 +3761,13 @@ static void attention_on_both(tt_context *ctx, tt__launch *l, tt_dtype dtype, in
         memcpy(l->in[k].data, forward.in[k].data, (size_t)(rows * size) * 2);
     l->out[0] = some(dtype, rows, size, 0, 0, s);
     l->out[1] = some(TT_F32, rows, 1, 0, 0, s);
-    same_on_both(ctx, l, units, "attention");
+    same_on_both(l, units, "attention");
     i.op = TT__OP_ATTENTION_BACKWARD;
     l->in[0] = some(dtype, rows, size, -1, 1, s);
     for (int k = 0; k < 4; k++) l->in[1 + k] = forward.in[k];
     for (int k = 0; k < 2; k++) l->in[5 + k] = forward.out[k];
     for (int k = 0; k < 3; k++) l->out[k] = some(dtype, rows, size, 0, 0, s);
-    same_on_both(ctx, l, 2 * units, "attention_backward");
+    same_on_both(l, 2 * units, "attention_backward");
 }
 
 /* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
@@ -3811,7 +3810,7 @@ TEST(cuda_kernels_of_each_dtype)
             i.attr.act = acts[act];
             l.in[0] = some(dtype[t], ROWS_, D, -3, 3, &s);
             l.out[0] = some(dtype[t], ROWS_, D, 0, 0, &s);
-            same_on_both(ctx, &l, 8, "activation");
+            same_on_both(&l, 8, "activation");
             i.op = TT__OP_ACTIVATION_BACKWARD;
             for (int sums = 0; sums < 2; sums++) {
                 const int rows = sums ? MORE_ROWS : ROWS_;
@@ -3819,7 +3818,7 @@ TEST(cuda_kernels_of_each_dtype)
                 l.in[1] = some(dtype[t], rows, D, -3, 3, &s);
                 l.out[0] = some(dtype[t], rows, D, 0, 0, &s);
                 if (sums) l.out[1] = some(dtype[t], 1, D, 0, 0, &s);
-                same_on_both(ctx, &l, 8, "activation_backward");
+                same_on_both(&l, 8, "activation_backward");
             }
         }
         for (int op = 0; op < TT__COUNT(of_two); op++)
@@ -3831,7 +3830,7 @@ TEST(cuda_kernels_of_each_dtype)
                 l.in[1] = some(dtype[t], rows, D, -3, 3, &s);
                 l.out[0] = some(dtype[t], rows, D, 0, 0, &s);
                 if (sums) l.out[1] = some(dtype[t], 1, D, 0, 0, &s);
-                same_on_both(ctx, &l, sums ? 8 : 1, tt__ops[i.op].name);
+                same_on_both(&l, sums ? 8 : 1, tt__ops[i.op].name);
             }
     }
     for (int t = 0; t < TT__COUNT(pair); t++) {
@@ -3839,12 +3838,12 @@ TEST(cuda_kernels_of_each_dtype)
         i.attr.scale = 0.37f;
         l.in[0] = some(pair[t][0], ROWS_, D, -3, 3, &s);
         l.out[0] = some(pair[t][1], ROWS_, D, 0, 0, &s);
-        same_on_both(ctx, &l, 1, "scale");
+        same_on_both(&l, 1, "scale");
         i = tt__new_instr(TT__OP_EMBEDDING);
         l.in[0] = some_indices(index, ROWS_);
         l.in[1] = some(pair[t][0], ROWS_, D, -3, 3, &s);
         l.out[0] = some(pair[t][1], ROWS_, D, 0, 0, &s);
-        same_on_both(ctx, &l, 1, "embedding");
+        same_on_both(&l, 1, "embedding");
     }
     for (int w = 0; w < TT__COUNT(width); w++)
         for (int t = 0; t < (width[w] <= 1024 ? TT__COUNT(norm) : 1); t++) {
@@ -3856,7 +3855,7 @@ TEST(cuda_kernels_of_each_dtype)
             l.in[2] = some(of_w, 1, width[w], -1, 1, &s);
             l.out[0] = some(x, ROWS_, width[w], 0, 0, &s);
             l.out[1] = some(TT_F32, ROWS_, 2, 0, 0, &s);
-            same_on_both(ctx, &l, 16, "layernorm");
+            same_on_both(&l, 16, "layernorm");
             i.op = TT__OP_LAYERNORM_BACKWARD;
             for (int sums = 0; sums < 2; sums++) { /* with them, adds to dx and to the sums */
                 const int rows = sums ? MORE_ROWS : ROWS_;
@@ -3869,7 +3868,7 @@ TEST(cuda_kernels_of_each_dtype)
                 l.out[2] = some(of_w, 1, width[w], 0, 0, &s);
                 if (sums) l.out[3] = some(x, 1, width[w], -1, 1, &s);
                 l.add[0] = l.add[3] = sums;
-                same_on_both(ctx, &l, 32, "layernorm_backward");
+                same_on_both(&l, 32, "layernorm_backward");
             }
             l.add[0] = l.add[3] = false;
         }
@@ -3883,13 +3882,13 @@ TEST(cuda_kernels_of_each_dtype)
         l.in[0] = some(norm[t][0], ROWS_, 1000, -1, 1, &s);
         l.in[1] = some(TT_F32, 1, 2, 1, 1, &s);
         for (int k = 0; k < 3; k++) l.out[k] = some(norm[t][1], ROWS_, 1000, k == 2 ? 0.1f : -1, 1, &s);
-        same_on_both(ctx, &l, 2, "adam");
+        same_on_both(&l, 2, "adam");
     }
     for (int h = 0; h < 2 * TT__COUNT(head); h++)
         for (int n = 0; n < (h % 2 || head[h / 2] > 64 ? 2 : 2 * TT__COUNT(sequences)); n++)
-            attention_on_both(ctx, &l, dtype[1 + n % 2], head[h / 2], sequences[n / 2], h % 2, false, &s);
+            attention_on_both(&l, dtype[1 + n % 2], head[h / 2], sequences[n / 2], h % 2, false, &s);
     for (int n = 0; n < TT__COUNT(sequences); n++)
-        attention_on_both(ctx, &l, TT_BF16, 64, sequences[n], false, true, &s);
+        attention_on_both(&l, TT_BF16, 64, sequences[n], false, true, &s);
     TEST_CLOSE(ctx, &a);
 }
 
