@@ -680,10 +680,10 @@ typedef struct tt_compile_options {
     tt_optimizer_options optimizer;
     /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
        tt_compile that would need more, and tt_error says what each option would save, and the smallest
-       possible with which options; of a pipeline, of the stage that needs most. 0 (default): no limit. Only what says "budget" (recompute, offload,
-       parallel.zero) changes to fit; tt_plan says into what. Whatever the options say, copies run less far
-       ahead, and what updates move together (up to 32 MiB) is less, down to one parameter at a time, where
-       that makes it fit. */
+       possible with which options; of a pipeline, of the stage that needs most. 0 (default): no limit. Only
+       what says "budget" (recompute, offload, parallel.zero) changes to fit; tt_plan says into what. Whatever
+       the options say, copies run less far ahead, and what updates move together (up to 32 MiB) is less, down
+       to one parameter at a time, where that makes it fit. */
     size_t memory_budget;
     /* What tt_plan's seconds, what runs beside computation, and choices by "budget" go by; copied. NULL
        (default): tt_costs_default(). */
@@ -19639,8 +19639,8 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* Compiles a stage of a pipeline beside those that have come to `before`. Of stages that do not fit, the error
-   is that of the one which needs most, so that all fit what it names. */
+/* Compiles a stage of a pipeline after others that have come to `before`. Of stages that do not fit, the
+   error is that of the one which needs most, so that all fit what it names. */
 static tt_status tt__compile_stage(tt_program *q, const tt_tape *t, int32_t root, const tt_compile_options *o,
                                    int stage, tt_status before)
 {
