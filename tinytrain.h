@@ -632,9 +632,14 @@ typedef struct tt_compile_options {
     /* What device "cuda" may round operands of matrix products to; sums are fp32. "fp32" (default): nothing
        less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices take it as "fp32". "fp8":
-       E4M3, gradients E5M2, each matrix scaled by the power of two that its largest number allows
-       (Micikevicius et al.: "FP8 formats for deep learning", 2022), in linear layers with 16-bit operands and
-       widths that are multiples of 16; needs "cuda" of compute capability 8.9. */
+       E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats for deep learning", 2022), in linear layers
+       with 16-bit operands, widths that are multiples of 16, and a size that pays (6,144 rows and widths of
+       768 do, 4,096 and 512 do not); needs "cuda" of compute capability 8.9. A tensor is rounded once for all
+       products that read it, and what the backward reads of it alone is kept in fp8. It is scaled by a power
+       of two: the largest with which twice the largest magnitude of the 16 steps before is in range (delayed
+       scaling, as NVIDIA's Transformer Engine), saved with a run's state. What is larger saturates, and what
+       is not finite becomes NaN. In a first step, without training, and on tensor ranks the largest magnitude
+       of the tensor itself decides. */
     const char *matmul;
     tt_loss_scale loss_scale; /* read with "16-mixed" and "16-true" only */
     /* What the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
@@ -1727,8 +1732,9 @@ typedef enum tt__act {
     TT__ACT_NONE, TT__ACT_GELU, TT__ACT_GELU_TANH, TT__ACT_RELU, TT__ACT_TANH, TT__ACT_SILU
 } tt__act;
 
-#define TT__MAX_IN 9
+#define TT__MAX_IN 11
 #define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
+#define TT__UNSCALE_IN 9 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
 #define TT__MAX_OUT 5
 
 /* What distinguishes two instructions of the same op. X(type, name): 0 where an op does not use it. What a
@@ -1760,7 +1766,10 @@ typedef enum tt__act {
     X(tt_patch_options, image) /* PATCHES */ \
     X(tt_rotary_options, rotary) /* ROTARY */ \
     X(int, offset)        /* EMBEDDING, EMBEDDING_BACKWARD: of the table's rows */ \
-    X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are rounded to fp8 */ \
+    X(bool, fp8)          /* LINEAR, LINEAR_DX, LINEAR_DW: operands are results of QUANTIZE */ \
+    X(int, tensor) X(int, tensor_b) /* QUANTIZE, products: one more than the operand's row of the history of \
+                             largest magnitudes; 0: it has none */ \
+    X(bool, e5m2)         /* QUANTIZE: E5M2, for gradients; else E4M3 */ \
     X(tt_dtype, narrow)   /* LINEAR, LINEAR_DX, LINEAR_CROSS_ENTROPY: f32 w is rounded to this when read */
 
 typedef struct tt__attr {
@@ -1925,6 +1934,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
     X(LINEAR_DX, "linear_dx", 3, 2, TT__PRODUCT | TT__WEIGHT(1) | TT__COLUMN_SUMS) \
         /* dy, w, [saved by act] -> dx act', [column sums of dx] */ \
     X(LINEAR_DW, "linear_dw", 2, 2, TT__PRODUCT) /* dy, x -> dw, [db] */ \
+    X(QUANTIZE, "quantize", 2, 4, 0) /* x, [history] -> [fp8 of x], [its transpose], 1/scale, [largest] */ \
+    X(FP8_HISTORY, "fp8_history", 1, 2, TT__RMW) /* largest of a step -> history, largest */ \
     X(EMBEDDING_BACKWARD, "embedding_backward", 2, 1, 0) /* ids, dy -> dtable */ \
     X(LAYERNORM_BACKWARD, "layernorm_backward", 4, 4, TT__INPLACE0 | TT__COLUMN_SUMS) \
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
@@ -2059,6 +2070,13 @@ typedef struct tt__launch {
 
 /* The least multiple of a unit, a power of two, that is not less than n. */
 static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1) & ~(unit - 1); }
+
+/* fp8 (see QUANTIZE): a tensor is multiplied by the largest power of two with which the largest magnitude of
+   so many steps before, times 2^margin, is within range. So what grows up to twofold from one step to the
+   next does not saturate, and a loss scale may double. A row of the history: the largest of all, 0 where none
+   is known, and that of each of these steps, the last first. */
+enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
+#define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
@@ -2517,6 +2535,31 @@ static uint16_t tt__to_f16(float x)
         return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+/* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
+static uint8_t tt__to_fp8(float x, bool e5m2)
+{
+    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: of the mantissa */
+    const uint32_t u = tt__bits(x), magnitude = u & 0x7fffffffu;
+    const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+    if (magnitude >= 0x7f800000u) return sign | 0x7f;
+    if (magnitude >= tt__bits(TT__FP8_MOST(e5m2))) return sign | (e5m2 ? 0x7b : 0x7e);
+    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal, as tt__to_f16 rounds them */
+        const float unit = tt__float((uint32_t)(128 - bias + drop) << 23);
+        return (uint8_t)(sign | (tt__bits(tt__float(magnitude) + unit) - tt__bits(unit)));
+    }
+    const uint32_t r = magnitude - ((uint32_t)(127 - bias) << 23);
+    return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
+}
+
+/* What a tensor is multiplied by that is to be rounded to fp8: the largest power of two that keeps its
+   largest magnitude within range. NaN where that is not finite, so that all of the tensor becomes NaN. */
+static float tt__fp8_scale(float largest, bool e5m2)
+{
+    if (!(largest <= 3.4028235e38f)) return NAN;
+    if (largest < 0x1p-100f) return 0x1p100f;
+    return tt__float(tt__bits(TT__FP8_MOST(e5m2) / largest) & 0x7f800000u);
 }
 
 /* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
@@ -3269,6 +3312,8 @@ struct tt_tape {
     /* f32 (trained parameters, 1): squared norms of their gradients, first of those that tensor ranks have
        parts of; 0: none */
     int32_t squares;
+    /* f32 (tensors, 1 + TT__FP8_STEPS) and (1, tensors): see QUANTIZE; 0: none */
+    int32_t fp8_history, fp8_largest;
     /* Of the groups that pass offload makes of instructions whose operands are copied from the host's memory
        and back: the most bytes that the operands of one group take on the device, if it has several; and how
        many groups more there are than with groups of TT__OFFLOAD_TOGETHER bytes. */
@@ -4446,15 +4491,6 @@ static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *
     return tt__gemm_workspace(p.m, p.n, p.k);
 }
 
-/* On CUDA: the operands of an fp8 product, (m, k) and (n, k), and their scales. */
-static size_t tt__fp8_bytes(const tt_tape *t, const tt__instr *i)
-{
-    if (!i->attr.fp8) return 0;
-    tt__mnk p = tt__mnk_at_capacity(t, i);
-    size_t k = tt__align_to((size_t)p.k, 16), a = tt__align_to((size_t)p.m * k, TT__CUDA_ALIGN);
-    return TT__CUDA_ALIGN + a + tt__align_to((size_t)p.n * k, TT__CUDA_ALIGN);
-}
-
 /* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
 static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 {
@@ -4463,14 +4499,41 @@ static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
 
 /* ------------------------------------------------------------------------------------------------- linear */
 
+/* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
+static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
+{
+    if (!i->attr.fp8) return tt__float_in(t, i, k);
+    if (!i->in[TT__UNSCALE_IN + k]) return tt__bad(t, i, k, "scaled");
+    if (tt__in(t, i, k)->dtype != TT_U8) return tt__bad(t, i, k, "fp8");
+    return tt__fixed_in(t, i, TT__UNSCALE_IN + k, 1, 1);
+}
+
+/* Is operand o of a product a gradient? In fp8 it is E5M2 then. */
+static bool tt__is_gradient_operand(const tt__instr *i, int o) { return o == 0 && i->op != TT__OP_LINEAR; }
+
+/* Does a product sum over the rows of operand o? It needs the transpose in fp8 then. */
+static bool tt__sums_rows_of(const tt__instr *i, int o)
+{
+    return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
+}
+
+/* The result of a product that is the sum of operand 0's columns; 0: it has none. */
+static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
+
+/* The dtype that a product's result has if it is like operand 0. */
+static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
+{
+    return i->attr.fp8 ? TT_F32 : tt__in(t, i, 0)->dtype;
+}
+
 static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__float_in(t, i, 0) || !tt__float_in(t, i, 1)) return false;
+    if (!tt__factor_in(t, i, 0) || !tt__factor_in(t, i, 1)) return false;
     if (w->axis || w->cols != x->cols)
         return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols,
                        (long long)x->cols);
-    tt__set_shape(&out[0], x->dtype, x, w->rows);
+    tt__set_shape(&out[0], tt__product_dtype(t, i), x, w->rows);
     if (i->attr.act) out[1] = out[0];
     return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
 }
@@ -4518,13 +4581,13 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, {tt__backward_LINEAR},
-    tt__product_bytes, tt__fp8_bytes};
+    tt__product_bytes};
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
-    if (!tt__float_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
-    tt__set_shape(&out[0], dy->dtype, dy, w->cols);
+    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
+    tt__set_shape(&out[0], tt__product_dtype(t, i), dy, w->cols);
     return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
 }
 
@@ -4538,14 +4601,16 @@ static bool tt__layout_LINEAR_DX(const tt_tape *t, const tt__instr *i, const tt_
 }
 
 static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, tt__layout_LINEAR_DX, {NULL},
-    tt__product_bytes, tt__fp8_bytes};
+    tt__product_bytes};
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
     tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
     tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
-    return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
+    if (!i->attr.fp8) return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
+    if (!tt__factor_in(t, i, 0) || !tt__factor_in(t, i, 1)) return false;
+    return tt__same_rows(x, dy) || tt__bad(t, i, 1, "as many rows as dy");
 }
 
 static bool tt__layout_LINEAR_DW(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
@@ -4644,7 +4709,56 @@ static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, tt__fp8_bytes, NULL, tt__fuse_LINEAR_DW};
+    tt__cpu_LINEAR_DW, NULL, NULL, tt__fuse_LINEAR_DW};
+
+/* ---------------------------------------------------------------------------------------------------- fp8
+   QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
+   learning", 2022). A product's operands lie along its sum, as cuBLASLt wants them: so out[0] is x row by
+   row, out[1] column by column; both have the shape of x, and their `ld` is what lies between two rows or two
+   columns, a multiple of 16 elements, with zeros behind those of x. With a history the scale is known before
+   x is read (delayed scaling, as in NVIDIA's Transformer Engine): it comes from the largest magnitudes of the
+   steps before, and that of this step, which out[3] has for each tensor, goes into the history at the step's
+   end. While none is known, and without a history, the largest magnitude of x is found first. */
+
+static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    tt__set_shape(&out[0], TT_U8, x, x->cols);
+    out[1] = out[0];
+    tt__set_fixed(&out[2], TT_F32, 1, 1);
+    if (!i->in[1]) return tt__float_in(t, i, 0);
+    const int64_t tensors = tt__in(t, i, 1)->rows;
+    tt__set_fixed(&out[3], TT_F32, 1, tensors);
+    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, tensors, 1 + TT__FP8_STEPS);
+}
+
+/* A tensor rank scales its part by itself. */
+static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = out[1] = in[0];
+    out[2] = out[3] = TT__WHOLE;
+    return in[0] <= TT__COLS && !i->in[1];
+}
+
+static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i) /* the largest magnitude */
+{
+    (void)t;
+    return i->in[1] ? 0 : TT__CUDA_ALIGN;
+}
+
+static const tt__rules tt__rules_QUANTIZE = {tt__shape_QUANTIZE, tt__layout_QUANTIZE, {NULL}, NULL,
+    tt__cuda_QUANTIZE};
+
+static bool tt__shape_FP8_HISTORY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const int64_t tensors = tt__in(t, i, 0)->cols;
+    tt__set_fixed(&out[0], TT_F32, tensors, 1 + TT__FP8_STEPS);
+    tt__set_fixed(&out[1], TT_F32, 1, tensors);
+    return tt__fixed_in(t, i, 0, 1, tensors);
+}
+
+static const tt__rules tt__rules_FP8_HISTORY = {tt__shape_FP8_HISTORY, NULL, {NULL}, tt__no_bytes};
 
 /* ---------------------------------------------------------------------------------------------- embedding */
 
@@ -6294,7 +6408,8 @@ static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int 
                                       int group)
 {
     int32_t id = i->in[j];
-    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN));
+    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN)) ||
+                    (j >= TT__UNSCALE_IN && i->attr.fp8);
     if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
     const tt__known *k = &known[t->values[id].base];
     const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */
@@ -7489,18 +7604,6 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         t->code[k].in[number] = t->values[w].instead;
     }
     return tt__settle(t, n);
-}
-
-/* Rounds the operands of 16-bit products to fp8, but of those that a cross-entropy makes in chunks. */
-static void tt__pass_fp8(tt_tape *t)
-{
-    for (int k = 0; k < t->n_code; k++) {
-        tt__instr *i = &t->code[k];
-        if (!tt__is(i, TT__PRODUCT) || !i->out[0]) continue;
-        const tt_dtype dtype = tt__in(t, i, 0)->dtype;
-        bool alike = dtype != TT_F32 && dtype == tt__in(t, i, 1)->dtype;
-        i->attr.fp8 = alike && tt__mnk_at_capacity(t, i).n % 16 == 0;
-    }
 }
 
 #ifndef TT__PIECES_FROM /* tests make it smaller */
@@ -8964,6 +9067,200 @@ static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, cons
     tt__free(t->ctx, u.list);
     tt__free(t->ctx, u.due);
     tt__free(t->ctx, u.row);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- fp8 */
+
+#ifndef TT__FP8_FROM /* tests make it 0: fp8 whatever it costs */
+#define TT__FP8_FROM 1.0
+#endif
+
+/* Is a product (m, k) times (k, n) faster in fp8? By arithmetic, for an H200: the three products of a linear
+   layer, whose sizes are the same three, have 6 m n k operations at 1,300 instead of 650 TFLOP/s. Rounding
+   the three tensors that they read and their transposes moves 4 bytes of each element at 4.3 TB/s, in three
+   launches of a microsecond. */
+static bool tt__pays_in_fp8(tt__mnk p)
+{
+    const double m = (double)p.m, n = (double)p.n, k = (double)p.k;
+    const double rounding = 4 * (m * n + m * k + n * k) / 4.3e12 + 3e-6;
+    return 6 * m * n * k * (1 / 650e12 - 1 / 1300e12) > TT__FP8_FROM * rounding;
+}
+
+/* Numbers the tensors that products read, and gives those of a program that trains a history with a row for
+   each: before recompute makes copies of them, and stages part them, so that the numbers do not depend on
+   these. Tensor ranks have parts of tensors, and no history. */
+static tt_status tt__pass_number_factors(tt_tape *t, bool train)
+{
+    int32_t *number = (int32_t *)tt__calloc(t->ctx, sizeof *number * 2 * (size_t)t->n_values), n = 0;
+    if (!number) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        for (int o = 0; o < 2 && tt__is(i, TT__PRODUCT); o++) {
+            int32_t *of = &number[2 * i->in[o] + tt__is_gradient_operand(i, o)];
+            if (!*of) *of = ++n;
+            *(o ? &i->attr.tensor_b : &i->attr.tensor) = *of;
+        }
+    }
+    tt__free(t->ctx, number);
+    if (!n || !train || t->tensor > 1) return TT_OK;
+    tt__shape shape;
+    tt__set_fixed(&shape, TT_F32, n, 1 + TT__FP8_STEPS);
+    t->fp8_history = tt__new_value(t, &shape, TT__STEP, "largest magnitudes of fp8 tensors");
+    tt__set_fixed(&shape, TT_F32, 1, n);
+    t->fp8_largest = tt__new_value(t, &shape, TT__STEP, "largest magnitudes of a step");
+    if (!t->fp8_history || !t->fp8_largest) return TT_ERR_MEMORY;
+    for (int k = 0; k < 2; k++) {
+        tt__value *v = &t->values[k ? t->fp8_history : t->fp8_largest];
+        v->persistent = v->pinned_f32 = true;
+    }
+    return TT_OK;
+}
+
+/* What products read in fp8 instead of a value. */
+typedef struct tt__quantized {
+    int at;      /* one more than its QUANTIZE, which stands behind all others until tt__settle; 0: none */
+    int before;  /* the instruction that this is inserted before */
+} tt__quantized;
+
+typedef struct tt__fp8 {
+    tt_tape *t;
+    tt__quantized *of;   /* of value v as a gradient (2 v + 1) or not (2 v) */
+    int *written, *read; /* of storages: one more than the last instruction that has written it so far, and
+                            that reads it other than as fp8 */
+} tt__fp8;
+
+/* A value for the fp8 of v or of its transpose, laid out as QUANTIZE does. */
+static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
+{
+    const tt__value x = t->values[v];
+    tt__shape shape = x.shape, whole;
+    const int64_t ld = (int64_t)tt__align_to((size_t)(transposed ? shape.rows : shape.cols), 16);
+    const char *format = transposed ? "fp8 of %.52s, transposed" : "fp8 of %.60s";
+    shape.dtype = TT_U8;
+    whole = shape;
+    if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
+    else whole.cols = ld;
+    const int32_t storage = tt__new_value(t, &whole, TT__TRANSIENT, format, x.name);
+    if (!storage) return 0;
+    t->values[storage].part = x.part;
+    if (!transposed && ld == shape.cols) return storage;
+    const tt__value room = t->values[storage];
+    return tt__new_view(t, storage, &shape, 0, ld, room.name);
+}
+
+/* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
+   right before it. What the forward has rounded serves the backward too, unless the value that it was made
+   of stays until then anyway: then rounding it again takes no memory in between. Returns its number plus 1;
+   0: out of memory. */
+static int tt__quantize(tt__fp8 *f, int k, int o)
+{
+    tt_tape *t = f->t;
+    const tt__instr product = t->code[k];
+    const int32_t v = product.in[o], base = t->values[v].base;
+    const bool gradient = tt__is_gradient_operand(&product, o);
+    tt__quantized *q = &f->of[2 * v + gradient];
+    if (q->at) {
+        const tt__instr *found = &t->code[q->at - 1];
+        const tt__value *x = &t->values[base];
+        const bool stays = x->storage != TT__TRANSIENT || x->keep || f->read[base] > k;
+        const bool together = found->segment == product.segment && found->stage == product.stage &&
+                              found->always == product.always && found->later == product.later;
+        const bool again = product.backward && !found->backward && stays;
+        if (together && !again && f->written[base] <= q->before) return q->at;
+    }
+    tt__instr i = tt__new_instr(TT__OP_QUANTIZE);
+    i.in[0] = v;
+    i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
+    i.attr.e5m2 = gradient;
+    i.segment = product.segment;
+    i.stage = product.stage;
+    i.backward = product.backward;
+    i.again = product.again;
+    i.always = product.always;
+    i.later = product.later;
+    const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
+    i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
+    if (!i.out[2]) return 0;
+    t->values[i.out[2]].pinned_f32 = true;
+    if (t->fp8_history) {
+        i.in[1] = t->fp8_history;
+        i.out[3] = t->fp8_largest;
+        i.add = 1u << 3;
+    } else {
+        i.attr.tensor = 0;
+    }
+    const int at = tt__insert(t, k, &i);
+    q->at = at ? at + 1 : 0;
+    q->before = k;
+    return q->at;
+}
+
+/* Operand o of product k becomes fp8. */
+static bool tt__read_fp8(tt__fp8 *f, int k, int o)
+{
+    tt_tape *t = f->t;
+    const int at = tt__quantize(f, k, o) - 1;
+    const bool transposed = tt__sums_rows_of(&t->code[k], o);
+    if (at < 0) return false;
+    if (!t->code[at].out[transposed]) {
+        const int32_t q = tt__new_fp8(t, t->code[k].in[o], transposed);
+        if (!q) return false;
+        t->code[at].out[transposed] = q;
+    }
+    t->code[k].in[o] = t->code[at].out[transposed];
+    t->code[k].in[TT__UNSCALE_IN + o] = t->code[at].out[2];
+    return true;
+}
+
+/* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
+static bool tt__emit_fp8_history(tt_tape *t)
+{
+    tt__instr i = tt__new_instr(TT__OP_FP8_HISTORY);
+    tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
+    most.move.reduce = TT__MAX;
+    if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
+    i.in[0] = i.out[1] = t->fp8_largest;
+    i.out[0] = t->fp8_history;
+    return tt__append_step(t, &i, false);
+}
+
+/* Products of 16-bit operands read them in fp8 where that is faster, but those that a cross-entropy makes in
+   chunks. */
+static tt_status tt__pass_fp8(tt_tape *t)
+{
+    const int n = tt__index(t), values = t->n_values;
+    tt__fp8 f = {t, NULL, NULL, NULL};
+    int products = 0;
+    for (int k = 0; k < n; k++) {
+        tt__instr *i = &t->code[k];
+        if (!tt__is(i, TT__PRODUCT) || !i->out[0]) continue;
+        const tt_dtype dtype = tt__in(t, i, 0)->dtype;
+        const bool alike = dtype != TT_F32 && dtype == tt__in(t, i, 1)->dtype;
+        const tt__mnk p = tt__mnk_at_capacity(t, i);
+        i->attr.fp8 = alike && p.n % 16 == 0 && tt__pays_in_fp8(p);
+        products += i->attr.fp8;
+    }
+    if (!products) return TT_OK;
+    f.of = (tt__quantized *)tt__calloc(t->ctx, sizeof *f.of * 2 * (size_t)values);
+    f.written = (int *)tt__calloc(t->ctx, sizeof *f.written * (size_t)values);
+    f.read = (int *)tt__calloc(t->ctx, sizeof *f.read * (size_t)values);
+    bool ok = f.of && f.written && f.read;
+    for (int k = 0; k < n && ok; k++)
+        for (int j = t->code[k].attr.fp8 ? 2 : 0; j < TT__MAX_IN; j++)
+            f.read[t->values[t->code[k].in[j]].base] = k + 1;
+    for (int k = 0; k < n && ok; k++) {
+        if (t->code[k].attr.fp8 && tt__operand_sums(&t->code[k]))
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* of what is not rounded */
+        for (int o = 0; o < 2 && t->code[k].attr.fp8 && ok; o++) ok = tt__read_fp8(&f, k, o);
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
+    }
+    tt__free(t->ctx, f.of);
+    tt__free(t->ctx, f.written);
+    tt__free(t->ctx, f.read);
+    tt_status status = ok ? tt__settle(t, n) : TT_ERR_MEMORY;
+    if (status == TT_OK && t->fp8_history && !tt__emit_fp8_history(t)) status = TT_ERR_MEMORY;
     return status;
 }
 
@@ -14517,6 +14814,57 @@ TT__FN tt_status TT__K(run_LOSS_SCALE)(const tt__launch *l)
     return TT_OK;
 }
 
+/* fp8 of x and of its transpose. Magnitudes are compared as bits, of which those of NaN are the largest. */
+TT__FN tt_status TT__K(run_QUANTIZE)(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
+    const int tensor = l->in[1].data ? l->instr->attr.tensor - 1 : -1;
+    const float known = tensor < 0 ? 0 : *((const float *)l->in[1].data + tensor * l->in[1].ld);
+    const int64_t cols = tt__ceil_div(x->cols, 16) * 16, rows = tt__ceil_div(x->rows, 16) * 16;
+    const int64_t item = (int64_t)tt_dtype_bytes(x->dtype);
+    const bool e5m2 = l->instr->attr.e5m2;
+    uint32_t largest = 0;
+    for (int64_t r = 0; r < x->rows; r++)
+        for (int64_t c = 0; c < x->cols; c++) {
+            float v;
+            tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
+            if ((tt__bits(v) & 0x7fffffffu) > largest) largest = tt__bits(v) & 0x7fffffffu;
+        }
+    const float scale = known > 0 ? tt__fp8_scale(known, e5m2) / (1 << TT__FP8_MARGIN)
+                                  : tt__fp8_scale(tt__float(largest), e5m2);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            float v = 0;
+            if (r < x->rows && c < x->cols)
+                tt__convert(&v, TT_F32, (char *)tt__at(x, r) + c * item, x->dtype, 1);
+            /* What is infinite becomes NaN, and does not saturate. */
+            const uint8_t rounded = tt__to_fp8(v * scale + (v - v), e5m2);
+            if (q->data && r < x->rows) ((uint8_t *)q->data)[r * q->ld + c] = rounded;
+            if (across->data && c < x->cols) ((uint8_t *)across->data)[c * across->ld + r] = rounded;
+        }
+    *(float *)l->out[2].data = 1 / scale;
+    if (tensor < 0) return TT_OK;
+    float *most = (float *)l->out[3].data + tensor;
+    if (largest > tt__bits(*most)) *most = tt__float(largest);
+    return TT_OK;
+}
+
+/* What is not finite, as in a step that updates nothing, is left out. */
+TT__FN tt_status TT__K(run_FP8_HISTORY)(const tt__launch *l)
+{
+    float *largest = (float *)l->out[1].data;
+    for (int64_t k = 0; k < l->out[0].rows; k++) {
+        float *row = (float *)l->out[0].data + k * l->out[0].ld;
+        if (largest[k] <= 3.4028235e38f) {
+            memmove(row + 2, row + 1, sizeof *row * (TT__FP8_STEPS - 1));
+            row[1] = row[0] = largest[k];
+            for (int j = 2; j <= TT__FP8_STEPS; j++) if (row[j] > row[0]) row[0] = row[j];
+        }
+        largest[k] = 0;
+    }
+    return TT_OK;
+}
+
 /* The backend's copies wait for nothing, so that there is nothing to be waited for. */
 TT__FN tt_status TT__K(run_COPY)(const tt__launch *l)
 {
@@ -17470,6 +17818,7 @@ static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
         return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
                         "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
     TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
+    if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "number factors", tt__pass_number_factors(t, train));
     b->forward_values = t->n_values;
     const int forward = tt__forward_of(t), most = train ? tt__blocks_to_recompute(t, forward, INT_MAX) : 0;
     while (tt__blocks_to_recompute(t, forward, b->blocks) < most) b->blocks++;
@@ -17491,7 +17840,7 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "gather", tt__pass_gather(t));
     if (train) TT__PASS(t, "sums", tt__pass_sums(t, accumulate));
     if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
-    if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", (tt__pass_fp8(t), TT_OK));
+    if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", tt__pass_fp8(t));
     TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
@@ -34558,13 +34907,14 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     if (!p->settings.options.train)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
     if (!(s->kept = tt__kept_of(p, &s->count))) return ctx->status;
-    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 2));
+    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 3));
     s->room = ctx->net ? (size_t)1 << 20 : 16384;
     s->piece = (char *)tt__alloc(ctx, s->room);
     tt_status status = s->info && s->piece ? tt_allocate(p) : TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__zero_states(p);
     if (status != TT_OK) return status;
-    s->tensors = 1 + s->count + (more > 0);
+    const tt_tape *t = p->built.t;
+    s->tensors = 1 + s->count + (t->fp8_history != 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
         const tt__value *x = &tt__stage_tape(p, s->kept[k].stage)->values[s->kept[k].value];
@@ -34576,8 +34926,59 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
         memcpy(info->dims, param->dims, sizeof param->dims);
         info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
     }
-    if (more) tt__state_integers(&s->info[s->count + 1], "tinytrain.progress", more);
+    if (t->fp8_history) {
+        tt_tensor_info *info = &s->info[s->count + 1];
+        info->name = "tinytrain.fp8";
+        info->dtype = tt__safetensors_dtype(TT_F32);
+        info->ndim = 2;
+        info->dims[0] = t->values[t->fp8_history].shape.rows;
+        info->dims[1] = t->values[t->fp8_history].shape.cols;
+        info->bytes = (size_t)(info->dims[0] * info->dims[1]) * sizeof(float);
+    }
+    if (more) tt__state_integers(&s->info[s->tensors - 1], "tinytrain.progress", more);
     return TT_OK;
+}
+
+/* The rows of the history of fp8 tensors that a stage uses, which are the same on all of its ranks: to where
+   all have theirs, in `history`, or (write) from there to each rank. */
+static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
+{
+    tt_program room;
+    const tt_program *p = tt__stage_view(s->p, stage, &room);
+    const tt_tape *t = p->built.t;
+    const tt__arena *a = p->arena;
+    const int first = tt__first_rank(a);
+    const size_t row = (size_t)t->values[t->fp8_history].shape.cols;
+    tt_status status = TT_OK;
+    for (int k = 0; k < t->n_code && status == TT_OK; k++) {
+        const tt__instr *i = &t->code[k];
+        if (i->in[1] != t->fp8_history) continue;
+        float *to = history + (size_t)(i->attr.tensor - 1) * row;
+        const size_t bytes = row * sizeof(float);
+        for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++) {
+            float *at = (float *)tt__resolve(p, r, i->in[1]).data + (to - history);
+            if (write) status = tt__write_memory(p->ctx, a, r, TT__DEVICE, at, TT_U8, to, TT_U8, bytes);
+            else if (r == first)
+                status = tt__read_memory(p->ctx, a, r, TT__DEVICE, to, TT_U8, at, TT_U8, bytes);
+        }
+        if (!write && status == TT_OK) status = tt__net_to_first(p->ctx, a->crew, first, to, bytes);
+    }
+    return status;
+}
+
+/* Writes the history of fp8 tensors to a file or reads it; of a file without one nothing is known. */
+static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w)
+{
+    const tt_tensor_info *info = &s->info[s->count + 1];
+    if (!s->p->built.t->fp8_history) return TT_OK;
+    float *history = (float *)tt__calloc(s->p->ctx, info->bytes);
+    const int tensor = w ? -1 : tt_safetensors_find(s->file, info->name);
+    tt_status status = history ? TT_OK : TT_ERR_MEMORY;
+    if (tensor >= 0 && history) status = tt_safetensors_read(s->file, tensor, 0, info->bytes, history);
+    for (int k = 0; k < tt__stages(s->p) && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
+    if (w && status == TT_OK) status = tt_safetensors_write(w, history, info->bytes);
+    tt__free(s->p->ctx, history);
+    return status;
 }
 
 /* Writes a tensor of the state to a file, in pieces from where ranks have them. */
@@ -34640,7 +35041,7 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
                 status = tt__state_read(s, k, p, v, r);
         }
     }
-    return status;
+    return status == TT_OK ? tt__state_move_fp8(s, w) : status;
 }
 
 static tt_status tt__not_between_steps(tt_context *ctx)
@@ -34738,11 +35139,13 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     tt_status status = tt__state_list(s, p, path, more);
     s->file = file;
     if (status == TT_OK) status = tt__state_check_header(s);
-    for (int k = 1; k < s->tensors && status == TT_OK; k++) status = tt__state_has(s, &s->info[k]);
+    const bool own = p->built.t->fp8_history != 0, has = tt_safetensors_find(file, "tinytrain.fp8") >= 0;
+    for (int k = 1; k < s->tensors && status == TT_OK; k++)
+        if (has || !own || k != s->count + 1) status = tt__state_has(s, &s->info[k]);
     if (status != TT_OK) return status;
-    /* A trainer's state is one of its program too. */
+    /* A trainer's state is one of its program too, and one of other products of the same model. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
-    if (found == s->tensors) return TT_OK;
+    if (found - has == s->tensors - own) return TT_OK;
     return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }

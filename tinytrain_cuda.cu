@@ -5671,11 +5671,20 @@ struct product {
     int act;
     bool accumulate, add_sums;
     bool sums_rows;        // the rows of a batch are k, else m
-    bool gradient;         // A is one: E5M2 where operands are rounded to fp8
-    // Not NULL: A and B are in fp8 (a_type and b_type what they were), to be multiplied by [0] and [1], in
-    // device memory.
-    const float *unscale;
+    // Not NULL: A and B are in fp8, A in E5M2 if it is a gradient, to be multiplied by numbers in device
+    // memory.
+    bool gradient;
+    const float *unscale_a, *unscale_b;
 };
+
+// Element i of an operand. FP8: of E5M2 or E4M3, whatever the dtype says.
+template <bool FP8>
+__device__ __forceinline__ float factor(const void *p, tt_dtype dtype, bool e5m2, int64_t i)
+{
+    if (!FP8) return load_any(p, dtype, i);
+    const unsigned char *q = (const unsigned char *)p + i;
+    return e5m2 ? (float)*(const __nv_fp8_e5m2 *)q : (float)*(const __nv_fp8_e4m3 *)q;
+}
 
 __device__ __forceinline__ void finish_element(const product &g, int64_t i, int64_t j, float v)
 {
@@ -5696,7 +5705,7 @@ __device__ __forceinline__ void finish_element(const product &g, int64_t i, int6
 
 // Tiles of 64 x 64 by 256 threads, 4 x 4 sums each, in steps of 16. For small or
 // rare products, for which cuBLASLt has no algorithm.
-__global__ void __launch_bounds__(256) any_matmul(product g)
+template <bool FP8> __global__ void __launch_bounds__(256) any_matmul(product g)
 {
     tt__begin_kernel();
     TT__SHARED(float, a, [16][68]);
@@ -5711,9 +5720,9 @@ __global__ void __launch_bounds__(256) any_matmul(product g)
             int ka = g.a_col == 1 ? e % 16 : e / 64, ia = g.a_col == 1 ? e / 16 : e % 64;
             int kb = g.b_col == 1 ? e / 64 : e % 16, jb = g.b_col == 1 ? e % 64 : e / 16;
             a[ka][ia] = i0 + ia < g.m && k0 + ka < g.k
-                ? load_any(g.a, g.a_type, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
+                ? factor<FP8>(g.a, g.a_type, g.gradient, (i0 + ia) * g.a_row + (k0 + ka) * g.a_col) : 0.0f;
             b[kb][jb] = j0 + jb < g.n && k0 + kb < g.k
-                ? load_any(g.b, g.b_type, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
+                ? factor<FP8>(g.b, g.b_type, false, (k0 + kb) * g.b_row + (j0 + jb) * g.b_col) : 0.0f;
         }
         __syncthreads();
         TT__UNROLL for (int k = 0; k < 16; k++) {
@@ -5725,10 +5734,11 @@ __global__ void __launch_bounds__(256) any_matmul(product g)
         }
         __syncthreads();
     }
+    const float unscale = FP8 ? *g.unscale_a * *g.unscale_b : 1;
     for (int r = 0; r < 4; r++) {
         for (int c = 0; c < 4; c++) {
             if (i0 + ti + r < g.m && j0 + tj + c < g.n)
-                finish_element(g, i0 + ti + r, j0 + tj + c, sum[r][c]);
+                finish_element(g, i0 + ti + r, j0 + tj + c, FP8 ? sum[r][c] * unscale : sum[r][c]);
         }
     }
 }
@@ -5766,9 +5776,9 @@ struct lt_product {
     const void *c() const { return addend ? addend->data : to->data; }
     cudaDataType a_type() const
     {
-        return !g->unscale ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
+        return !g->unscale_a ? lt_type(g->a_type) : g->gradient ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
     }
-    cudaDataType b_type() const { return g->unscale ? CUDA_R_8F_E4M3 : lt_type(g->b_type); }
+    cudaDataType b_type() const { return g->unscale_a ? CUDA_R_8F_E4M3 : lt_type(g->b_type); }
 };
 
 // What cuBLASLt's choice of an algorithm depends on.
@@ -5851,10 +5861,9 @@ struct lt_description {
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.a_plain() ? CUBLAS_OP_N : CUBLAS_OP_T);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, more.kind);
         if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, more.bias);
-        if (g.unscale) {
-            const float *of_a = g.unscale, *of_b = g.unscale + 1;
-            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, of_b);
-            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, of_a);
+        if (g.unscale_a) {
+            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
+            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
             // cuBLASLt has no other.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
@@ -5967,8 +5976,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     const lt_product p = {g, to, addend, more, l->tf32 && g->a_type == TT_F32};
     lt_outcome outcome = LT_NOT_OFFERED;
     *done = false;
-    if (g->a_type != g->b_type || (to->dtype != TT_F32 && to->dtype != g->a_type) || !g->k)
-        return cudaSuccess;
+    const bool result_fits = g->unscale_a || to->dtype == TT_F32 || to->dtype == g->a_type;
+    if (g->a_type != g->b_type || !result_fits || !g->k) return cudaSuccess;
     cublasStatus_t s = lt_run(l, p, false, &outcome);
     if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(l, p, true, &outcome);
     *done = outcome == LT_DONE;
@@ -5987,114 +5996,6 @@ bool lt_gelu(const product *g, const tt__mat *aux)
 {
     if (g->act != TT__ACT_GELU_TANH || g->accumulate || g->residual.data) return false;
     return !aux->data || (aux->dtype == g->c.dtype && aux->ld % 8 == 0 && (uintptr_t)aux->data % 16 == 0);
-}
-
-// ---- fp8: both operands rounded in the workspace, where k lies contiguous, as cuBLASLt wants them, padded
-// with zeros to a multiple of 16
-
-struct fp8_operand {
-    tt__mat m;             // (lines, k), or `across` (k, lines)
-    bool across, wide, e5m2;
-    int64_t lines, ld;     // ld: k to a multiple of 16
-    unsigned char *to;     // (lines, ld)
-};
-// Of each operand; both in device memory.
-struct fp8_operands { fp8_operand of[2]; unsigned *largest; float *unscale; };
-
-// The bits of the largest magnitude, NaN above infinity. Reads each operand once; grid (any, 2).
-__global__ void __launch_bounds__(256) fp8_largest(fp8_operands both)
-{
-    tt__begin_kernel();
-    TT__SHARED(unsigned, part, [8]);
-    const fp8_operand &x = both.of[blockIdx.y];
-    const int64_t groups = (x.m.cols + 7) / 8;
-    unsigned most = 0;
-    for (int64_t g = (int64_t)blockIdx.x * 256 + threadIdx.x; g < x.m.rows * groups;
-         g += (int64_t)gridDim.x * 256) {
-        const int64_t r = g / groups, c = g % groups * 8;
-        float v[8];
-        load8(v, row_at(x.m, r), x.m.dtype, c, x.m.cols - c, x.wide);
-        TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
-    }
-    TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int k = 1; k < 8; k++) most = max(most, part[k]);
-        atomicMax(&both.largest[blockIdx.y], most); // the same in any order
-    }
-}
-
-// What an operand is multiplied by: the largest power of two that keeps it within fp8's range. NaN if it is
-// not finite, for the product to show.
-__device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
-{
-    const float most = __uint_as_float(largest);
-    if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
-    if (most < 0x1p-100f) return 0x1p100f;
-    return __uint_as_float(__float_as_uint((e5m2 ? 57344.0f : 448.0f) / most) & 0x7f800000u);
-}
-
-// Tiles of 64 lines x 64 k, turned in shared memory if they lie across: reads 16 bytes a thread and writes as
-// many. Grid (tiles of the larger, 2).
-__global__ void __launch_bounds__(256) fp8_round(fp8_operands both)
-{
-    tt__begin_kernel();
-    TT__SHARED(unsigned char, tile, [64][80]);
-    const fp8_operand &x = both.of[blockIdx.y];
-    const int t = threadIdx.x;
-    const int64_t across = (x.ld + 63) / 64, line0 = blockIdx.x / across * 64, k0 = blockIdx.x % across * 64;
-    const int64_t r0 = x.across ? k0 : line0, c0 = x.across ? line0 : k0;
-    const float scale = fp8_scale(both.largest[blockIdx.y], x.e5m2);
-    const __nv_fp8_interpretation_t kind = x.e5m2 ? __NV_E5M2 : __NV_E4M3;
-    if (line0 >= x.lines) return;
-    if (blockIdx.x == 0 && t == 0) both.unscale[blockIdx.y] = 1 / scale;
-    for (int e = t; e < 512; e += 256) {
-        const int r = e / 8, c = e % 8 * 8;
-        float v[8] = {};
-        if (r0 + r < x.m.rows && c0 + c < x.m.cols)
-            load8(v, row_at(x.m, r0 + r), x.m.dtype, c0 + c, x.m.cols - c0 - c, x.wide);
-        TT__UNROLL for (int k = 0; k < 8; k++) {
-            const unsigned char q = __nv_cvt_float_to_fp8(v[k] * scale, __NV_SATFINITE, kind);
-            if (x.across) tile[c + k][r] = q;
-            else tile[r][c + k] = q;
-        }
-    }
-    __syncthreads();
-    const int line = t / 4, k = t % 4 * 16;
-    if (line0 + line < x.lines && k0 + k < x.ld)
-        *(uint4 *)&x.to[(line0 + line) * x.ld + k0 + k] = *(const uint4 *)&tile[line][k];
-}
-
-// Rounds the operands of g into the workspace; `low` is the product of those.
-cudaError_t to_fp8(const tt__launch *l, const product *g, product *low)
-{
-    tt__device *d = l->device;
-    const int64_t ld = (g->k + 15) / 16 * 16;
-    unsigned char *memory = (unsigned char *)l->workspace, *a = memory + TT__CUDA_ALIGN,
-        *b = a + tt__align_to((size_t)(g->m * ld), TT__CUDA_ALIGN);
-    fp8_operands both =
-        {{{{(void *)g->a, g->a_type, g->m, g->k, g->a_row}, g->a_col != 1, false, g->gradient, g->m, ld, a},
-          {{(void *)g->b, g->b_type, g->n, g->k, g->b_col}, g->b_row != 1, false, false, g->n, ld, b}},
-          (unsigned *)memory, (float *)memory + 2};
-    int64_t tiles = 0, groups = 0;
-    for (int k = 0; k < 2; k++) {
-        fp8_operand *x = &both.of[k];
-        if (x->across) { x->m.rows = g->k; x->m.cols = x->lines; x->m.ld = k ? g->b_row : g->a_col; }
-        x->wide = is_wide(&x->m);
-        tiles = max(tiles, (x->lines + 63) / 64 * ((ld + 63) / 64));
-        groups = max(groups, x->m.rows * ((x->m.cols + 7) / 8));
-    }
-    cudaError_t e = cudaMemsetAsync(both.largest, 0, 2 * sizeof *both.largest, d->stream);
-    if (e == cudaSuccess)
-        e = TT__LAUNCH(fp8_largest, dim3(grid_for(groups, 2048, 512), 2), 256, 0, d->stream, both);
-    if (e == cudaSuccess) e = TT__LAUNCH(fp8_round, dim3((unsigned)tiles, 2), 256, 0, d->stream, both);
-    *low = *g;
-    low->a = a; low->a_row = ld; low->a_col = 1;
-    low->b = b; low->b_row = 1; low->b_col = ld;
-    low->k = ld;
-    low->unscale = both.unscale;
-    return e;
 }
 
 // lt_matmul with an epilogue that also sums: sums = or +=. cuBLASLt writes them in the dtype of the result,
@@ -6130,7 +6031,7 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) &&
         !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    const bool fp8 = fits && l->instr->attr.fp8 && g->k > 0;
+    const bool fp8 = fits && g->unscale_a && g->k > 0;
     const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
     if (fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
@@ -6142,12 +6043,7 @@ cudaError_t matmul(const tt__launch *l, const product *g)
             fits = false;
         }
     }
-    if (fits && fp8 && e == cudaSuccess) {
-        product low;
-        e = to_fp8(l, g, &low);
-        if (e == cudaSuccess) e = lt_matmul(l, &low, &to, addend, &more, &done);
-        if (!done) fits = bias_type == to.dtype;
-    } else if (fits && e == cudaSuccess && lt_gelu(g, aux)) {
+    if (fits && !fp8 && e == cudaSuccess && lt_gelu(g, aux)) {
         more.aux = *aux;
         if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
         else if (g->bias)
@@ -6168,12 +6064,30 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     if (e != cudaSuccess) return e;
     if (!done) {
         int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
-        e = TT__LAUNCH(any_matmul, (unsigned)tiles, 256, 0, d->stream, *g);
+        e = g->unscale_a ? TT__LAUNCH((any_matmul<true>), (unsigned)tiles, 256, 0, d->stream, *g)
+                         : TT__LAUNCH((any_matmul<false>), (unsigned)tiles, 256, 0, d->stream, *g);
         return e == cudaSuccess && g->sums.data ? run_column_sums(l, &g->c, &g->sums, g->add_sums) : e;
     }
     if (later) return run_groups(d, g->residual, no_operand, to, true, false, op_scale{1.0f});
     if (g->saved.data) return run_slope(l, g->act, to, g->saved, g->c, false, g->sums, g->add_sums);
     return g->act ? run_act(d, g->act, to, g->c, false) : cudaSuccess;
+}
+
+// The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
+// of 16.
+product fp8_product(const tt__launch *l, int64_t m, int64_t n, int64_t k, const tt__mat *to, bool gradient)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    product g;
+    memset(&g, 0, sizeof g);
+    g.m = m; g.n = n; g.k = (k + 15) / 16 * 16;
+    g.a = a->data; g.a_type = TT_U8; g.a_row = a->ld; g.a_col = 1;
+    g.b = b->data; g.b_type = TT_U8; g.b_row = 1; g.b_col = b->ld;
+    g.c = *to;
+    g.gradient = gradient;
+    g.unscale_a = (const float *)l->in[TT__UNSCALE_IN].data;
+    g.unscale_b = (const float *)l->in[TT__UNSCALE_IN + 1].data;
+    return g;
 }
 
 product linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
@@ -6197,7 +6111,6 @@ product linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, boo
     g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
     g.c = *dx;
     g.accumulate = add;
-    g.gradient = true;
     return g;
 }
 
@@ -6230,10 +6143,9 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
-    g.gradient = true;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data && !l->instr->attr.fp8) { // with the product, that reads dy anyway
+    if (dw->data && db->data) { // with the product, that reads dy anyway
         e = lt_sums(l, &g, dw, add_w ? dw : NULL, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, db, add_b,
                     &done);
         if (e == cudaSuccess && done) return e;
@@ -6244,7 +6156,13 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
 
 cudaError_t run_linear(const tt__launch *l)
 {
-    product g = linear_of(&l->in[0], &l->in[1], &l->in[2], &l->out[0]);
+    const tt__mat *x = &l->in[0], *w = &l->in[1];
+    product g = linear_of(x, w, &l->in[2], &l->out[0]);
+    if (l->instr->attr.fp8) {
+        g = fp8_product(l, x->rows, w->rows, x->cols, &l->out[0], false);
+        g.bias = l->in[2].data;
+        g.bias_type = l->in[2].dtype;
+    }
     g.act = l->instr->attr.act;
     g.pre = l->out[1];
     g.residual = l->in[3];
@@ -6254,7 +6172,10 @@ cudaError_t run_linear(const tt__launch *l)
 
 cudaError_t run_linear_dx(const tt__launch *l)
 {
-    product g = linear_dx_of(&l->in[0], &l->in[1], &l->out[0], l->add[0]);
+    const tt__mat *dy = &l->in[0], *w = &l->in[1];
+    product g = linear_dx_of(dy, w, &l->out[0], l->add[0]);
+    if (l->instr->attr.fp8) g = fp8_product(l, dy->rows, w->cols, dy->cols, &l->out[0], true);
+    g.accumulate = l->add[0];
     g.act = l->instr->attr.act;
     g.saved = l->in[2];
     g.sums = l->out[1];
@@ -6264,7 +6185,192 @@ cudaError_t run_linear_dx(const tt__launch *l)
 
 cudaError_t run_linear_dw(const tt__launch *l)
 {
-    return linear_dw(l, &l->in[0], &l->in[1], &l->out[0], &l->out[1], l->add[0], l->add[1]);
+    const tt__mat *dy = &l->in[0], *x = &l->in[1];
+    if (l->instr->attr.fp8) {
+        product g = fp8_product(l, dy->cols, x->cols, dy->rows, &l->out[0], true);
+        g.sums_rows = true;
+        g.accumulate = l->add[0];
+        return matmul(l, &g);
+    }
+    return linear_dw(l, dy, x, &l->out[0], &l->out[1], l->add[0], l->add[1]);
+}
+
+// ==================================================================================================== fp8
+
+// A tensor that is rounded to fp8. Its scale comes from `known`, a row of the history, or, where that is NULL
+// or knows nothing, from its largest magnitude.
+struct fp8_tensor {
+    tt__mat x;
+    unsigned char *q, *across; // (rows, q_ld), and transposed (columns, across_ld); NULL: not wanted
+    int64_t q_ld, across_ld;
+    const float *known;
+    unsigned *largest; // of the step, to which that of x is added; without a history that of x
+    float *unscale;
+    bool wide, e5m2;
+};
+
+// The bits of the largest magnitude that any thread of a block of 256 has, NaN above infinity.
+__device__ __forceinline__ unsigned fp8_largest_of_block(unsigned most)
+{
+    TT__SHARED(unsigned, part, [8]);
+    TT__UNROLL for (int m = 16; m; m >>= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, m));
+    __syncthreads(); // an earlier result was read
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = most;
+    __syncthreads();
+    TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, part[k]);
+    return most;
+}
+
+__device__ __forceinline__ unsigned fp8_larger(unsigned most, const float (&v)[8])
+{
+    TT__UNROLL for (int k = 0; k < 8; k++) most = max(most, __float_as_uint(v[k]) & 0x7fffffffu);
+    return most;
+}
+
+// Of the groups of eight elements block, block + step, ... of 256 each.
+__device__ __forceinline__ unsigned fp8_largest_of(const fp8_tensor &t, int64_t block, int64_t step)
+{
+    const int64_t groups = (t.x.cols + 7) / 8;
+    unsigned most = 0;
+    for (int64_t g = block * 256 + threadIdx.x; g < t.x.rows * groups; g += step * 256) {
+        const int64_t r = g / groups, c = g % groups * 8;
+        float v[8];
+        load8(v, row_at(t.x, r), t.x.dtype, c, t.x.cols - c, t.wide);
+        most = fp8_larger(most, v);
+    }
+    return fp8_largest_of_block(most);
+}
+
+__global__ void __launch_bounds__(256) fp8_largest(fp8_tensor t)
+{
+    tt__begin_kernel();
+    const unsigned most = fp8_largest_of(t, blockIdx.x, gridDim.x);
+    if (threadIdx.x == 0) atomicMax(t.largest, most); // the same in any order
+}
+
+// As tt__fp8_scale.
+__device__ __forceinline__ float fp8_scale(unsigned largest, bool e5m2)
+{
+    const float most = __uint_as_float(largest);
+    if (largest >= 0x7f800000u) return __uint_as_float(0x7fc00000u);
+    if (most < 0x1p-100f) return 0x1p100f;
+    return __uint_as_float(__float_as_uint(TT__FP8_MOST(e5m2) / most) & 0x7f800000u);
+}
+
+// x and its transpose, in one pass over x, by tiles of 128 rows and 64 columns. A thread has eight columns of
+// four rows: eight bytes of each row, and four of each column, which go through shared memory. While the
+// history knows nothing, as in a first step, each block reads all of x before. X: the dtype of x, whose rows
+// are vectors of eight elements then, or ANY.
+template <int X> __global__ void __launch_bounds__(256) fp8_quantize(fp8_tensor t)
+{
+    tt__begin_kernel();
+    if (X != ANY) {
+        t.x.dtype = (tt_dtype)X;
+        t.wide = true;
+    }
+    enum { ROWS = 128, COLS = 64, WORDS = ROWS / 4 };
+    TT__SHARED(uint32_t, turned, [COLS][WORDS + 1]);
+    const tt__mat &x = t.x;
+    const int64_t rows = (x.rows + 15) / 16 * 16, cols = (x.cols + 15) / 16 * 16;
+    const int64_t across = (cols + COLS - 1) / COLS, tiles = (rows + ROWS - 1) / ROWS * across;
+    const __nv_fp8_interpretation_t kind = t.e5m2 ? __NV_E5M2 : __NV_E4M3;
+    const int part = (int)threadIdx.x % 8, four = (int)threadIdx.x / 8, lane = (int)threadIdx.x % 32;
+    float scale;
+    unsigned most = 0;
+    if (t.known && *t.known > 0)
+        scale = fp8_scale(__float_as_uint(*t.known), t.e5m2) / (1 << TT__FP8_MARGIN);
+    else scale = fp8_scale(t.known ? fp8_largest_of(t, 0, 1) : *t.largest, t.e5m2);
+    for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        const int64_t r0 = tile / across * ROWS, c0 = tile % across * COLS, c = c0 + 8 * part;
+        uint32_t q[4][2]; // of four rows eight bytes
+        TT__UNROLL for (int k = 0; k < 4; k++) {
+            const int64_t r = r0 + 4 * four + k;
+            float v[8] = {};
+            if (r < x.rows && c < x.cols)
+                load8(v, row_at(x, r), x.dtype, c, X != ANY ? 8 : x.cols - c, t.wide);
+            most = fp8_larger(most, v);
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                uint32_t two[2];
+                TT__UNROLL for (int p = 0; p < 2; p++) {
+                    // What is infinite becomes NaN, and does not saturate.
+                    const float a = v[4 * h + 2 * p], b = v[4 * h + 2 * p + 1];
+                    const float2 ab = {fmaf(a, scale, a - a), fmaf(b, scale, b - b)};
+                    two[p] = __nv_cvt_float2_to_fp8x2(ab, __NV_SATFINITE, kind);
+                }
+                q[k][h] = two[0] | two[1] << 16;
+            }
+            if (t.q && r < x.rows && c < cols)
+                *(uint2 *)&t.q[r * t.q_ld + c] = make_uint2(q[k][0], q[k][1]);
+        }
+        if (!t.across) continue;
+        __syncthreads(); // the tile before was read
+        TT__UNROLL for (int k = 0; k < 8; k++) { // column k of the four rows
+            const int shift = k % 4 * 8;
+            uint32_t of_column = 0;
+            TT__UNROLL for (int r = 0; r < 4; r++) of_column |= (q[r][k / 4] >> shift & 0xff) << 8 * r;
+            turned[8 * part + k][four] = of_column;
+        }
+        __syncthreads();
+        for (int k = (int)threadIdx.x / 32; k < COLS; k += 8)
+            if (c0 + k < x.cols && r0 + 4 * lane < rows)
+                *(uint32_t *)&t.across[(c0 + k) * t.across_ld + r0 + 4 * lane] = turned[k][lane];
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) *t.unscale = 1 / scale;
+    if (!t.known) return;
+    most = fp8_largest_of_block(most);
+    if (threadIdx.x == 0) atomicMax(t.largest, most);
+}
+
+cudaError_t run_quantize(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *q = &l->out[0], *across = &l->out[1];
+    const int tensor = l->in[1].data ? l->instr->attr.tensor - 1 : -1;
+    fp8_tensor t = {*x, (unsigned char *)q->data, (unsigned char *)across->data, q->ld, across->ld, NULL,
+                    (unsigned *)l->workspace, (float *)l->out[2].data, is_wide(x), l->instr->attr.e5m2};
+    const int64_t tiles = (x->rows + 127) / 128 * ((x->cols + 63) / 64);
+    const int64_t groups = x->rows * ((x->cols + 7) / 8);
+    cudaError_t e = cudaSuccess;
+    if (tensor >= 0) {
+        t.known = (const float *)l->in[1].data + tensor * l->in[1].ld;
+        t.largest = (unsigned *)l->out[3].data + tensor;
+    } else {
+        e = cudaMemsetAsync(t.largest, 0, sizeof *t.largest, d->stream);
+        if (e == cudaSuccess)
+            e = TT__LAUNCH(fp8_largest, grid_for(groups, 2048, 512), 256, 0, d->stream, t);
+    }
+    if (e != cudaSuccess) return e;
+    const bool vectors = t.wide && x->cols % 8 == 0;
+    const auto quantize = !vectors ? fp8_quantize<ANY>
+        : x->dtype == TT_BF16 ? fp8_quantize<TT_BF16>
+        : x->dtype == TT_F16 ? fp8_quantize<TT_F16> : fp8_quantize<ANY>;
+    return TT__LAUNCH(quantize, grid_for(tiles, 1, 528), 256, 0, d->stream, t);
+}
+
+// As on the CPU; a thread has a tensor.
+__global__ void __launch_bounds__(256) fp8_history(float *history, int64_t ld, float *largest, int64_t n)
+{
+    tt__begin_kernel();
+    const int64_t k = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (k >= n) return;
+    float *row = history + k * ld, most = largest[k];
+    largest[k] = 0;
+    if (!(most <= 3.4028235e38f)) return;
+    float newer = most;
+    for (int j = 1; j <= TT__FP8_STEPS; j++) {
+        const float older = row[j];
+        row[j] = newer;
+        most = fmaxf(most, newer);
+        newer = older;
+    }
+    row[0] = most;
+}
+
+cudaError_t run_fp8_history(const tt__launch *l)
+{
+    const tt__mat *history = &l->out[0];
+    return TT__LAUNCH(fp8_history, blocks_for(history->rows, 256), 256, 0, l->device->stream,
+                      (float *)history->data, history->ld, (float *)l->out[1].data, history->rows);
 }
 
 // ================================================================================================== table
@@ -6340,6 +6446,8 @@ op_kernels kernels_of(int op)
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
+    case TT__OP_QUANTIZE: return run_quantize;
+    case TT__OP_FP8_HISTORY: return run_fp8_history;
     case TT__OP_ATTENTION: return run_attention;
     case TT__OP_ATTENTION_BACKWARD: return run_attention_backward;
     default: return {};

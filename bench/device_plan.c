@@ -1,7 +1,8 @@
 /* What a training step costs a GPU by its plan: launches, bytes and FLOPs of each kind of work, and the time
    that these should take by rates that are stated. It needs no GPU: programs are compiled for "cuda" and
    never run. The models are ViT-L/16 on 64 images, DistilBERT-base on 12 x 512 tokens and GPT-2 of 124
-   million on 16 x 1,024 tokens, with AdamW and clipping, in --precision (bf16-true), --recompute (cheap).
+   million on 16 x 1,024 tokens, with AdamW and clipping, in --precision (bf16-true), --recompute (cheap),
+   --matmul (fp32; fp8).
 
    The rates are an H200's: 650 TFLOP/s for products of 16-bit operands of these sizes and 4.3 TB/s for what
    goes through memory; attention's products are those of all pairs of a sequence, or half if it is causal,
@@ -16,6 +17,10 @@
 
    Inputs come from the host at 50 GB/s, beside the step before where they have arrivals; a copy within the
    device's memory is what then remains.
+
+   Products in fp8 take 1,300 TFLOP/s: the same part of an H200's 1,979 as the 650 are of its 989. Rounding to
+   fp8 reads an operand once and writes its fp8, its transpose or both, by at most 181 instructions for 8
+   elements; without a history it reads it twice.
 
    --rounds 1 prints what products would take in whole rounds of tiles, and what it would save to make one
    product of those that share an operand: of several linear layers of the same x (q, k and v), forward; of
@@ -32,15 +37,17 @@
 
 enum {
     PRODUCTS, ANY_PRODUCTS, BIASES, ATTENTION, ATTENTION_BACKWARD, ACTIVATIONS, NORMS, NORMS_BACKWARD,
-    UPDATES, INPUTS, OTHERS, KINDS
+    UPDATES, INPUTS, ROUNDING, OTHERS, KINDS
 };
 static const char *const kinds[KINDS] = {
     "products", "products of unlike dtypes", "bias gradients", "attention", "attention backward",
-    "GELU and its slope", "norms", "norms backward", "norm of gradients and AdamW", "inputs", "the rest"};
+    "GELU and its slope", "norms", "norms backward", "norm of gradients and AdamW", "inputs",
+    "rounding to fp8", "the rest"};
 
 typedef struct cost { double launches, bytes, flops, seconds; } cost;
 
 static double gelu_instructions = 217, slope_instructions = 250, adam_instructions = 379, norm_rate = 4.3;
+static const double rounding_instructions = 181; /* at most, of a tensor and its transpose */
 static const double sum_instructions = 24; /* what column sums add to the slope of 8 elements */
 static bool one_pass_too = true;
 
@@ -83,7 +90,8 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
         TT__OP_LINEAR ? b->rows : b->cols);
     const int32_t to = i->out[0];
     if (to)
-        add(&costs[alike ? PRODUCTS : ANY_PRODUCTS], 1, bytes, flops, alike ? 650e12 : 10e12, 0, 4.3);
+        add(&costs[alike ? PRODUCTS : ANY_PRODUCTS], 1, bytes, flops,
+            i->attr.fp8 ? 1300e12 : alike ? 650e12 : 10e12, 0, 4.3);
     if (sums && i->out[1]) /* a pass over dy, and one over its parts */
         add(&costs[BIASES], to ? 1 : 2, bytes_of(t, i->in[0]), 0, 1, 0, 4.3);
     if (sums || i->attr.act == TT__ACT_NONE || i->attr.act == TT__ACT_GELU_TANH) return;
@@ -143,6 +151,13 @@ static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double len
         switch (i->op) {
         case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW:
             count_product(t, i, costs, bytes);
+            break;
+        case TT__OP_QUANTIZE: /* of the history a row, of the largest magnitudes one */
+            bytes = bytes_of(t, i->in[0]) * (i->in[1] ? 1 : 2) + bytes_of(t, i->out[0]) +
+                    bytes_of(t, i->out[1]);
+            add(&costs[ROUNDING], i->in[1] ? 1 : 3, bytes, 0, 1,
+                (double)t->values[i->in[0]].shape.rows * (double)t->values[i->in[0]].shape.cols / 8 *
+                    rounding_instructions, 4.3);
             break;
         case TT__OP_LINEAR_CROSS_ENTROPY: count_head(t, i, costs, chunk); break;
         case TT__OP_ATTENTION: case TT__OP_ATTENTION_BACKWARD:
@@ -252,8 +267,10 @@ static void print_rounds(const tt_tape *t)
 
 static bool rounds_too;
 
-static void print_model(tt_context *ctx, const char *name, const tt_model *m, const char *precision,
-                        const char *recompute, int seqs, int length, double goal)
+static const char *precision = "bf16-true", *recompute = "cheap", *matmul = "fp32";
+
+static void print_model(tt_context *ctx, const char *name, const tt_model *m, int seqs, int length,
+                        double goal)
 {
     tt_train_options o = tt_train_options_default();
     cost costs[KINDS], sum = {0, 0, 0, 0};
@@ -261,6 +278,7 @@ static void print_model(tt_context *ctx, const char *name, const tt_model *m, co
     o.device = "cuda";
     o.precision = precision;
     o.recompute = recompute;
+    o.matmul = matmul;
     o.max_seqs = seqs;
     o.max_tokens = seqs * length;
     tt_trainer *r = tt_trainer_new(ctx, m, &o);
@@ -274,7 +292,14 @@ static void print_model(tt_context *ctx, const char *name, const tt_model *m, co
     const int64_t chunk = TT__LOSS_CHUNK;
 #endif
     count(tt_trainer_program(r)->built.t, costs, chunk, length);
-    printf("\n| %s, %s | launches | GB | TFLOP | ms |\n", name, precision);
+    int products = 0, fp8 = 0;
+    const tt_tape *t = tt_trainer_program(r)->built.t;
+    for (int k = 0; k < t->n_code; k++) {
+        products += tt__is(&t->code[k], TT__PRODUCT);
+        fp8 += t->code[k].attr.fp8;
+    }
+    printf("\n| %s, %s%s | launches | GB | TFLOP | ms |\n", name, precision,
+           strcmp(matmul, "fp8") ? "" : ", fp8");
     printf("| --- | ---: | ---: | ---: | ---: |\n");
     for (int k = 0; k < KINDS; k++) {
         const cost *c = &costs[k];
@@ -288,16 +313,18 @@ static void print_model(tt_context *ctx, const char *name, const tt_model *m, co
     }
     printf("| sum | %.0f | %.2f | %.2f | %.2f, goal %.1f |\n", sum.launches, sum.bytes / 1e9,
            sum.flops / 1e12, sum.seconds * 1e3, goal);
+    printf("\n%.2f GB planned; %d of %d products in fp8\n",
+           (double)tt_program_plan(tt_trainer_program(r)).bytes / 1e9, fp8, products);
     if (rounds_too) print_rounds(tt_trainer_program(r)->built.t);
     tt_trainer_free(r);
 }
 
 int main(int argc, char **argv)
 {
-    const char *precision = "bf16-true", *recompute = "cheap";
     for (int k = 1; k + 1 < argc; k += 2) {
         if (!strcmp(argv[k], "--precision")) precision = argv[k + 1];
         else if (!strcmp(argv[k], "--recompute")) recompute = argv[k + 1];
+        else if (!strcmp(argv[k], "--matmul")) matmul = argv[k + 1];
         else if (!strcmp(argv[k], "--norm")) norm_rate = atof(argv[k + 1]);
         else if (!strcmp(argv[k], "--rounds")) rounds_too = atoi(argv[k + 1]) != 0;
         else if (!strcmp(argv[k], "--one-pass")) one_pass_too = atoi(argv[k + 1]) != 0;
@@ -318,20 +345,19 @@ int main(int argc, char **argv)
             const tt_vit_config c = tt_vit_config_default("L/16");
             if (tt_vit_new(ctx, &v, &c) != TT_OK) return 1;
             const tt_model m = tt_vit_classifier(&v);
-            print_model(ctx, "ViT-L/16, 64 images", &m, precision, recompute, 64, 197, 47);
+            print_model(ctx, "ViT-L/16, 64 images", &m, 64, 197, 47);
             tt_vit_free(&v);
         } else if (k == 1) {
             const tt_bert_config c = tt_bert_config_default(true);
             if (tt_bert_new(ctx, &b, &c) != TT_OK) return 1;
             const tt_model m = tt_bert_classifier(&b);
-            print_model(ctx, "DistilBERT-base, 12 x 512 tokens", &m, precision, recompute, 12, 512, 5.4);
+            print_model(ctx, "DistilBERT-base, 12 x 512 tokens", &m, 12, 512, 5.4);
             tt_bert_free(&b);
         } else {
             const tt_lm_config c = tt_lm_config_default("gpt2");
             if (tt_lm_new(ctx, &l, &c) != TT_OK) return 1;
             const tt_model m = tt_lm_model(&l);
-            print_model(ctx, "GPT-2 of 124 million, 16 x 1,024 tokens", &m, precision, recompute, 16, 1024,
-                        30);
+            print_model(ctx, "GPT-2 of 124 million, 16 x 1,024 tokens", &m, 16, 1024, 30);
             tt_lm_free(&l);
         }
         tt_close(ctx);

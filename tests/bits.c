@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #endif
 #define TINYTRAIN_IMPLEMENTATION
+#define TT__FP8_FROM 0 /* small products are in fp8, too */
 #include "tinytrain.h"
 #include <inttypes.h>
 #include <stdarg.h>

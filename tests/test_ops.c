@@ -16,6 +16,7 @@
 /* So that linear_cross_entropy stands for every linear layer before a cross-entropy, in several chunks. */
 #define TT__LOSS_CHUNK 5
 #define TT__LOSS_WHOLE 0
+#define TT__FP8_FROM 0
 #include "tinytrain.h"
 #include "test.h"
 #ifdef TT_EMULATE
@@ -1788,7 +1789,8 @@ TEST(every_op_has_a_case)
         bool streams = tt__ops[op].flags & TT__ANY_SPACE; /* test_planner.c has programs with these */
         bool of_ranks = op >= TT__OP_ALL_REDUCE;          /* and test_ranks.c with these */
         bool caches = op == TT__OP_STORE_ROWS;            /* which has no backward: and test_lm.c */
-        report(ran[op] || streams || of_ranks || caches, "was in no program of the gradient tests");
+        bool fp8 = op == TT__OP_QUANTIZE || op == TT__OP_FP8_HISTORY; /* see training_in_fp8 */
+        report(ran[op] || streams || of_ranks || caches || fp8, "was in no program of the gradient tests");
     }
 }
 
@@ -2235,7 +2237,9 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
         for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT && ok; k++) {
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
             const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
-            size_t bytes = (size_t)(h->rows * h->ld) * tt_dtype_bytes(h->dtype);
+            /* fp8 lies row by row or column by column. */
+            const int64_t lines = h->dtype == TT_U8 ? tt__max(h->rows, h->cols) : h->rows;
+            size_t bytes = (size_t)(lines * h->ld) * tt_dtype_bytes(h->dtype);
             if (!h->data) continue;
             if (to) ok = b->read(d, h->data, m->data, bytes) == TT_OK;
             else
@@ -3892,6 +3896,10 @@ TEST(cuda_kernels_of_each_dtype)
     TEST_CLOSE(ctx, &a);
 }
 
+#else
+TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA"); }
+#endif
+
 /* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to
    57344. */
 static double to_fp8(double x, bool e5m2)
@@ -3904,6 +3912,193 @@ static double to_fp8(double x, bool e5m2)
     return y > most ? most : y < -most ? -most : y;
 }
 
+/* The number that fp8 stands for; NaN. */
+static double from_fp8(uint8_t q, bool e5m2)
+{
+    const int bits = e5m2 ? 2 : 3, e = (q & 0x7f) >> bits, mantissa = q & ((1 << bits) - 1);
+    const double sign = q & 0x80 ? -1 : 1, one = 1 << bits;
+    if (e5m2 ? e == 31 : (q & 0x7f) == 0x7f) return NAN;
+    return sign * ldexp((e ? one + mantissa : mantissa) / one, (e ? e : 1) - (e5m2 ? 15 : 7));
+}
+
+enum { FP8_ROWS = 144, FP8_COLS = 144, FP8_TENSORS = 3 };
+typedef struct fp8_result {
+    uint8_t q[FP8_ROWS * FP8_COLS], across[FP8_ROWS * FP8_COLS];
+    float unscale, largest[FP8_TENSORS];
+} fp8_result;
+
+/* Runs QUANTIZE of x (rows, cols), tensor 2 of a history. history: NULL, or the largest known of each. */
+static bool quantize_on(bool cuda, const tt__mat *x, bool e5m2, bool plain, bool turned, const float *history,
+                        fp8_result *to)
+{
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+    tt__instr i = tt__new_instr(TT__OP_QUANTIZE);
+    tt__launch l;
+    float rows[FP8_TENSORS * (1 + TT__FP8_STEPS)] = {0};
+#ifdef TT_EMULATE
+    if (cuda) emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+    tt_context *ctx = tt_open(&co);
+    const tt__mat q = {to->q, TT_U8, x->rows, x->cols, tt__ceil_div(x->cols, 16) * 16};
+    const tt__mat across = {to->across, TT_U8, x->rows, x->cols, tt__ceil_div(x->rows, 16) * 16};
+    const tt__mat unscale = {&to->unscale, TT_F32, 1, 1, 1};
+    const tt__mat known = {rows, TT_F32, FP8_TENSORS, 1 + TT__FP8_STEPS, 1 + TT__FP8_STEPS};
+    const tt__mat largest = {to->largest, TT_F32, 1, FP8_TENSORS, FP8_TENSORS};
+    memset(&l, 0, sizeof l);
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    l.instr = &i;
+    i.attr.e5m2 = e5m2;
+    i.attr.tensor = 2;
+    l.in[0] = *x;
+    if (plain) l.out[0] = q;
+    if (turned) l.out[1] = across;
+    l.out[2] = unscale;
+    for (int k = 0; k < FP8_TENSORS && history; k++) rows[k * (1 + TT__FP8_STEPS)] = history[k];
+    if (history) {
+        l.in[1] = known;
+        l.out[3] = largest;
+        l.add[3] = true;
+    }
+    const bool ok = cuda ? run_on_cuda(&l, TT__CUDA_ALIGN) : ctx->cpu.isa->run[i.op](&l) == TT_OK;
+    TEST_CLOSE(ctx, &a);
+    return ok;
+}
+
+/* QUANTIZE by its definition on the CPU, and with the same bits on CUDA: odd sizes, one row, one column, both
+   copies or one; scales from the tensor at hand, or from what a history knows, too large or too small; all
+   zeros; what is not finite. */
+TEST(quantize)
+{
+    static const int sizes[][2] = {{1, 1}, {1, 70}, {70, 1}, {16, 16}, {33, 80}, {129, 65}, {5, 144}};
+    static const char *const values[] = {"numbers", "zeros", "an infinity", "NaN", "tiny numbers"};
+    /* Of the tensor: nothing, a number below and one above the largest. */
+    static const float known[] = {-1, 0, 0.5f, 300};
+    static fp8_result got[2];
+    static float wide[FP8_ROWS * FP8_COLS];
+    static uint16_t half[FP8_ROWS * FP8_COLS];
+    for (int c = 0; c < TT__COUNT(sizes) * TT__COUNT(values) * TT__COUNT(known) * 2; c++) {
+        const int *size = sizes[c % TT__COUNT(sizes)], how = c / TT__COUNT(sizes) % TT__COUNT(values);
+        const float history = known[c / (TT__COUNT(sizes) * TT__COUNT(values)) % TT__COUNT(known)];
+        const bool e5m2 = c >= TT__COUNT(sizes) * TT__COUNT(values) * TT__COUNT(known);
+        const int rows = size[0], cols = size[1], count = rows * cols, copies = c % 3; /* both, or one */
+        const tt_dtype dtype = c % 5 == 0 ? TT_F32 : c % 2 ? TT_BF16 : TT_F16;
+        const float histories[FP8_TENSORS] = {1e9f, history, 1e-9f};
+        const double most = e5m2 ? 57344 : 448;
+        uint64_t random = (uint64_t)c + 1;
+        double largest = 0, scale = 1;
+        int wrong = 0;
+        for (int e = 0; e < count; e++) {
+            float x = how == 1 ? 0 : (how == 4 ? 1e-5f : 3.0f) * ((float)test_random(&random) * 0x1p-31f - 1);
+            if (how == 2 && e == count / 2) x = -INFINITY;
+            if (how == 3 && e == count / 2) x = NAN;
+            if (dtype != TT_F32) {
+                tt__convert(&half[e], dtype, &x, TT_F32, 1);
+                tt__convert(&x, TT_F32, &half[e], dtype, 1);
+            }
+            wide[e] = x;
+            if (isnan(x) || fabs(x) > largest) largest = fabs(x);
+        }
+        const tt__mat x = {dtype == TT_F32 ? (void *)wide : (void *)half, dtype, rows, cols, cols};
+        const bool with = history >= 0, delayed = history > 0;
+        memset(got, 0x55, sizeof got);
+        for (int k = 0; k < 2; k++) {
+            for (int j = 0; j < FP8_TENSORS; j++) got[k].largest[j] = 0.25f;
+            CHECK(k == 0 || has_isa("cuda") ? quantize_on(k == 1, &x, e5m2, copies != 1, copies != 2,
+                                                     with ? histories : NULL, &got[k]) : true);
+        }
+        snprintf(where, sizeof where, "%d x %d %s of %s, %s, known %g", rows, cols, tt_dtype_name(dtype),
+                 values[how], e5m2 ? "E5M2" : "E4M3", history);
+        double by = delayed ? history : largest;
+        if (!isfinite(by)) scale = NAN;
+        else if (by == 0) scale = 0x1p100;
+        else {
+            while (by * scale * 2 <= most) scale *= 2;
+            while (by * scale > most) scale /= 2;
+        }
+        if (delayed) scale /= 1 << TT__FP8_MARGIN;
+        report(isnan(scale) ? isnan(got[0].unscale) : got[0].unscale == (float)(1 / scale),
+               "1/scale is %g, not %g", got[0].unscale, 1 / scale);
+        const int q_ld = (int)tt__ceil_div(cols, 16) * 16, across_ld = (int)tt__ceil_div(rows, 16) * 16;
+        for (int r = 0; r < across_ld; r++)
+            for (int k = 0; k < q_ld; k++) {
+                const bool there = r < rows && k < cols;
+                const double v = there ? wide[r * cols + k] : 0;
+                const double is = !isfinite(v * scale) ? NAN : to_fp8(v * scale, e5m2);
+                for (int m = 0; m < 2; m++) {
+                    if (m ? k >= cols || copies == 2 : r >= rows || copies == 1) continue;
+                    const uint8_t q = m ? got[0].across[k * across_ld + r] : got[0].q[r * q_ld + k];
+                    const double number = from_fp8(q, e5m2);
+                    wrong += isnan(is) ? !isnan(number) : number != is;
+                }
+            }
+        report(wrong == 0, "%d numbers are not those of fp8", wrong);
+        if (with)
+            report(isnan(largest) ? isnan(got[0].largest[1])
+                                  : got[0].largest[1] == (float)(largest > 0.25 ? largest : 0.25),
+                   "the largest is %g, not %g", got[0].largest[1], largest);
+        report(got[0].largest[0] == 0.25f && got[0].largest[2] == 0.25f, "another tensor's largest");
+        if (has_isa("cuda")) {
+            /* The bits of NaN are not the same. */
+            const bool nan = isnan(got[0].unscale) || isnan(got[0].largest[1]);
+            bool same = nan ? isnan(got[1].unscale) == isnan(got[0].unscale)
+                            : memcmp(&got[0].unscale, &got[1].unscale, sizeof(float)) == 0;
+            same = same && (nan || memcmp(got[0].largest, got[1].largest, sizeof got[0].largest) == 0);
+            for (int k = 0; k < FP8_ROWS * FP8_COLS && same; k++)
+                same = ((got[0].q[k] ^ got[1].q[k]) & 0x7f) == 0 &&
+                       ((got[0].across[k] ^ got[1].across[k]) & 0x7f) == 0 &&
+                       (got[0].q[k] == got[1].q[k] || (got[0].q[k] & 0x7f) == 0x7f);
+            report(same, "CUDA's bits are others");
+        }
+    }
+}
+
+/* A spike enters the scale a step later, and leaves it after TT__FP8_STEPS steps; what is not finite is left
+   out; each tensor has its own. */
+TEST(history_of_fp8_scales)
+{
+    enum { TENSORS = 300, STEPS = 40, COLS = 1 + TT__FP8_STEPS };
+    static float history[2][TENSORS * COLS];
+    for (int cuda = 0; cuda <= has_isa("cuda"); cuda++) {
+        int wrong = 0;
+        memset(history[cuda], 0, sizeof history[cuda]);
+        for (int step = 0; step < STEPS; step++) {
+            test_allocator a;
+            tt_context_options co = test_options(&a);
+            tt__instr i = tt__new_instr(TT__OP_FP8_HISTORY);
+            float largest[TENSORS];
+            tt__launch l;
+#ifdef TT_EMULATE
+            if (cuda) emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+            tt_context *ctx = tt_open(&co);
+            for (int k = 0; k < TENSORS; k++) largest[k] = (float)(1 + k);
+            largest[7] = step == 3 ? 1000.0f : 1;       /* a spike */
+            largest[8] = step == 3 ? INFINITY : step == 4 ? NAN : 2;
+            largest[9] = step == 0 ? 5.0f : 0;          /* and then nothing */
+            memset(&l, 0, sizeof l);
+            l.device = (tt__device *)(void *)&ctx->cpu;
+            l.instr = &i;
+            const tt__mat of_step = {largest, TT_F32, 1, TENSORS, TENSORS};
+            const tt__mat all = {history[cuda], TT_F32, TENSORS, COLS, COLS};
+            l.out[0] = all;
+            l.out[1] = of_step;
+            CHECK(cuda ? run_on_cuda(&l, 0) : ctx->cpu.isa->run[i.op](&l) == TT_OK);
+            for (int k = 0; k < TENSORS; k++) {
+                const bool spike = step >= 3 && step < 3 + TT__FP8_STEPS, begun = step < TT__FP8_STEPS;
+                const float known = k == 7 ? (spike ? 1000.0f : 1) : k == 8 ? 2 : k == 9 ? (begun ? 5.0f : 0)
+                                                                             : (float)(1 + k);
+                wrong += history[cuda][k * COLS] != known || largest[k] != 0;
+            }
+            TEST_CLOSE(ctx, &a);
+        }
+        report(wrong == 0, "%d entries of %s are wrong", wrong, cuda ? "CUDA" : "the CPU");
+    }
+    const bool same = memcmp(history[0], history[1], sizeof history[0]) == 0;
+    report(!has_isa("cuda") || same, "CUDA's bits are others");
+}
+
+#ifdef TINYTRAIN_CUDA
 /* v[n] rounded to fp8, scaled by the largest power of two that keeps the largest of them in range. */
 static void round_to_fp8(double *v, int n, bool e5m2)
 {
@@ -3920,13 +4115,15 @@ static void round_to_fp8(double *v, int n, bool e5m2)
 TEST(matmul_in_fp8)
 {
     enum { ROWS_ = 33, WIDE = 80, ANY = 70, MOST = WIDE * WIDE };
+    static fp8_result factor[2];
     static const char *const names[] = {"linear", "linear_dx", "linear_dw"};
     static uint16_t operand[2][MOST];
     static double exact[2][MOST], low[2][MOST];
     static float got[MOST], bias[WIDE];
-    for (int c = 0; c < 3 * 2 * 4; c++) { /* which product, dtype, values */
-        /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite */
-        const int which = c % 3, values = c / 6;
+    for (int c = 0; c < 3 * 2 * 5; c++) { /* which product, dtype, values */
+        /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: as 0, without cuBLASLt */
+        const int which = c % 3, values = c / 6 % 4;
+        const bool refused = c / 6 == 4;
         const tt_dtype half = c / 3 % 2 ? TT_F16 : TT_BF16;
         const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE,
                   in = which ? WIDE : ANY;
@@ -3954,9 +4151,6 @@ TEST(matmul_in_fp8)
         for (int e = 0; e < WIDE; e++) bias[e] = (float)(test_random(&s) % 16) / 8; /* bf16 has these */
         test_allocator a;
         tt_context_options co = test_options(&a);
-#ifdef TT_EMULATE
-        emu_configure(1, (size_t)64 << 20, 1, (uint64_t)c);
-#endif
         tt_context *ctx = tt_open(&co);
         tt__instr i = tt__new_instr(op[which]);
         tt__launch l;
@@ -3968,13 +4162,26 @@ TEST(matmul_in_fp8)
         tt__mat x = {operand[0], half, rows[0], cols[0], cols[0]},
                 y = {operand[1], half, rows[1], cols[1], cols[1]};
         tt__mat b = {bias, TT_F32, 1, n, n}, to = {got, TT_F32, m, n, n};
-        l.in[0] = x;
-        l.in[1] = y;
+        const tt__mat *factors[2] = {&x, &y};
+        for (int o = 0; o < 2; o++) {
+            const bool turned = which == 2 || (which == 1 && o == 1);
+            const tt__mat *f = factors[o];
+            const tt__mat q = {turned ? factor[o].across : factor[o].q, TT_U8, f->rows, f->cols,
+                               tt__ceil_div(turned ? f->rows : f->cols, 16) * 16};
+            const tt__mat unscale = {&factor[o].unscale, TT_F32, 1, 1, 1};
+            CHECK(quantize_on(true, f, which && o == 0, !turned, turned, NULL, &factor[o]));
+            l.in[o] = q;
+            l.in[TT__UNSCALE_IN + o] = unscale;
+        }
+#ifdef TT_EMULATE
+        emu_configure(1, (size_t)64 << 20, 1, (uint64_t)c);
+        if (refused) emu_refuse_algorithms(~0u, 15); /* CUBLAS_STATUS_NOT_SUPPORTED */
+#endif
         if (which == 0) l.in[2] = b;
         l.out[0] = to;
-        CHECK(run_on_cuda(&l, 256 + 2 * (size_t)(WIDE * WIDE + 256)));
+        CHECK(run_on_cuda(&l, TT__CUDA_ALIGN));
 #ifdef TT_EMULATE
-        CHECK(emu_get_counts().fp8 == 1);
+        CHECK(emu_get_counts().fp8 == !refused);
 #endif
         snprintf(where, sizeof where, "%s, %s, values %d", names[which], tt_dtype_name(half), values);
         for (int r = 0; r < m; r++)
@@ -3998,7 +4205,6 @@ TEST(matmul_in_fp8)
     }
 }
 #else
-TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(matmul_in_fp8) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
@@ -4243,7 +4449,8 @@ static const test_case tests[] = {
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),
     TEST_CASE(failed_micro_batch_ends_the_step), TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
     TEST_CASE(cuda_tensors_share_launches), TEST_CASE(cuda_kernels_of_each_dtype), TEST_CASE(matmul_in_tf32),
-    TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device),
+    TEST_CASE(quantize), TEST_CASE(history_of_fp8_scales), TEST_CASE(matmul_in_fp8),
+    TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device),
     TEST_CASE(device_described_cuda),
 };
 
