@@ -2050,7 +2050,7 @@ typedef struct tt__launch {
 /* linear_cross_entropy works on so many rows at a time: enough that reading and writing the weight's gradient
    each time is little beside the product. Their logits are f32; their gradients take the same place. */
 #ifndef TT__LOSS_CHUNK /* tests make it smaller, and the next */
-#define TT__LOSS_CHUNK 256
+#define TT__LOSS_CHUNK 512
 #endif
 /* On a GPU more: to read and write GPT-2's weight gradient takes an H200 as long as its product with some 700
    rows (4.3 TB/s, 788 TFLOP/s). */
@@ -4267,9 +4267,11 @@ static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].ne
 static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
 
 /* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
-   2008: a panel of B (K x 8..48) stays in L1 or near it, a tile of A (TILE_M x K) in L2, the packed A (M x K)
-   and B (K x N) in L3. M, TILE_M are multiples of every microkernel's height, N and TILE_N of its width. */
-#define TT__GEMM_K 384
+   2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
+   the packed A (M x K) and B (K x N) in L3. Sums over no more than K are not kept in between, which is why K
+   is the width of many models. M and TILE_M are multiples of every microkernel's height, N and TILE_N of its
+   width. */
+#define TT__GEMM_K 768
 #define TT__GEMM_M 1056
 #define TT__GEMM_N 1056
 #define TT__GEMM_TILE_M 96
