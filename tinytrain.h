@@ -965,7 +965,8 @@ tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
-/* As the vocabulary has it: in byte-level encoding a space is U+0120. NULL: no token has this id. */
+/* As the vocabulary has it: in byte-level encoding a space is U+0120. NULL: no token has this id. A token
+   with a NUL inside, which a tokenizer.json may have, ends there, and is not found by its text. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
 /* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding and Unigram what
