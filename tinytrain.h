@@ -2305,11 +2305,12 @@ typedef struct tt__cpu {
 } tt__cpu;
 
 enum { TT__KINDS = 2, TT__DEVICES = 64 }; /* kinds of devices, and the most devices of a kind */
+enum { TT__ERROR = 1024 }; /* bytes of the sentence that tt_error returns, at most */
 
 struct tt_context {
     tt_context_options options;
     tt_status status;
-    char error[1024];
+    char error[TT__ERROR];
     size_t allocated;
     pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
     bool late;             /* tests: on the CPU, work of other streams is done at its WAIT, not its start */
@@ -2321,7 +2322,8 @@ struct tt_context {
     double *profile;       /* ... their seconds, by the number of the instruction: the fastest so far */
     bool searches;         /* for what is the largest that fits: errors need no advice, ... */
     bool unbudgeted;       /* ... and the caller, who has no budget, will compile that without one, ... */
-    size_t needs;          /* ... but the bytes of the smallest possible */
+    size_t needs;          /* ... but the bytes of the smallest possible, and ... */
+    size_t advised;        /* ... those of the smallest by a refusal's advice; 0: it says what fits */
     bool no_arrivals;      /* plans have no memory for the inputs of the next run, as under a tight budget */
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
@@ -10425,18 +10427,19 @@ static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, 
     }
 }
 
-enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000 };
+enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
 
 /* Tries to get below the height of an order: the box that reaches it is placed first instead, again and
-   again; in the host's memory, which is less scarce, less often. Leaves the lowest placement found, and
-   returns its height. */
+   again; in the host's memory, which is less scarce, less often, and of many boxes a few times, if they are
+   more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
 static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
                           tt__taken *taken)
 {
     size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
     bool best_tightest = tightest;
     const int most = n && box[order[0]].space == TT__HOST ? TT__IMPROVE_HOST : TT__IMPROVE;
-    const int rounds = n < TT__FEW_BOXES && best > bound ? most / (n + 1) : 0;
+    int rounds = n < TT__FEW_BOXES && best > bound ? most / (n + 1) : 0;
+    if (n >= TT__FEW_BOXES && best > bound + bound / 64) rounds = TT__IMPROVE_MANY;
     memcpy(best_order, order, sizeof *order * (size_t)n);
     for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
         int top = 0;
@@ -19542,9 +19545,9 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     char steps[640], name[48];
     tt__text text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
-    const bool chooses = c->recompute || c->by_seconds;
+    const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
     size_t bytes = s->bytes;
-    bool fits = false, advised = false, first = true, least_told = false;
+    bool fits = false, advised = false, first = true, least_told = false, replaced = false;
     tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
     tt__shortage least = {0, 0, SIZE_MAX, c->base, 0};
     steps[0] = 0;
@@ -19562,13 +19565,14 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         fits = tt__fits(e);
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
-            if (text.length) tt__print(&text, ", at least %zu with ", s->least);
-            if (text.length) tt__print_options(&text, p, &s->how, s->items);
-            least_told = text.length > 0;
+            least_told = s->least < s->bytes;
+            if (least_told) tt__print(&text, "%s at least %zu with ", text.length ? "," : ":", s->least);
+            if (least_told) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
             tt__print(&text, "%s", text.length ? ", then " : ": ");
         }
+        replaced = replaced || (now.update == TT__UPDATE_BACKWARD && next.update == TT__UPDATE_HOST);
         now = next;
         bytes = e->bytes;
         advised = advised || advice;
@@ -19576,9 +19580,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         first = false;
         const double copies = tt__flops_of_copies(p->built.t);
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
-        if (fits) tt__print(&text, ", which fits");
+        if (fits) tt__print(&text, "%s", staged ? ", with which this stage fits" : ", which fits");
     }
-    p->ctx->needs = s->least;
     c->job.least = &least;
     if (status == TT_OK && !fits) status = tt__note_least(p->ctx, &s->how, s->least, &least);
     if (status == TT_OK && !fits && !p->ctx->searches) status = tt__advise(c, &now, e);
@@ -19591,14 +19594,18 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     }
     if (status == TT_OK && !fits) {
         tt__print_least(&text, c, s, &least, advised);
-        if (bytes == least.least && advised && !least_told) tt__print(&text, "all of these");
+        const bool all = bytes == least.least && advised && !least_told && !replaced;
+        if (all) tt__print(&text, "all of these");
         else if (least.least < s->bytes || chooses) tt__print_options(&text, p, &least.how, least.items);
-        if (least.least <= e->budget) tt__print(&text, ", which fits");
+        if (least.least <= e->budget)
+            tt__print(&text, "%s", staged ? ", with which this stage fits" : ", which fits");
     }
     tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
+    p->ctx->needs = s->least;
+    p->ctx->advised = fits ? 0 : least.least;
     if (status != TT_OK) return status;
     char of_stage[32] = "";
-    if (p->settings.options.parallel.pipeline > 1)
+    if (staged)
         snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
                     "batch of fewer rows needs less", of_stage, s->bytes,
@@ -19789,7 +19796,9 @@ static tt_status tt__build_chosen(const tt__job *to)
     c.base.arrivals = p->chosen.arrivals;
     c.budget = e.budget;
     const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
-    if (status == TT_OK && (!tt__fits(&e) || (c.by_seconds && slower))) { /* others may be faster */
+    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* and need not */
+    const bool slow = c.by_seconds && (slower || copies); /* others may be faster */
+    if (status == TT_OK && (!tt__fits(&e) || slow)) {
         tt__note_whole(p, &e, &s);
         if (c.recompute || c.by_seconds) {
             status = tt__choose(&c, &s, &e);
@@ -19991,20 +20000,31 @@ static bool tt__reads_input(const tt_program *p, int32_t v)
     return read;
 }
 
-/* Compiles a stage of a pipeline after others that have come to `before`. Of stages that do not fit, the
-   error is that of the one which needs most, so that all fit what it names. */
-static tt_status tt__compile_stage(tt_program *q, const tt_tape *t, int32_t root, const tt_compile_options *o,
-                                   int stage, tt_status before)
+/* Of the stages that do not fit, the error of the one that needs most, and the largest of the smallest
+   possible. */
+typedef struct tt__short_stages {
+    size_t needs, advised;  /* of the stage of the error */
+    size_t most;            /* tt_context.advised of a stage, ... */
+    int at;                 /* ... and its number */
+    char error[TT__ERROR];  /* "": all fit */
+} tt__short_stages;
+
+static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
 {
-    tt_context *ctx = q->ctx;
-    const size_t needs = before == TT_OK ? 0 : ctx->needs;
-    char error[sizeof ctx->error];
-    memcpy(error, ctx->error, sizeof error);
-    tt_status status = tt__compile_into(q, t, root, o, stage);
-    const bool needs_less = status == TT_OK || (status == TT_ERR_BUDGET && ctx->needs <= needs);
-    if (before == TT_OK || !needs_less) return status;
-    ctx->needs = needs;
-    return tt__fail(ctx, before, "%s", error);
+    if (ctx->advised > r->most) r->most = ctx->advised, r->at = stage;
+    if (r->error[0] && ctx->needs <= r->needs) return;
+    r->needs = ctx->needs;
+    r->advised = ctx->advised;
+    memcpy(r->error, ctx->error, sizeof r->error);
+}
+
+/* What the error names is enough for all stages; so is the larger number where its advice is not. */
+static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
+{
+    ctx->needs = r->needs;
+    if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %zu",
+                    TT__ERROR - 80, r->error, r->at, r->most);
 }
 
 /* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
@@ -20013,30 +20033,35 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
 {
     const int stages = p->settings.options.parallel.pipeline;
     const size_t values = (size_t)t->n_values;
-    const bool all = !p->ctx->searches; /* also after one that does not fit */
+    const bool all = !p->ctx->searches; /* are compiled, also after one that does not fit */
+    tt__short_stages refused;
     if (stages == 1) return status;
+    memset(&refused, 0, sizeof refused);
     p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
     p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
     if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
     p->stage[0] = p;
     p->n_recorded = t->n_values;
     p->n_axes = t->n_axes;
-    for (int s = 1; s < stages && (status == TT_OK || (all && status == TT_ERR_BUDGET)); s++) {
+    for (int s = 0; s < stages; s++) {
         tt_compile_options of_stage = *o;
-        tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
+        tt_program *q = s ? p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q) : p;
         if (!q) return TT_ERR_MEMORY;
         q->ctx = p->ctx;
         q->rank = p->rank;
-        q->is_later = true;
+        q->is_later = s > 0;
         if (o->share) of_stage.share = o->share->stage[s];
-        status = tt__compile_stage(q, t, root, &of_stage, s, status);
+        if (s) status = tt__compile_into(q, t, root, &of_stage, s);
+        if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
+        if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
     }
-    for (size_t v = 1; v <= values && status == TT_OK; v++) {
+    if (refused.error[0]) return tt__refuse_stages(p->ctx, &refused);
+    for (size_t v = 1; v <= values; v++) {
         const tt__value *x = &p->built.t->values[v - 1];
         const bool fed = x->storage == TT__INPUT && x->base == (int32_t)v - 1 && tt__reads_input(p, x->base);
         p->fed_at[v] = p->fed_at[v - 1] + (fed ? tt__slot_bytes(x) : 0);
     }
-    return status;
+    return TT_OK;
 }
 
 /* The fewest digits that stand for this number alone. */
