@@ -168,13 +168,29 @@ static tt_token_loader *loader_of(tt_context *ctx, const tt_token_stream *s, boo
 
 /* ------------------------------------------------------------------------------------------- continuation */
 
-/* Prints tokens as they come; the last character may still change. */
+/* Prints tokens as they come. They are decoded behind the text that they continue, as a first token by itself
+   would lose the space before it. */
 typedef struct printer {
     const tt_tokenizer *k;
-    int32_t *ids;
-    int n;
-    size_t shown;
+    int32_t *ids; /* of the text and what continues it; room for all that may come */
+    int64_t n;
+    size_t shown; /* bytes of their text */
 } printer;
+
+/* Prints what is new, with the last character, which may still change, if that is final. */
+static void show_text(printer *p, bool final)
+{
+    const int64_t bytes = tt_tokenizer_decode(p->k, p->ids, p->n, true, NULL, 0);
+    if (bytes < 0) die("out of memory");
+    char *text = (char *)made(NULL, malloc((size_t)bytes + 1));
+    if (tt_tokenizer_decode(p->k, p->ids, p->n, true, text, (size_t)bytes + 1) < 0) die("out of memory");
+    const bool whole = bytes < 3 || memcmp(text + bytes - 3, "\xEF\xBF\xBD", 3) != 0;
+    if ((whole || final) && (size_t)bytes > p->shown) {
+        fwrite(text + p->shown, 1, (size_t)bytes - p->shown, stdout);
+        p->shown = (size_t)bytes;
+    }
+    free(text);
+}
 
 static bool show_token(void *user, int seq, int32_t id)
 {
@@ -185,15 +201,7 @@ static bool show_token(void *user, int seq, int32_t id)
         return fflush(stdout) == 0 && !stop_signal;
     }
     p->ids[p->n++] = id;
-    const int64_t bytes = tt_tokenizer_decode(p->k, p->ids, p->n, true, NULL, 0);
-    char *text = (char *)made(NULL, malloc((size_t)bytes + 1));
-    tt_tokenizer_decode(p->k, p->ids, p->n, true, text, (size_t)bytes + 1);
-    const bool whole = bytes < 3 || memcmp(text + bytes - 3, "\xEF\xBF\xBD", 3) != 0;
-    if (whole && (size_t)bytes > p->shown) {
-        fwrite(text + p->shown, 1, (size_t)bytes - p->shown, stdout);
-        p->shown = (size_t)bytes;
-    }
-    free(text);
+    show_text(p, false);
     return fflush(stdout) == 0 && !stop_signal;
 }
 
@@ -214,6 +222,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     if (k) n = tt_tokenizer_encode(k, text, (size_t)bytes, true, ids, room);
     else for (int64_t i = 0; i < bytes; i++) ids[i] = (uint8_t)text[i];
     int32_t end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
+    if (n < 0) die("out of memory");
     if (n > room) die("--generate: a text of %lld bytes has %lld tokens", (long long)bytes, (long long)n);
     if (n == 0) ids[n++] = end < 0 ? 0 : end; /* as at the beginning of a document */
 
@@ -227,7 +236,9 @@ static void continue_text(const char *folder, const char *adapter, const char *t
         die("--generate: the text has %lld tokens, and the model %d positions", (long long)n, o.context);
     tt_generator *g = (tt_generator *)made(ctx, tt_generator_new(&m, &o));
     tt_sampling s = tt_sampling_default();
-    printer p = {k, (int32_t *)made(NULL, malloc(sizeof *ids * (size_t)opt.tokens)), 0, 0};
+    const int64_t before = k ? tt_tokenizer_decode(k, ids, n, true, NULL, 0) : 0;
+    if (before < 0) die("out of memory");
+    printer p = {k, ids, n, (size_t)before};
     s.max_new = opt.tokens;
     s.temperature = (float)opt.temperature;
     s.top_k = opt.top_k;
@@ -249,10 +260,11 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     must(ctx, tt_generate(g, ids, start, 1, &s, out, &count));
     clock_gettime(CLOCK_MONOTONIC, &t[1]);
     handle_signals(false);
+    if (k) show_text(&p, true);
     const double seconds = (double)(t[1].tv_sec - t[0].tv_sec) + 1e-9 * (double)(t[1].tv_nsec - t[0].tv_nsec);
     printf("\n");
     if (isatty(STDERR_FILENO)) fprintf(stderr, "[%d tokens, %.1f a second]\n", count, count / seconds);
-    free(ids), free(out), free(p.ids);
+    free(ids), free(out);
     tt_generator_free(g), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 

@@ -2238,7 +2238,8 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
             tt__mat *m = k < TT__MAX_IN ? &l.in[k] : &l.out[k - TT__MAX_IN];
             const tt__mat *h = k < TT__MAX_IN ? &host->in[k] : &host->out[k - TT__MAX_IN];
             /* fp8 lies row by row or column by column. */
-            const int64_t lines = h->dtype == TT_U8 ? tt__max(h->rows, h->cols) : h->rows;
+            const bool fp8 = h->dtype == TT_U8 && k != TT__RUN_IN;
+            const int64_t lines = fp8 ? tt__max(h->rows, h->cols) : h->rows;
             size_t bytes = (size_t)(lines * h->ld) * tt_dtype_bytes(h->dtype);
             if (!h->data) continue;
             if (to) ok = b->read(d, h->data, m->data, bytes) == TT_OK;

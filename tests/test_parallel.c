@@ -508,7 +508,7 @@ TEST(ranks_with_a_loss_in_chunks) /* whose forward makes a gradient */
     setup s = setup_of(some[0], "32-true", 4, 2);
     net n;
     loss_whole = 1;
-    s.capacity = 300;
+    s.capacity = 600;
     s.poison = true;
     if (open_net(&n, &s, false)) {
         tt_program_text(n.p, text, sizeof text);

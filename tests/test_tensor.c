@@ -121,7 +121,7 @@ static tt_value record_words(net *n)
 {
     tt_context *ctx = n->ctx;
     tt_tape *t = n->t;
-    const int64_t tokens = tt_axis(t, "tokens", LONG);
+    const int64_t tokens = tt_axis(t, "tokens", 2 * LONG); /* so many that the loss is in chunks */
     tt_attention_options attention = tt_attention_options_default(4);
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
     tt_rotary_options rotary = tt_rotary_options_default(4);
@@ -501,7 +501,7 @@ TEST(tables_and_heads)
             CHECK(split_of(n.p, "words") == expected && split_of(n.p, "head_b") == TT__WHOLE);
             if (kind == WORDS) CHECK(split_of(n.p, "head") == expected);
             CHECK(instructions(n.p, TT__OP_MEAN_LOSS) == 1);
-            /* A rank has 300 of the rows, or 150, of which no logits are stored apart. */
+            /* A rank has 600 of the rows, or 300, of which no logits are stored apart. */
             CHECK(instructions(n.p, TT__OP_LINEAR_CROSS_ENTROPY) == (ranks == 2));
             CHECK(collectives(n.p, TT__OP_ALL_GATHER, false) == divides);
             CHECK(collectives(n.p, TT__OP_REDUCE_SCATTER, true) == divides);
