@@ -18036,14 +18036,15 @@ static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
            a->stages == s->options.parallel.pipeline;
 }
 
-/* A bit for the stage that an arena is of, if its pipeline has so many. */
+/* The bit of an arena's stage; 0: there is no arena, or its pipeline has another number of stages. */
 static uint64_t tt__stage_bit(const tt__arena *a, int stages)
 {
     return a && a->stages == stages ? 1ull << a->stage : 0;
 }
 
-/* Tells a tape how the tensor ranks hold its parameters already, as what it splits must be split as there,
-   and which stages do: before the first is compiled, as each then holds its own. */
+/* Tells a tape how the tensor ranks hold its parameters already, as it must split them in the same way. When
+   the first stage is compiled, also notes which stages hold each parameter: a later stage would find what
+   this compilation has added, too. */
 static void tt__note_held(tt_tape *t, const tt__settings *s)
 {
     tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
@@ -19546,6 +19547,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     tt__text text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
+    const char *const which_fits = staged ? ", with which this stage fits" : ", which fits";
     size_t bytes = s->bytes;
     bool fits = false, advised = false, first = true, least_told = false, replaced = false;
     tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
@@ -19580,7 +19582,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         first = false;
         const double copies = tt__flops_of_copies(p->built.t);
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
-        if (fits) tt__print(&text, "%s", staged ? ", with which this stage fits" : ", which fits");
+        if (fits) tt__print(&text, "%s", which_fits);
     }
     c->job.least = &least;
     if (status == TT_OK && !fits) status = tt__note_least(p->ctx, &s->how, s->least, &least);
@@ -19597,16 +19599,14 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         const bool all = bytes == least.least && advised && !least_told && !replaced;
         if (all) tt__print(&text, "all of these");
         else if (least.least < s->bytes || chooses) tt__print_options(&text, p, &least.how, least.items);
-        if (least.least <= e->budget)
-            tt__print(&text, "%s", staged ? ", with which this stage fits" : ", which fits");
+        if (least.least <= e->budget) tt__print(&text, "%s", which_fits);
     }
     tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
     p->ctx->needs = s->least;
     p->ctx->advised = fits ? 0 : least.least;
     if (status != TT_OK) return status;
     char of_stage[32] = "";
-    if (staged)
-        snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
+    if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s. A micro-"
                     "batch of fewer rows needs less", of_stage, s->bytes,
                     p->settings.crew->ranks > 1 ? " a rank" : "", e->budget,
@@ -20018,7 +20018,8 @@ static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r
     memcpy(r->error, ctx->error, sizeof r->error);
 }
 
-/* What the error names is enough for all stages; so is the larger number where its advice is not. */
+/* Fails with the error, whose number is enough for all stages. Where the smallest possible that it advises is
+   too little for another stage, that stage's is named behind it. */
 static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
@@ -20043,17 +20044,18 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     p->stage[0] = p;
     p->n_recorded = t->n_values;
     p->n_axes = t->n_axes;
-    for (int s = 0; s < stages; s++) {
+    for (int s = 0;;) {
+        if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
+        if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
+        if (++s == stages) break;
         tt_compile_options of_stage = *o;
-        tt_program *q = s ? p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q) : p;
+        tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
         if (!q) return TT_ERR_MEMORY;
         q->ctx = p->ctx;
         q->rank = p->rank;
-        q->is_later = s > 0;
+        q->is_later = true;
         if (o->share) of_stage.share = o->share->stage[s];
-        if (s) status = tt__compile_into(q, t, root, &of_stage, s);
-        if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
-        if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
+        status = tt__compile_into(q, t, root, &of_stage, s);
     }
     if (refused.error[0]) return tt__refuse_stages(p->ctx, &refused);
     for (size_t v = 1; v <= values; v++) {
@@ -33940,12 +33942,12 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     c.device = o->device;
     c.memory_budget = o->memory_budget;
     c.share = (tt_program *)(uintptr_t)o->share;
-    if (o->share) { /* parameters lie as it has them */
+    if (o->share) { /* the parameters stay where its program has put them */
         const char *name = o->share->settings.crew->name;
         c.parallel = o->share->settings.options.parallel;
         c.parallel.schedule = NULL;
         c.memory = tt__memory_names[o->share->settings.memory];
-        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* of each process */
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* less " in 4 processes" */
         if (!c.device) c.device = device;
         if (o->share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
