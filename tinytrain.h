@@ -1468,6 +1468,8 @@ typedef struct tt_lm {
     tt_param *head;            /* (vocab, hidden); NULL: tied */
     size_t shard_bytes;        /* of files that tt_lm_save writes, at most; 0: any number. Default 5e9 */
     char *kept;                /* what config.json has besides, which tt_lm_save writes again */
+    char *read_shape;          /* how config.json says windows, rotary positions and Falcon's heads, which */
+    tt_lm_config read;         /* tt_lm_save writes again while config has those of this, as it was loaded */
     tt_lora *lora;             /* (n_lora), by tt_lm_lora; with lora_options, whose targets are not kept */
     int n_lora;
     tt_lora_options lora_options;
@@ -25762,6 +25764,7 @@ static const uint8_t *tt__letters_bits(const tt__letters *l);      /* (0x110000)
 /* NFC of the code points of a text, in place: up to four times as many must fit into `points`, and into
    `spare`. Returns how many there are. */
 static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
+static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b); /* 0: they do not */
 /* Sorts each run of marks by combining class, in place; spare has room for as many. */
 static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
 static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c); /* 0: none, or one that nothing moves over */
@@ -26394,8 +26397,10 @@ typedef struct tt__encoder {
     int64_t count, room;   /* ids so far, of which `room` are kept */
     bool whole;            /* count all ids; else some of those beyond room */
     bool failed;           /* out of memory */
-    bool trimmed;          /* a normalizer took white space from the front of the text at hand */
-    size_t front;          /* so many bytes at its front stand for its first character; 0: one character */
+    const char *origin;    /* the text at hand, normalized, of so many bytes */
+    size_t origin_bytes;
+    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
+                              a splitter's that begins with one of them is the text's first */
     tt__buffer clean, normal[2], points, spare, stages[TT__BPE_STAGES], symbols, heap;
 } tt__encoder;
 
@@ -26735,6 +26740,13 @@ static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const c
 
 static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first);
 
+/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
+static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
+{
+    const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+}
+
 /* Runs of characters of a class, or each of them, and the runs between them. */
 static void tt__bpe_split_class(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -26748,12 +26760,13 @@ static void tt__bpe_split_class(tt__encoder *e, int stage, const char *text, siz
         const size_t start = at;
         const bool is = (b->bits[tt__bpe_char(mapped, text, bytes, &at)] & mask) != 0;
         if (start > from && (is != inside || (is && s->each))) {
-            tt__bpe_split(e, stage + 1, text + from, start - from, first && !from);
+            tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
             from = start;
         }
         inside = is;
     }
-    if (!tt__encoder_done(e)) tt__bpe_split(e, stage + 1, text + from, bytes - from, first && !from);
+    if (!tt__encoder_done(e))
+        tt__bpe_split(e, stage + 1, text + from, bytes - from, tt__is_first(e, first, text, from));
 }
 
 /* Words between white space. */
@@ -26763,8 +26776,7 @@ static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, siz
     for (size_t from = 0, at = 0; at < bytes && !tt__encoder_done(e); from = at) {
         from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, from, SIZE_MAX);
         at = tt__bits_end(bits, TT__IS_SPACE, 0, text, bytes, from, SIZE_MAX);
-        const bool start = first && !e->trimmed && (!from || from < e->front);
-        tt__bpe_split(e, stage + 1, text + from, at - from, start);
+        tt__bpe_split(e, stage + 1, text + from, at - from, tt__is_first(e, first, text, from));
     }
 }
 
@@ -26776,12 +26788,13 @@ static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, s
         size_t n = 0;
         while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
         if (n < 3) { at += n + 1; continue; }
-        if (at > from) tt__bpe_split(e, stage + 1, text + from, at - from, first && !from);
-        tt__bpe_split(e, stage + 1, text + at, 3, first && !at);
+        if (at > from)
+            tt__bpe_split(e, stage + 1, text + from, at - from, tt__is_first(e, first, text, from));
+        tt__bpe_split(e, stage + 1, text + at, 3, tt__is_first(e, first, text, at));
         from = at += 3;
     }
     if (from < bytes && !tt__encoder_done(e))
-        tt__bpe_split(e, stage + 1, text + from, bytes - from, first && !from);
+        tt__bpe_split(e, stage + 1, text + from, bytes - from, tt__is_first(e, first, text, from));
 }
 
 /* Replaces every `from` by `to`. Room for all is in `out`. Returns the bytes. */
@@ -26830,7 +26843,7 @@ static void tt__bpe_split_metaspace(tt__encoder *e, int stage, const char *text,
     if (!tt__encoder_done(e)) tt__bpe_split(e, stage + 1, begin + from, n - from, first && !from);
 }
 
-/* Splits a text by the splitters from `stage` on. first: it is the start of what is tokenized. */
+/* Splits a text by the splitters from `stage` on. first: see tt__is_first. */
 static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
     const tt__bpe *b = e->b;
@@ -26863,11 +26876,119 @@ static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t by
     for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
         end = pattern ? tt__pattern_end(b->bits, pattern, text, bytes, at) : bytes;
         if (stage + 1 == b->n_splitters) tt__bpe_words(e, text + at, end - at);
-        else tt__bpe_split(e, stage + 1, text + at, end - at, first && !at);
+        else tt__bpe_split(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
     }
 }
 
 /* ---- normalizers */
+
+/* What becomes of the front of a text (see tt__encoder), as `tokenizers` aligns it (NormalizedString): a
+   normalizer gives new characters, one by one. One with a change of 0 stands for the old text's next
+   character, one of -n for the n behind that too, and one of 1 for what the one before it stands for. */
+typedef struct tt__aligner {
+    const char *text;
+    size_t bytes, front;  /* of the old text */
+    size_t at, to;        /* what of it is passed; the new front, so far */
+    size_t size;          /* of the new character at hand, whose change may still become less; 0: none is */
+    int64_t change;
+} tt__aligner;
+
+static void tt__front_pass(tt__aligner *f)
+{
+    const bool with = f->change > 0 ? !f->at || f->at - 1 < f->front : f->at < f->front;
+    if (!f->size) return;
+    if (with) f->to += f->size;
+    for (int64_t n = f->change; n <= 0 && f->at < f->bytes; n++) tt__utf8_next(f->text, f->bytes, &f->at);
+    f->size = 0;
+}
+
+static void tt__front_put(tt__aligner *f, size_t size, int64_t change)
+{
+    tt__front_pass(f);
+    f->size = size;
+    f->change = change;
+}
+
+/* Is all passed that the front can be? */
+static bool tt__front_done(const tt__aligner *f) { return f->at > f->front; }
+
+/* Characters that stand for a part of the old text together; to NULL: the part itself. */
+static void tt__front_part(tt__aligner *f, const char *part, size_t bytes, const char *to, size_t to_bytes)
+{
+    int64_t old = 0, made = 0;
+    for (size_t at = 0; at < bytes; old++) tt__utf8_next(part, bytes, &at);
+    for (size_t at = 0, from = 0; at < to_bytes; from = at) {
+        tt__utf8_next(to ? to : part, to_bytes, &at);
+        tt__front_put(f, at - from, made++ >= old);
+    }
+    if (made < old) f->change -= old - made; /* of none, where the text begins with what is taken away */
+}
+
+typedef struct tt__changed { uint32_t point; int64_t change; } tt__changed;
+
+/* NFC composes these, which are decomposed and sorted. Returns how many remain. */
+static size_t tt__front_compose(const tt__letters *l, tt__changed *c, size_t count)
+{
+    size_t kept = 0, starter = SIZE_MAX;
+    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t rank = tt__mark_rank(l, c[i].point);
+        const bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
+        const uint32_t composed = free_way ? tt__compose(l, c[starter].point, c[i].point) : 0;
+        if (composed) {
+            c[starter].point = composed;
+            c[starter].change += c[i].change - 1;
+            continue;
+        }
+        if (!rank) starter = kept;
+        before = rank;
+        c[kept++] = c[i];
+    }
+    return kept;
+}
+
+/* NFC, NFD and NFKD: of the start of the text up to where nothing moves or composes over. */
+static void tt__front_decomposed(tt__encoder *e, const tt__stage *s, tt__aligner *f)
+{
+    const tt__letters *l = e->b->letters;
+    const bool composes = s->kind == TT__STAGE_NFC, compat = s->kind == TT__STAGE_NFKD;
+    uint32_t to[TT__DECOMPOSED];
+    size_t end = 0, count = 0, sorted = 0;
+    for (size_t next = 0; next < f->bytes; end = next) {
+        const uint32_t c = tt__utf8_next(f->text, f->bytes, &next);
+        tt__decompose(l, c, compat, to);
+        const bool stands = composes ? !(e->b->bits[c] & TT__IS_UNSTABLE) : !tt__mark_rank(l, to[0]);
+        if (end >= f->front && stands) break;
+    }
+    if (end > SIZE_MAX / 1024) { e->failed = true; return; }
+    tt__changed *c = (tt__changed *)tt__encoder_room(e, &e->points, TT__DECOMPOSED * end, sizeof *c);
+    tt__changed *spare = (tt__changed *)tt__encoder_room(e, &e->spare, TT__DECOMPOSED * end, sizeof *c);
+    if (e->failed) return;
+    for (size_t at = 0; at < end;) {
+        const size_t n = tt__decompose(l, tt__utf8_next(f->text, end, &at), compat, to);
+        for (size_t i = 0; i < n; i++) c[count].point = to[i], c[count++].change = i > 0;
+    }
+    for (size_t run = 0, stop; run < count; run = stop + 1) { /* of marks, a pass for each rank there is */
+        uint32_t rank, lowest = UINT32_MAX;
+        for (stop = run; stop < count && (rank = tt__mark_rank(l, c[stop].point)) > 0; stop++)
+            lowest = rank < lowest ? rank : lowest;
+        for (sorted = run; sorted < stop;) {
+            uint32_t next = UINT32_MAX;
+            for (size_t i = run; i < stop; i++) {
+                rank = tt__mark_rank(l, c[i].point);
+                if (rank == lowest) spare[sorted++] = c[i];
+                else if (rank > lowest && rank < next) next = rank;
+            }
+            lowest = next;
+        }
+        memcpy(c + run, spare + run, (stop - run) * sizeof *c);
+    }
+    if (composes) count = tt__front_compose(l, c, count);
+    for (size_t i = 0; i < count && !tt__front_done(f); i++) {
+        char spelled[4];
+        tt__front_put(f, (size_t)tt__utf8_put(c[i].point, spelled), c[i].change);
+    }
+}
 
 /* NFC of a text that has an unstable character at `at`. Only what is around those is looked at. */
 static const char *tt__bpe_nfc(tt__encoder *e, const char *text, size_t *bytes, tt__buffer *to)
@@ -26968,9 +27089,9 @@ static const char *tt__precompiled_find(const tt__stage *s, const char *text, si
 
 /* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
    what it has for their start, and to the characters of others. Returns the bytes; out NULL: only these.
-   front: see tt__encoder. */
+   front, or NULL: is told what the characters stand for, as long as that may be the text's front. */
 static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *text, size_t bytes, char *out,
-                              size_t *front)
+                              tt__aligner *front)
 {
     size_t n = 0;
     for (size_t at = 0; at < bytes;) {
@@ -26987,7 +27108,8 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
                 to = tt__precompiled_find(s, text + at, next - at, &to_bytes);
             }
             if (!to) to_bytes = next - at;
-            if (!at) *front = tt__utf8_last(text, next) ? 0 : to_bytes;
+            if (front && tt__front_done(front)) return n;
+            if (front) tt__front_part(front, text + at, next - at, to, to_bytes);
             if (out) memcpy(out + n, to ? to : text + at, to_bytes);
             n += to_bytes;
             at = next;
@@ -27006,20 +27128,15 @@ static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint
     return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
 }
 
-/* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. *front bytes of
-   the text, or its first character, are where the result begins with *front. */
-static size_t tt__map(const tt__bpe *b, tt__stage_kind kind, const char *text, size_t bytes, char *out,
-                      size_t *front)
+/* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. */
+static size_t tt__map(const tt__bpe *b, tt__stage_kind kind, const char *text, size_t bytes, char *out)
 {
     size_t n = 0;
-    const size_t before = *front;
     for (size_t at = 0; at < bytes;) {
-        const size_t from = at;
         uint32_t to[TT__DECOMPOSED];
         char spelled[4];
         const size_t count = tt__mapped(b, kind, tt__utf8_next(text, bytes, &at), to);
         for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(to[i], out ? out + n : spelled);
-        if (!from || from < before) *front = n;
     }
     return n;
 }
@@ -27068,22 +27185,56 @@ static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text
         if (!(bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
         end = last;
     }
-    e->trimmed |= from > 0;
     *bytes = end - from;
     return text + from;
+}
+
+/* Sets e->front to what a normalizer will make of it. */
+static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text, size_t bytes)
+{
+    const tt__bpe *b = e->b;
+    tt__aligner f = {text, bytes, e->front, 0, 0, 0, 0};
+    size_t at = 0, end = 0;
+    switch (s->kind) {
+    case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD: tt__front_decomposed(e, s, &f); break;
+    case TT__STAGE_PRECOMPILED: tt__precompiled(b, s, text, bytes, NULL, &f); break;
+    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
+    case TT__STAGE_PREPEND: f.to = e->front ? e->front + s->to_bytes : 0; break;
+    case TT__STAGE_TRIM:
+        if (s->left) at = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, 0, SIZE_MAX);
+        f.to = e->front > at ? e->front - at : 0;
+        break;
+    default: /* REPLACE, SPACES: what replaces stands for the last of what it replaces */
+        for (; at < e->front; at = end) {
+            bool here = s->kind == TT__STAGE_REPLACE && bytes - at >= s->from_bytes &&
+                        memcmp(text + at, s->from, s->from_bytes) == 0;
+            end = at + (here ? s->from_bytes : 1);
+            if (s->kind == TT__STAGE_SPACES) {
+                while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
+                here = end - at > 1;
+            }
+            if (end <= e->front) f.to += here ? s->to_bytes : 1;
+        }
+    }
+    tt__front_pass(&f);
+    e->front = f.to;
 }
 
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
 static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
     const tt__bpe *b = e->b;
-    e->trimmed = false;
+    bool fronts = false; /* does it matter what is the text's front? */
+    for (int i = 0; i < b->n_splitters; i++) fronts |= b->splitters[i].prefix_first;
     e->front = 0;
+    if (*bytes) tt__utf8_next(text, *bytes, &e->front);
     for (int i = 0, turn = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
         const tt__stage *s = &b->normalizers[i];
         tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
         const char *before = text;
         char *out = NULL;
+        if (fronts) tt__front_after(e, s, text, *bytes);
+        if (e->failed) break;
         if (s->kind == TT__STAGE_NFC) {
             bool stable = true;
             for (size_t at = 0; at < *bytes && stable;)
@@ -27101,17 +27252,14 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
         } else if (s->kind == TT__STAGE_TRIM) {
             text = tt__trim(e, s, text, bytes);
         } else if (s->kind == TT__STAGE_PRECOMPILED) {
-            out = (char *)tt__encoder_room(e, to, tt__precompiled(b, s, text, *bytes, NULL, &e->front), 1);
+            out = (char *)tt__encoder_room(e, to, tt__precompiled(b, s, text, *bytes, NULL, NULL), 1);
             if (!out) break;
-            *bytes = tt__precompiled(b, s, text, *bytes, out, &e->front);
+            *bytes = tt__precompiled(b, s, text, *bytes, out, NULL);
             text = out;
         } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_LOWER) {
-            size_t front = e->front;
-            const size_t room = tt__map(b, s->kind, text, *bytes, NULL, &front);
-            out = (char *)tt__encoder_room(e, to, room, 1);
+            out = (char *)tt__encoder_room(e, to, tt__map(b, s->kind, text, *bytes, NULL), 1);
             if (!out) break;
-            *bytes = tt__map(b, s->kind, text, *bytes, out, &e->front);
-            e->trimmed |= !e->front;
+            *bytes = tt__map(b, s->kind, text, *bytes, out);
             if (s->kind <= TT__STAGE_NFKD) tt__sort_text(e, out, *bytes);
             text = out;
         } else {
@@ -27143,7 +27291,8 @@ static void tt__bpe_between(tt__encoder *e, int trie, const char *text, size_t b
         tt__bpe_split(e, 0, text, bytes, first);
         return;
     }
-    text = tt__bpe_normalize(e, text, &bytes);
+    text = e->origin = tt__bpe_normalize(e, text, &bytes);
+    e->origin_bytes = bytes;
     if (!e->failed) tt__bpe_cut(e, 1, text, bytes, first);
 }
 
@@ -27177,12 +27326,13 @@ static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes
         if (a->rstrip && stop >= white_to)
             white_to = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop, SIZE_MAX);
         if (a->rstrip) stop = white_to;
-        if (from < start) tt__bpe_between(e, trie, text + from, start - from, first && !from);
+        const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
+        if (from < start) tt__bpe_between(e, trie, text + from, start - from, starts);
         if (!e->failed) tt__encoder_id(e, a->id);
         from = stop;
     }
-    if (from < bytes && !tt__encoder_done(e))
-        tt__bpe_between(e, trie, text + from, bytes - from, first && !from);
+    const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
+    if (from < bytes && !tt__encoder_done(e)) tt__bpe_between(e, trie, text + from, bytes - from, starts);
 }
 
 /* The ids of a text without those around it: `room` are kept. Returns how many there are, all if `whole`; -1:
@@ -33016,6 +33166,19 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 
 /* ------------------------------------------------------------------------ config.json of a language model */
 
+/* x as Python writes floats: of the fewest digits that read back as it, and with a point. */
+static void tt__print_double(tt__text *to, double x)
+{
+    char text[40];
+    const int least = fabs(x) >= 1 && fabs(x) < 1e15 ? (int)log10(fabs(x)) + 1 : 1; /* no exponent */
+    for (int digits = least; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtod(text, NULL) == x) break;
+    }
+    for (char *c = text; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    tt__print(to, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
+}
+
 /* Writes the value of a node of parsed JSON. */
 static void tt__print_node(tt__text *to, const tt__json *j, int node)
 {
@@ -33024,7 +33187,7 @@ static void tt__print_node(tt__text *to, const tt__json *j, int node)
     static const char *const words[] = {"null", "false", "true"};
     if (n->kind <= TT__JSON_TRUE) tt__print(to, "%s", words[n->kind]);
     else if (n->kind == TT__JSON_NUMBER_KIND && n->exact) tt__print(to, "%lld", (long long)n->integer);
-    else if (n->kind == TT__JSON_NUMBER_KIND) tt__print(to, "%.17g", n->number);
+    else if (n->kind == TT__JSON_NUMBER_KIND) tt__print_double(to, n->number);
     else if (n->kind == TT__JSON_STRING) tt__json_quote(to, j->pool + n->integer);
     else {
         tt__print(to, object ? "{" : "[");
@@ -33037,27 +33200,35 @@ static void tt__print_node(tt__text *to, const tt__json *j, int node)
     }
 }
 
-/* Does tt_lm_save write this member of config.json itself? */
-static bool tt__lm_owns(const tt__architecture *a, const char *key)
+/* Who writes a member of config.json? */
+typedef enum tt__lm_writer {
+    TT__LM_KEPT,  /* what it said is written again */
+    TT__LM_SHAPE, /* so it is while the model has that shape, else tt__lm_print says the new one */
+    TT__LM_OWN    /* tt_lm_save by itself */
+} tt__lm_writer;
+
+static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
 {
     static const char *const own[] = {
-        "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "rope_theta",
-        "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base", "partial_rotary_factor",
-        "sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "alibi", "multi_query",
-        "new_decoder_architecture", "num_kv_heads", "num_ln_in_parallel_attn"};
-    for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return true;
-    for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return true;
-    return strcmp(key, a->activation_key[0]) == 0;
+        "architectures", "model_type", "dtype", "torch_dtype", "transformers_version"};
+    static const char *const shape[] = {
+        "rope_theta", "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base",
+        "partial_rotary_factor", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+        "alibi", "multi_query", "new_decoder_architecture", "num_kv_heads", "num_ln_in_parallel_attn"};
+    for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
+    for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
+    for (int k = 0; k < TT__COUNT(shape); k++) if (strcmp(key, shape[k]) == 0) return TT__LM_SHAPE;
+    return strcmp(key, a->activation_key[0]) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* What config.json has besides, as lines of its own; to be freed. */
-static tt_status tt__lm_keep(const tt__json *j, const tt__architecture *a, char **kept)
+/* The members of config.json with that writer, as lines of their own; to be freed. */
+static tt_status tt__lm_keep(const tt__json *j, const tt__architecture *a, tt__lm_writer writer, char **kept)
 {
     tt__text text = {NULL, 0, 0};
     for (int round = 0; round < 2; round++) {
         for (int k = 0, at = 1; k < j->nodes[0].count; k++, at = j->nodes[at].after) {
             const char *key = j->pool + j->nodes[at].key;
-            if (tt__lm_owns(a, key)) continue;
+            if (tt__lm_writer_of(a, key) != writer) continue;
             tt__print(&text, "  ");
             tt__json_quote(&text, key);
             tt__print(&text, ": ");
@@ -33084,33 +33255,55 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have. */
+/* The columns of each head that turn. Of GPT-NeoX's a share may: of the object `at`, or else rotary_pct. The
+   others turn all: what they say of a share transformers ignores where positions are not scaled, and computes
+   nothing with where they are. */
+static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
+{
+    const bool neox = tt__lm_is(c, "gpt_neox");
+    const char *const keys[] = {neox ? "rotary_pct" : "partial_rotary_factor", "partial_rotary_factor"};
+    double share = neox ? 0.25 : 1; /* as a double, which transformers multiplies too */
+    c->rotary.size = c->head_size;
+    if (!neox && (!scaled || c->alibi)) return TT_OK;
+    for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
+        const int node = tt__json_get(j, k ? at : 0, keys[k]);
+        float in_range;
+        if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) continue;
+        tt_status status = tt__json_float_at(j, keys[k], node, 0, 1.0001f, &in_range);
+        if (status != TT_OK) return status;
+        share = j->nodes[node].number;
+    }
+    c->rotary.size = (int)(c->head_size * share);
+    if (c->rotary.size == 0 || (!neox && c->rotary.size != c->head_size))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
+                        "would turn; %s", j->path, share, c->head_size,
+                        neox ? "at least 2 must" : "only gpt_neox may have another than 1");
+    return TT_OK;
+}
+
+/* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have, which
+   has the last word where both are there. */
 static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
-    const char *type = "default";
-    float turns = tt__lm_is(c, "gpt_neox") ? 0.25f : 1, original = 0;
-    int at = tt__json_get(j, 0, "rope_parameters");
-    if (at < 0 || j->nodes[at].kind == TT__JSON_NULL) at = tt__json_get(j, 0, "rope_scaling");
+    const char *type = "default", *name = "rope_scaling";
+    float original = 0;
+    int at = tt__json_get(j, 0, name);
+    const bool empty = at < 0 || j->nodes[at].kind == TT__JSON_NULL ||
+                       (j->nodes[at].kind == TT__JSON_OBJECT && !j->nodes[at].count);
+    if (empty) at = tt__json_get(j, 0, name = "rope_parameters");
     if (at >= 0 && j->nodes[at].kind == TT__JSON_NULL) at = -1;
     if (at >= 0 && j->nodes[at].kind != TT__JSON_OBJECT)
-        return tt__json_wrong(j, "rope_parameters", at, NULL, "an object");
+        return tt__json_wrong(j, name, at, NULL, "an object");
     *r = tt_rotary_options_default(c->heads);
-    static const char *const turning[] = {"rotary_pct", "partial_rotary_factor"};
-    static const char *const bases[] = {"rotary_emb_base", "rope_theta"};
-    tt_status status = TT_OK;
-    for (int k = 0; k < 4 && status == TT_OK; k++) { /* what rope_parameters says comes last */
-        const int object = k < 2 ? 0 : at;
-        if (object < 0) continue;
-        status = tt__json_read_float(j, object, bases[k % 2], 1, INFINITY, &r->base);
-        if (status == TT_OK) status = tt__json_read_float(j, object, turning[k % 2], 0, 1.0001f, &turns);
-    }
-    if (status != TT_OK) return status;
-    r->size = (int)((float)c->head_size * turns);
-    if (at < 0) return TT_OK;
-    status = tt__json_read_string(j, at, "type", false, &type);
-    if (status == TT_OK) status = tt__json_read_string(j, at, "rope_type", false, &type);
-    if (status != TT_OK || strcmp(type, "default") == 0) return status;
+    tt_status status = tt__json_read_float(j, 0, tt__lm_is(c, "gpt_neox") ? "rotary_emb_base" : "rope_theta",
+                                           1, INFINITY, &r->base);
+    if (status == TT_OK && at >= 0) status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, &r->base);
+    if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "type", false, &type);
+    if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "rope_type", false, &type);
+    const bool scaled = status == TT_OK && strcmp(type, "default") != 0;
+    if (status == TT_OK) status = tt__lm_read_columns(j, at, scaled, c);
+    if (status != TT_OK || !scaled) return status;
     static const struct { const char *type; tt_rotary_scaling scaling; const char *low, *high; } all[] = {
         {"linear", TT_ROTARY_LINEAR, NULL, NULL},
         {"llama3", TT_ROTARY_LLAMA3, "low_freq_factor", "high_freq_factor"},
@@ -33166,13 +33359,13 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
     const bool qwen = tt__lm_is(c, "qwen2");
     bool used = !qwen;
-    int64_t window = 0, from = qwen ? 28 : 0;
+    int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = qwen ? 28 : 0;
     tt_status status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
     if (status == TT_OK && qwen) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
     if (status == TT_OK && qwen)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
     if (status != TT_OK) return status;
-    const int types = tt__json_get(j, 0, "layer_types");
+    const int types = qwen && used && window ? tt__json_get(j, 0, "layer_types") : -1;
     if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
@@ -33185,7 +33378,6 @@ static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
                                 "after one with a window; only the first layers may", j->path, k);
             from += !slides;
         }
-        used = true;
     }
     c->window = used && from < c->layers ? (int)window : 0;
     c->window_from = c->window ? (int)from : 0;
@@ -33247,6 +33439,10 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
     if (!tt__lm_is(c, "gpt2") && (c->rotary.size < 0 || c->rotary.size > c->head_size || c->rotary.size % 2))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
+    else if (!tt__lm_is(c, "gpt2") && !tt__lm_is(c, "gpt_neox") && c->rotary.size &&
+             c->rotary.size != c->head_size)
+        tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
+                  c->head_size, c->kind);
     if (c->window < 0) tt__print(all, "; window is %d", c->window);
     if (c->window_from < 0 || (c->window_from && !tt__lm_is(c, "qwen2")))
         tt__print(all, "; window_from is %d", c->window_from);
@@ -33255,16 +33451,43 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; falcon with %d key heads is parallel", c->key_heads);
 }
 
+/* The share of a head's columns that turn, so that its product with head_size, as a double, is not below
+   size: 58 / 200 is 0.29, of which 200 are 57.99999999999999. */
+static const char *tt__lm_share(const tt_lm_config *c, char to[32])
+{
+    const int size = c->rotary.size ? c->rotary.size : c->head_size;
+    for (int digits = 6; digits <= 18; digits++) {
+        snprintf(to, 32, "%.*g", digits > 17 ? 17 : digits, (size + (digits > 17 ? 0.5 : 0)) / c->head_size);
+        if ((int)(c->head_size * strtod(to, NULL)) == size) break;
+    }
+    for (char *p = to; *p; p++) if (!strchr("+-0123456789e", *p)) *p = '.';
+    return to;
+}
+
+/* Does the model have the windows, rotary positions and heads that it had when it was read? */
+static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
+{
+    return strcmp(c->kind, read->kind) == 0 && c->layers == read->layers && c->heads == read->heads &&
+           c->key_heads == read->key_heads && c->head_size == read->head_size && c->window == read->window &&
+           c->window_from == read->window_from && c->parallel == read->parallel &&
+           c->two_norms == read->two_norms && c->alibi == read->alibi &&
+           memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
+}
+
 /* The members of config.json that are no rows of the config. */
 static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_rotary_options *r = &c->rotary;
-    const char *kept = ((const tt_lm *)self)->kept;
-    const float turns = (float)(r->size ? r->size : c->head_size) / (float)c->head_size;
-    char a[32], b[32];
-    if (kept) tt__print(json, "%s", kept);
+    const tt_lm *m = (const tt_lm *)self;
+    char a[32], b[32], share[32];
+    if (m->kept) tt__print(json, "%s", m->kept);
+    if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
+        tt__print(json, "%s", m->read_shape);
+        return;
+    }
+    tt__lm_share(c, share);
     if (tt__lm_is(c, "falcon")) {
         const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
         tt__print(json, "  \"alibi\": %s,\n  \"new_decoder_architecture\": %s,\n"
@@ -33282,13 +33505,13 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
     /* transformers 5 reads rope_parameters, older versions the others */
     if (tt__lm_is(c, "gpt_neox"))
         tt__print(json, "  \"rotary_emb_base\": %s,\n  \"rotary_pct\": %s,\n", tt__json_float(r->base, a),
-                  tt__json_float(turns, b));
+                  share);
     tt__print(json, "  \"rope_theta\": %s,\n", tt__json_float(r->base, a));
     for (int k = 0; k < 2; k++) {
         if (k == 0 && r->scaling == TT_ROTARY_PLAIN) continue;
         tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
                   k ? "rope_parameters" : "rope_scaling", types[r->scaling], tt__json_float(r->base, a),
-                  tt__json_float(turns, b));
+                  share);
         if (r->scaling != TT_ROTARY_PLAIN)
             tt__print(json, ", \"factor\": %s", tt__json_float(r->factor, a));
         if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
@@ -33320,13 +33543,14 @@ void tt_lm_free(tt_lm *m)
 {
     if (!m->ctx) return;
     tt__free(m->ctx, m->kept);
+    tt__free(m->ctx, m->read_shape);
     tt__free(m->ctx, m->lora);
     tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
 }
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
-    char path[TT__PATH], *kept = NULL;
+    char path[TT__PATH], *kept = NULL, *shape = NULL;
     tt__json j;
     tt_lm_config config;
     tt__shards s = {NULL, 0};
@@ -33337,11 +33561,18 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     if (status == TT_OK) status = tt__json_open(&j, ctx, path);
     if (status == TT_OK) status = tt__lm_read_config(&j, &config, &a);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, &kept);
+    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_KEPT, &kept);
+    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
     if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
-    if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
-    if (status == TT_OK) m->kept = kept;
-    else tt__free(ctx, kept);
+    if (status == TT_OK) {
+        m->shard_bytes = (size_t)5000000000u;
+        m->kept = kept;
+        m->read_shape = shape;
+        m->read = m->config;
+    } else {
+        tt__free(ctx, kept);
+        tt__free(ctx, shape);
+    }
     tt__json_free(&j);
     tt__shards_close(ctx, &s);
     return status;

@@ -1,61 +1,118 @@
-/* The logits that a saved (Distil)BERT classifier gives each line of standard input, with nine
-   digits, tab separated:
+/* The logits that a saved model gives what stands on each line of standard input, with nine digits, tab
+   separated:
 
-       build/logits FOLDER < texts.txt
+       build/logits FOLDER < texts.txt               a (Distil)BERT classifier's, of a text
+       build/logits --ids FOLDER < ids.txt           any model's of text, of token ids with spaces between: a
+                                                     line for each text, of a language model for each token
+       build/logits --ids FOLDER ADAPTER COPY < ids.txt
+                                                     with a peft folder, which is written again as COPY
 
-   bench/check_export.py compares them with what transformers computes from the same folder. */
+   bench/check_export.py and bench/check_logits.py compare them with what transformers computes from the same
+   folder. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
 
+enum { MAX = 4096 };
+
+typedef struct model {
+    tt_context *ctx;
+    tt_bert bert;
+    tt_lm lm;
+    tt_inputs in;
+    tt_tape *tape;
+    tt_program *program;
+    tt_value root;
+    int most, classes, per_token;
+} model;
+
+static void check(tt_context *ctx, tt_status status)
+{
+    if (status == TT_OK) return;
+    fprintf(stderr, "%s\n", tt_error(ctx));
+    exit(1);
+}
+
+static void load(model *m, const char *folder, const char *adapter, const char *copy)
+{
+    tt_status status = tt_lm_load(m->ctx, &m->lm, folder);
+    m->per_token = status == TT_OK;
+    const bool other = status == TT_ERR_UNSUPPORTED && strstr(tt_error(m->ctx), "this loader reads");
+    if (other) status = tt_bert_load(m->ctx, &m->bert, folder, 0);
+    check(m->ctx, status);
+    if (adapter) check(m->ctx, tt_lm_lora_load(&m->lm, adapter));
+    if (copy) check(m->ctx, tt_lm_lora_save(&m->lm, copy));
+    const int positions = m->per_token ? m->lm.config.max_positions : m->bert.config.max_positions;
+    m->most = positions < MAX ? positions : MAX;
+    m->classes = m->per_token ? m->lm.config.vocab_size : m->bert.config.classes;
+    tt_compile_options o = tt_compile_options_default();
+    o.train = false;
+    tt_tape *t = m->tape = tt_tape_new(m->ctx);
+    const int64_t rows = tt_axis(t, "tokens", m->most);
+    m->in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    m->in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    if (!m->per_token) m->in.types = tt_input(t, "types", TT_I32, rows, 1);
+    m->in.seq_start = tt_seq_start(t, "seq_start", 1);
+    if (!m->per_token) m->in.first = tt_input(t, "first", TT_I32, 1, 1);
+    m->root = m->per_token ? tt_lm_logits(&m->lm, t, &m->in) : tt_bert_logits(&m->bert, t, &m->in);
+    m->program = tt_compile(t, m->root, &o);
+    if (!m->program) check(m->ctx, tt_error_code(m->ctx));
+}
+
+static void print_logits(model *m, const int32_t *ids, int count, float *logits)
+{
+    static int32_t positions[MAX], types[MAX];
+    const int32_t start[2] = {0, count};
+    const int lines = m->per_token ? count : 1;
+    tt_program *p = m->program;
+    for (int r = 0; r < count; r++) positions[r] = r;
+    check(m->ctx, tt_set(p, m->in.ids, ids, count));
+    check(m->ctx, tt_set(p, m->in.positions, positions, count));
+    if (!m->per_token) check(m->ctx, tt_set(p, m->in.types, types, count));
+    check(m->ctx, tt_set(p, m->in.seq_start, start, 2));
+    if (!m->per_token) check(m->ctx, tt_set(p, m->in.first, start, 1));
+    check(m->ctx, tt_run(p, NULL));
+    check(m->ctx, tt_get(p, m->root, logits, (int64_t)m->most * m->classes));
+    for (int r = 0; r < lines; r++) {
+        for (int c = 0; c < m->classes; c++)
+            printf("%s%.9g", c ? "\t" : "", (double)logits[(size_t)r * (size_t)m->classes + (size_t)c]);
+        printf("\n");
+    }
+}
+
 int main(int argc, char **argv)
 {
-    enum { MAX = 512 };
-    int32_t ids[MAX], positions[MAX], types[MAX] = {0}, start[2] = {0, 0};
-    float logits[64];
+    static int32_t ids[MAX];
+    static model m;
     char *line = NULL;
     size_t capacity = 0;
-    tt_bert m;
-    tt_inputs in;
-    tt_context *ctx = argc == 2 ? tt_open(NULL) : NULL;
-    if (!ctx) return fprintf(stderr, "usage: logits FOLDER < texts\n"), 2;
-    tt_tokenizer *k = tt_tokenizer_load(ctx, argv[1]);
-    tt_status status = k ? tt_bert_load(ctx, &m, argv[1], 0) : tt_error_code(ctx);
-    if (status != TT_OK) return fprintf(stderr, "%s\n", tt_error(ctx)), 1;
-    tt_compile_options o = tt_compile_options_default();
-    tt_tape *t = tt_tape_new(ctx);
-    int64_t rows = tt_axis(t, "tokens", MAX);
-    o.train = false;
-    in.ids = tt_input(t, "ids", TT_I32, rows, 1);
-    in.positions = tt_input(t, "positions", TT_I32, rows, 1);
-    in.types = tt_input(t, "types", TT_I32, rows, 1);
-    in.seq_start = tt_seq_start(t, "seq_start", 1);
-    in.first = tt_input(t, "first", TT_I32, 1, 1);
-    tt_value root = tt_bert_logits(&m, t, &in);
-    tt_program *p = tt_compile(t, root, &o);
-    for (int r = 0; r < MAX; r++) positions[r] = r;
-    for (ssize_t n; p && status == TT_OK && (n = getline(&line, &capacity, stdin)) >= 0;) {
+    const bool by_ids = argc > 1 && strcmp(argv[1], "--ids") == 0;
+    const int given = argc - 1 - by_ids;
+    m.ctx = given == 1 || (given == 3 && by_ids) ? tt_open(NULL) : NULL;
+    if (!m.ctx)
+        return fprintf(stderr, "usage: logits FOLDER < texts, logits --ids FOLDER [ADAPTER COPY] < ids\n"), 2;
+    const char *folder = argv[1 + by_ids];
+    load(&m, folder, given == 3 ? argv[3] : NULL, given == 3 ? argv[4] : NULL);
+    tt_tokenizer *k = by_ids ? NULL : tt_tokenizer_load(m.ctx, folder);
+    float *logits = (float *)malloc(sizeof *logits * (size_t)m.most * (size_t)m.classes);
+    if ((!by_ids && !k) || !logits) check(m.ctx, k ? TT_ERR_MEMORY : tt_error_code(m.ctx));
+    for (ssize_t n; (n = getline(&line, &capacity, stdin)) >= 0;) {
+        int count = 0;
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) n--;
-        start[1] = tt_tokenize(k, line, (size_t)n, ids,
-                               MAX < m.config.max_positions ? MAX : m.config.max_positions);
-        if (status == TT_OK) status = tt_set(p, in.ids, ids, start[1]);
-        if (status == TT_OK) status = tt_set(p, in.positions, positions, start[1]);
-        if (status == TT_OK) status = tt_set(p, in.types, types, start[1]);
-        if (status == TT_OK) status = tt_set(p, in.seq_start, start, 2);
-        if (status == TT_OK) status = tt_set(p, in.first, start, 1);
-        if (status == TT_OK) status = tt_run(p, NULL);
-        if (status == TT_OK) status = tt_get(p, root, logits, 64);
-        for (int c = 0; c < m.config.classes && status == TT_OK; c++)
-            printf("%s%.9g", c ? "\t" : "", logits[c]);
-        if (status == TT_OK) printf("\n");
+        if (k) count = tt_tokenize(k, line, (size_t)n, ids, m.most < 512 ? m.most : 512);
+        for (char *at = line, *next; by_ids && count < m.most; at = next, count++) {
+            ids[count] = (int32_t)strtol(at, &next, 10);
+            if (next == at) break;
+        }
+        print_logits(&m, ids, count, logits);
     }
-    if (!p || status != TT_OK) fprintf(stderr, "%s\n", tt_error(ctx));
-    bool failed = !p || status != TT_OK;
     free(line);
-    tt_program_free(p);
-    tt_tape_free(t);
+    free(logits);
+    tt_program_free(m.program);
+    tt_tape_free(m.tape);
     tt_tokenizer_free(k);
-    tt_bert_free(&m);
-    tt_close(ctx);
-    return failed;
+    if (m.per_token) tt_lm_free(&m.lm);
+    else tt_bert_free(&m.bert);
+    tt_close(m.ctx);
+    return 0;
 }

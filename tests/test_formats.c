@@ -751,7 +751,8 @@ TEST(tokenizer_golden_bpe)
 {
     static const char *const kinds[] = {"albert", "big_bird", "cl100k", "falcon", "gpt2", "llama2", "llama3",
                                         "metaspace", "mistral", "neox", "qwen2", "roberta", "starcoder", "t5",
-                                        "unknown"};
+                                        "unknown", "front_precompiled", "front_nfc", "front_strip",
+                                        "front_replace"};
     char folder[1000];
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
         snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[k]);
@@ -763,7 +764,8 @@ TEST(tokenizer_golden_bpe)
    not. The same where an allocation fails. */
 TEST(tokenizer_bpe_damaged)
 {
-    static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert"};
+    static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert",
+                                        "front_nfc"};
     static const char text[] = "It's  12345 \xc3\xa9t\xc3\xa9 <s>\n\n\xff <|endoftext|> \xe2\x96\x81x";
     uint64_t random = 1;
     int loaded = 0, refused = 0;

@@ -414,7 +414,7 @@ static void refused(const char *folder, tt_status status, const char *part, cons
     tt_lm m;
     tt_context *ctx = test_open(&a);
     memset(&m, 0xA5, sizeof m);
-    CHECK(tt_lm_load(ctx, &m, folder) == status);
+    if (!CHECK(tt_lm_load(ctx, &m, folder) == status)) fprintf(stderr, "expected: %s\n", part);
     CHECK_ERROR(ctx, status, part);
     CHECK_ERROR(ctx, status, part_too);
     CHECK(m.ctx == NULL && m.layer == NULL && ctx->n_params == 0);
@@ -519,6 +519,12 @@ TEST(configs)
         {"llama", "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", TT_ERR_ARGUMENT,
          "4 heads are not a multiple of 3 key heads"},
         {"llama", "\"head_dim\": 6", "\"head_dim\": 7", TT_ERR_ARGUMENT, "rotary positions of 7 columns"},
+        {"llama", "\"rope_type\"", "\"partial_rotary_factor\": 0.5, \"rope_type\"", TT_ERR_UNSUPPORTED,
+         "a share of 0.5 of the columns of a head of 6 would turn; only gpt_neox may have another than 1"},
+        {"qwen2", "\"rope_parameters\"", "\"partial_rotary_factor\": 0.5, \"rope_parameters\"",
+         TT_ERR_UNSUPPORTED, "a share of 0.5 of the columns of a head of 4 would turn"},
+        {"neox", "\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 0.1", TT_ERR_UNSUPPORTED,
+         "a share of 0.1 of the columns of a head of 8 would turn; at least 2 must"},
         {"llama", "\"factor\": 4.0", "\"factor\": 0.5", TT_ERR_FORMAT, "\"factor\" is 0.5; expected"},
         {"llama", "\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": \"1e-06\"", TT_ERR_FORMAT,
          "\"rms_norm_eps\""},
@@ -549,6 +555,19 @@ TEST(configs)
         {"falcon", "\"num_attention_heads\"", "\"n_head\""},
         {"llama", "\"rope_parameters\": {", "\"rope_theta\": 500.0, \"rope_scaling\": {"},
         {"qwen2", "\"layer_types\"", "\"layer_kinds\""},
+        {"qwen2", "\"max_window_layers\": 1", "\"max_window_layers\": 28"}, /* layer_types says it */
+        /* shares of columns that transformers does not read */
+        {"mistral", "\"rope_parameters\": {",
+         "\"partial_rotary_factor\": 0.5, \"rope_parameters\": {\"partial_rotary_factor\": 0.5, "},
+        {"falcon", "\"rope_parameters\": {",
+         "\"rotary_pct\": 0.5, \"rope_parameters\": {\"partial_rotary_factor\": 0.5, "},
+        {"falcon_alibi", "\"rope_parameters\": {",
+         "\"rope_parameters\": {\"type\": \"linear\", \"partial_rotary_factor\": 0.5, "},
+        {"neox", "\"rope_parameters\": {",
+         "\"rope_theta\": 7, \"rotary_pct\": 0.5, \"partial_rotary_factor\": 1, \"rope_parameters\": {"},
+        {"neox", "\"rope_parameters\": {",
+         "\"rope_parameters\": {\"rope_theta\": 7}, \"rope_scaling\": {"},
+        {"llama", "\"rope_parameters\": {", "\"rope_scaling\": {}, \"rope_parameters\": {"},
         {"llama", "\"head_dim\": 6", "\"made_by\": [1, {\"x\": 2.5}], \"head_dim\": 6"},
     };
     char from[600], folder[600], config[700];
@@ -583,6 +602,64 @@ TEST(configs)
         TEST_CLOSE(one, &a);
         TEST_CLOSE(two, &b);
     }
+}
+
+/* A config says windows and positions in its own words for as long as the model has them, and then in words
+   that load as what it has. */
+TEST(shapes_are_kept)
+{
+    static const char *const said[] = {
+        "\"use_sliding_window\": false", "\"sliding_window\": 32768", "\"max_window_layers\": 28",
+        "\"layer_types\": [\"full_attention\", \"full_attention\"]", "\"rope_theta\": 1000000.0",
+        "\"original_max_position_embeddings\": 8"};
+    char from[600], folder[600], config[700];
+    size_t n;
+    golden_path(from, "qwen2", "");
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    snprintf(config, sizeof config, "%s/config.json", folder);
+    load_and_save(from, folder, 0);
+    char *text = test_read(test_path(from, "config.json"), &n);
+    if (CHECK(text != NULL)) test_write(config, text, n);
+    free(text);
+    replace(config, "\"sliding_attention\"", "\"full_attention\"");
+    replace(config, "\"sliding_window\": 5", "\"sliding_window\": 32768");
+    replace(config, "\"max_window_layers\": 1", "\"max_window_layers\": 28");
+    replace(config, "\"use_sliding_window\": true", "\"use_sliding_window\": false");
+    replace(config, "\"rope_theta\": 100.0", "\"rope_theta\": 1000000.0");
+    for (int k = 0; k < 3; k++) { /* as it is; with a window; without one */
+        test_allocator a;
+        tt_lm m, again;
+        tt_context *ctx = test_open(&a), *other;
+        CHECK(tt_lm_load(ctx, &m, folder) == TT_OK && m.config.window == (k == 2 ? 6 : 0));
+        m.config.window = k == 1 ? 6 : 0;
+        m.config.window_from = k == 1;
+        CHECK(tt_lm_save(&m, folder) == TT_OK);
+        text = test_read(config, &n);
+        for (int i = 0; i < TEST_COUNT(said) && text; i++)
+            if (!CHECK((k == 0 || i > 4) == (strstr(text, said[i]) != NULL) || (k && (i == 0 || i == 4))))
+                fprintf(stderr, "%d: %s in %s\n", k, said[i], text);
+        free(text);
+        test_allocator b;
+        other = test_open(&b);
+        CHECK(tt_lm_load(other, &again, folder) == TT_OK);
+        CHECK(again.config.window == m.config.window && again.config.window_from == m.config.window_from);
+        const tt_rotary_options *p = &again.config.rotary, *q = &m.config.rotary;
+        CHECK(p->size == q->size && p->base == q->base && p->scaling == q->scaling &&
+              p->factor == q->factor && p->original == q->original);
+        tt_lm_free(&again);
+        TEST_CLOSE(other, &b);
+        tt_lm_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+    /* shares of columns read back as the columns that they were made of, as doubles do */
+    for (int head = 2; head <= 300; head++)
+        for (int size = 2; size <= head; size += 2) {
+            tt_lm_config c = tt_lm_config_default("gpt_neox");
+            char share[32];
+            c.head_size = head;
+            c.rotary.size = size;
+            if (!CHECK((int)(head * strtod(tt__lm_share(&c, share), NULL)) == size)) return;
+        }
 }
 
 /* New models: of every kind, as transformers makes them; sizes that cannot be are refused. */
@@ -637,6 +714,10 @@ TEST(new_models)
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "32 heads are not a multiple of 5 key heads");
     c.key_heads = 4;
+    c.rotary.size = 32;
+    CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "rotary.size is 32, and all 128 columns of a head of llama turn");
+    c.rotary.size = 0;
     c.layers = 0;
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "layers");
@@ -1399,7 +1480,8 @@ static const test_case tests[] = {
     TEST_CASE(golden_lm), TEST_CASE(golden_lm_recomputed), TEST_CASE(golden_lm_on_ranks),
     TEST_CASE(golden_lm_bf16),
     TEST_CASE(folders_go_round), TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
-    TEST_CASE(configs), TEST_CASE(new_models), TEST_CASE(allocation_failures), TEST_CASE(greedy_tokens),
+    TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(new_models), TEST_CASE(allocation_failures),
+    TEST_CASE(greedy_tokens),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),
     TEST_CASE(sampled_texts), TEST_CASE(samples_while_training),
     TEST_CASE(samples_while_ranks_train), TEST_CASE(generation_errors),

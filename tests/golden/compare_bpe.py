@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Compares the byte-pair and Unigram tokenizers of tinytrain.h with those of Hugging Face, for each kind of
 make_bpe.py, also those that are too large to be committed: ids and decoded texts of random strings, and of
-random bytes beside Python's decoding with U+FFFD.
+random bytes beside Python's decoding with U+FFFD; and for each of many normalizers before each of some
+splitters and a Metaspace that marks the first word, of a tenth of the strings and of texts that begin with
+what normalizers change.
 
     python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
 
@@ -16,7 +18,7 @@ import sys
 import tempfile
 
 from compare_tokens import Tinytrain
-from make_bpe import HERE, large, nasty, pipelines
+from make_bpe import HERE, front_texts, fronts, large, nasty, pipelines
 from make_tokens import escape
 from tokenizers import Tokenizer, __version__
 
@@ -51,7 +53,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strings", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=2)
-    parser.add_argument("--only", help="one kind")
+    parser.add_argument("--only", help="one kind, or what a kind's name begins with")
     a = parser.parse_args()
     rng = random.Random(a.seed)
     texts = [t.encode() for t in nasty(rng, a.strings)]
@@ -61,16 +63,17 @@ def main():
         ours = BytePair(folder)
         print(f"tokenizers {__version__}", flush=True)
         kinds = {make.__name__: os.path.join(HERE, "bpe", make.__name__) for make in pipelines()}
-        for name, tokenizer in (large() if a.only not in kinds else {}).items():
-            kinds[name] = os.path.join(folder, name)
+        beginnings = [t.encode() for t in front_texts(rng, a.strings // 10)] + texts[::10]
+        for name, tokenizer in ({**large(), **fronts()} if a.only not in kinds else {}).items():
+            kinds[name] = os.path.join(folder, name.replace(" ", "_"))
             os.mkdir(kinds[name])
             tokenizer.save(os.path.join(kinds[name], "tokenizer.json"))
         for name, kind in kinds.items():
-            if a.only and name != a.only:
+            if a.only and not name.startswith(a.only):
                 continue
-            differ = 0
+            differ, some = 0, beginnings if name.startswith("front") else texts
             theirs, k = Tokenizer.from_file(os.path.join(kind, "tokenizer.json")), ours.load(kind)
-            for text in texts:
+            for text in some:
                 ids = theirs.encode(text.decode(errors="replace")).ids
                 same = ours.encode(k, text) == ids
                 for skip in False, True:
@@ -81,7 +84,7 @@ def main():
                         said = escape(text.decode(errors="replace"))
                         print(f"{name}: {said}: {ours.encode(k, text)}, "
                               f"expected {ids}")
-            print(f"{name}: {len(texts)} strings, {differ} differ", flush=True)
+            print(f"{name}: {len(some)} strings, {differ} differ", flush=True)
             wrong += differ
     return wrong > 0
 

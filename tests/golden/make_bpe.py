@@ -268,6 +268,64 @@ def t5(size=500, rules=None, texts=None):
     return t
 
 
+def front(steps, pre):
+    """Bytes, and a Metaspace that marks what stands for the first character of a text, behind normalizers."""
+    vocab = ["<unk>"] + [f"<0x{b:02X}>" for b in range(256)] + ["\u2581"]
+    t = Tokenizer(models.BPE({x: i for i, x in enumerate(vocab)}, [], byte_fallback=True, unk_token="<unk>"))
+    if steps:
+        t.normalizer = normalizers.Sequence(steps)
+    t.pre_tokenizer = pre_tokenizers.Sequence(pre + [pre_tokenizers.Metaspace(prepend_scheme="first")])
+    t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return t
+
+
+def front_precompiled():
+    return front([normalizers.NFKD(), normalizers.Precompiled(charsmap())], [pre_tokenizers.WhitespaceSplit()])
+
+
+def front_nfc():
+    return front([normalizers.NFD(), normalizers.NFC(), normalizers.Lowercase()], [pre_tokenizers.WhitespaceSplit()])
+
+
+def front_strip():
+    return front([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Strip()], [])
+
+
+def front_replace():
+    return front([normalizers.NFD(), normalizers.Prepend(" a"), normalizers.Replace(" ", "\u2581 "), normalizers.NFC()],
+                 [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Digits(individual_digits=True)])
+
+
+FRONTS = front_precompiled, front_nfc, front_strip, front_replace
+
+
+def fronts():
+    """All these normalizers before all these splitters: too many to be committed."""
+    n, p = normalizers, pre_tokenizers
+    nmt, own = (n.Precompiled(x) for x in (charsmap(normalization_rule_name="nmt_nfkc"), charsmap()))
+    nfc, nfd, nfkd, lower, accents, strip = n.NFC(), n.NFD(), n.NFKD(), n.Lowercase(), n.StripAccents(), n.Strip()
+    steps = {
+        "none": [], "Strip": [strip], "NFKD Precompiled": [nfkd, nmt], "NFD NFC Lowercase": [nfd, nfc, lower], "NFC": [nfc], "NFD": [nfd],
+        "NFKD": [nfkd], "Precompiled": [nmt], "Precompiled Strip": [nmt, strip], "NFKD Strip": [nfkd, strip], "NFD StripAccents": [nfd, accents],
+        "NFKD NFC": [nfkd, nfc], "NFKD StripAccents NFC Strip": [nfkd, accents, nfc, strip], "Prepend": [n.Prepend("a b")],
+        "NFKD Prepend Strip": [nfkd, n.Prepend(" \u2581"), strip], "Replace": [n.Replace(" ", "")], "NFKD Replace NFC": [nfkd, n.Replace(" ", " \u2581 "), nfc],
+        "NFKD spaces Precompiled": [nfkd, n.Replace(Regex(" {2,}"), "\u2581"), nmt], "ALBERT's": [n.Replace("``", '"'), nfkd, accents, lower, nmt],
+        "own Strip": [own, strip], "NFD own": [nfd, own], "Precompiled NFKD Precompiled NFC": [nmt, nfkd, nmt, nfc],
+    }
+    splits = {
+        "": [], ", WhitespaceSplit": [p.WhitespaceSplit()], ", WhitespaceSplit Digits": [p.WhitespaceSplit(), p.Digits()],
+        ", Digits Punctuation": [p.Digits(individual_digits=True), p.Punctuation()],
+    }
+    return {f"front: {a}{b}": front(x, y) for a, x in steps.items() for b, y in splits.items()}
+
+
+def front_texts(rng, count):
+    """Short texts that begin with what normalizers take apart, put together, take away or move."""
+    first = list(" \u00a0\u00a8\u00b4\u0344\u1fbd\u1fc1\u0301\u0323\u0300\u0327\u0fb2\u0f71\u3099\u00e9\u1e69\u1ec7\u2003\u0001\u200b\u00ad\uac00\u1100\u1161\u11a8"
+                 "\ud55c\u212b\u0130\ufb01\ufdfa\u2025\ufe70\u304b\u0385\u1fed\u0cca\u0958\U0001d15e\naB1.") + [" a", "\r\n"]
+    return ["".join(rng.choice(first) for _ in range(rng.randrange(1, 9))) + rng.choice(["", "x y", "1 b"]) for _ in range(count)]
+
+
 def large():
     """Kinds that are too large to be committed: with the normalization that SentencePiece has unless told otherwise,
     and thousands of tokens."""
@@ -281,7 +339,7 @@ def large():
 
 
 def pipelines():
-    return [big_bird, albert, t5, gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown]
+    return [big_bird, albert, t5, gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown, *FRONTS]
 
 
 MORE = [
@@ -331,6 +389,7 @@ def nasty(rng, count):
 
 def main():
     texts = list(dict.fromkeys(TEXTS + MORE + [t for t in nasty(random.Random(1), 150) if len(t) < 120]))
+    short = list(dict.fromkeys(front_texts(random.Random(3), 430)))
     for make in pipelines():
         t, kind = make(), make.__name__
         folder = os.path.join(HERE, "bpe", kind)
@@ -341,7 +400,8 @@ def main():
             f.write("\n")
         t, used = Tokenizer.from_file(os.path.join(folder, "tokenizer.json")), set()
         with open(os.path.join(folder, "cases.tsv"), "w", encoding="ascii", newline="\n") as f:
-            for text in texts + (PRECOMPILED if make in (big_bird, albert, t5) else []):
+            more = PRECOMPILED if make in (big_bird, albert, t5) else []
+            for text in short if make in FRONTS else texts + more:
                 ids = t.encode(text).ids
                 used |= set(ids)
                 decoded = (t.decode(ids, skip_special_tokens=skip) for skip in (False, True))
