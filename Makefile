@@ -3,8 +3,11 @@
 # CUDA, for tests only, needs the C++ compiler that goes with CC.
 
 CFLAGS ?= -O2
-# Of tests: what is not a kernel compiles in half of the time. WHOLE, below, is built as users build theirs.
-TEST_CFLAGS := $(if $(filter file,$(origin CFLAGS)),-O1,$(CFLAGS))
+# Of tests, unless the caller gives CFLAGS: without optimisation what is not a kernel compiles in half of the
+# time of -O1, which only these take to run. WHOLE, below, is built as users build theirs.
+OPTIMIZED_test_planner := -O2
+$(foreach t,lm parallel ranks tensor trainer,$(eval OPTIMIZED_test_$(t) := -O1))
+TEST_CFLAGS = $(if $(filter file,$(origin CFLAGS)),$(or $(OPTIMIZED_$*),-O0),$(CFLAGS))
 PREFIX ?= /usr/local
 GCOV   ?= gcov
 B      ?= build
@@ -88,7 +91,7 @@ GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
 endif
 ALL_LOGS := $(addsuffix .log,$(PROGRAMS)) $(EMU_LOGS) $(GPU_LOGS) $(if $(T),,$(CHECKS:tests/%.py=$(B)/%.log))
 # The longest first, so that at the end no processor waits for one of them.
-LONGEST  := $(foreach t,check_mpi test_ops test_peers test_parallel test_trainer test_planner, \
+LONGEST  := $(foreach t,check_mpi test_ops test_planner test_cuda test_peers test_parallel test_trainer, \
             $(filter $(B)/cuda_emu/$(t).%.log $(B)/$(t).log,$(ALL_LOGS)))
 LOGS     := $(LONGEST) $(filter-out $(LONGEST),$(ALL_LOGS))
 
@@ -153,8 +156,13 @@ $(B)/kernels.o: tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(KERNELS_CFLAGS) $(STRICT) -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -I. \
 	    -x c -c $< -o $@
 
+# The examples use nothing but the public API: all else is compiled once, too.
+$(B)/tinytrain.o: tinytrain.h $(B)/flags
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -DTINYTRAIN_IMPLEMENTATION -I. -x c -c $< -o $@
 $(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c $(wildcard examples/*.h) tinytrain.h $(B)/flags
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTT__ELSEWHERE -I. -c $< -o $@
+$(EXAMPLES): $(B)/%: $(B)/%.o $(B)/tinytrain.o $(KERNELS)
+	$(CC) $(CFLAGS) $< $(B)/tinytrain.o -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 
 $(BENCHES:%=%.o): $(B)/%.o: bench/%.c bench/bench.h examples/datasets.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
@@ -162,7 +170,7 @@ $(BENCHES:%=%.o): $(B)/%.o: bench/%.c bench/bench.h examples/datasets.h tinytrai
 $(B)/gpt2_step.o: bench/peers/gpt2_step.c bench/bench.h tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. -c $< -o $@
 
-$(EXAMPLES) $(BENCHES) $(B)/gpt2_step $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(B)/%: $(B)/%.o $(KERNELS)
+$(BENCHES) $(B)/gpt2_step $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(B)/%: $(B)/%.o $(KERNELS)
 	$(CC) $(CFLAGS) $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 
 # Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where
@@ -211,11 +219,11 @@ $(addsuffix .log,$(PROGRAMS)): $(B)/%.log: $(B)/% FORCE
 # What tests/check_mpi.py starts in several processes, where there is an MPI.
 HAVE_MPI := $(if $(MPI),,$(if $(filter check_mpi,$(notdir $(CHECKS:.py=))),$(shell command -v $(MPICC))))
 $(B)/mpi_ranks: tests/mpi.c tests/test_parallel.c $(wildcard tests/test*.h) tinytrain.h $(KERNELS) $(B)/flags
-	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $(SHARED) -I. $< -o $@ \
+	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) $(TEST_CFLAGS) $(STRICT) $(SHARED) -I. $< -o $@ \
 	    $(LINKED) $(LDFLAGS) $(LIBS)
 $(B)/mpi_vit_l16: examples/vit_l16.c $(wildcard examples/*.h) tinytrain.h $(KERNELS) $(B)/flags
-	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) -DTINYTRAIN_MPI $(CFLAGS) $(STRICT) $(SHARED) -I. \
-	    $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
+	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) -DTINYTRAIN_MPI $(TEST_CFLAGS) $(STRICT) $(SHARED) \
+	    -I. $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 ifneq ($(HAVE_MPI),)
 $(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16
 ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)
@@ -243,14 +251,14 @@ EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && \
 EMU_FLAGS_plain    = -O2 $(EMU_PATTERN) $(EMU_FMA)
 EMU_FLAGS_asan     = $(EMU_SANITIZE) $(EMU_FMA)
 EMU_FLAGS_trace    = -O1 -fsanitize=thread $(EMU_FMA)
-EMU_RUNTIME_plain := -O1
-EMU_RUNTIME_asan  := -O1 -fno-omit-frame-pointer -fsanitize=address
-EMU_RUNTIME_trace := -O1 -DEMU_TRACE
+EMU_RUNTIME_plain := -O3
+EMU_RUNTIME_asan  := -O2 -fno-omit-frame-pointer -fsanitize=address
+EMU_RUNTIME_trace := -O3 -DEMU_TRACE
 EMU_LINK_asan     := $(EMU_SANITIZE)
 # The C side of a program: the trace build does not watch it, so it has that of the plain one. Of the CPU's
 # kernels, the portable ones are enough beside a device's, one object for all builds, with the chunks
 # that test_ops makes small: sanitizers see them where the CPU's own tests run.
-EMU_C_FLAGS_plain := -O1 -g1
+EMU_C_FLAGS_plain := -O0 -g1
 EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -O0 -g1
 EMU_C_plain       := plain
 EMU_C_asan        := asan
@@ -299,7 +307,7 @@ $(foreach b,plain asan trace,$(eval $(call emu_rules,$(b))))
 EMU_C := -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $(EMU_DEFINES)
 $(B)/cuda_emu/kernels.o: tinytrain.h $(B)/flags
 	@mkdir -p $(@D)
-	$(CC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(EMU_C_FLAGS_plain) -DTT__LOSS_CHUNK=5 -DTINYTRAIN_IMPLEMENTATION \
+	$(CC) $(CPPFLAGS) $(STRICT) $(EMU_C) -O1 -g1 -DTT__LOSS_CHUNK=5 -DTINYTRAIN_IMPLEMENTATION \
 	    -DTT__KERNELS_ONLY -x c -c $< -o $@
 define emu_c_rules
 $(CUDA_TESTS:%=$(B)/cuda_emu/%.$(1).c.o): $(B)/cuda_emu/%.$(1).c.o: tests/%.c tinytrain.h \
@@ -311,12 +319,12 @@ $(foreach b,plain asan,$(eval $(call emu_c_rules,$(b))))
 $(B)/cuda_emu/step.plain: bench/step.c bench/bench.h bench/gpu.cu tinytrain.h \
         $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(EMU_SHARED) $(B)/flags
 	$(CXX) $(EMU_STRICT) -O1 $(EMU_DEFINES) -x c++ -c bench/gpu.cu -o $@.gpu.o
-	$(CC) $(CPPFLAGS) $(STRICT) -Werror $(EMU_C) $(SHARED) -O1 -c $< -o $@.o
+	$(CC) $(CPPFLAGS) $(STRICT) -Werror $(EMU_C) $(SHARED) -O0 -c $< -o $@.o
 	$(CXX) $@.o $@.gpu.o $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(EMU_SHARED) -o $@ \
 	    $(EMU_SHARED_LINK) $(LIBS)
 $(B)/cuda_emu/mpi_ranks: tests/mpi.c tests/test_parallel.c $(wildcard tests/test*.h) tinytrain.h \
         $(B)/cuda_emu/tinytrain_cuda.plain.o $(EMU_OBJECTS_plain) $(EMU_SHARED) $(B)/flags
-	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(SHARED) -O1 -g1 -c $< -o $@.o
+	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) $(STRICT) $(EMU_C) $(SHARED) -O0 -g1 -c $< -o $@.o
 	OMPI_CC='$(CXX)' MPICH_CC='$(CXX)' $(MPICC) $@.o $(B)/cuda_emu/tinytrain_cuda.plain.o \
 	    $(EMU_OBJECTS_plain) $(EMU_SHARED) -o $@ $(EMU_SHARED_LINK) $(LIBS)
 .PRECIOUS: $(B)/cuda_emu/%.plain $(B)/cuda_emu/%.asan $(B)/cuda_emu/%.trace

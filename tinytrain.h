@@ -170,6 +170,9 @@
 #if defined(TINYTRAIN_IMPLEMENTATION) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
+#ifdef TT__ELSEWHERE /* the Makefile compiles the implementation once for all examples */
+#undef TINYTRAIN_IMPLEMENTATION
+#endif
 
 #ifndef TINYTRAIN_H
 #define TINYTRAIN_H

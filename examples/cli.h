@@ -5,9 +5,20 @@
 #define EXAMPLES_CLI_H
 
 #include <ctype.h>
+#include <errno.h>
+#include <math.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <strings.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CLI_COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
 /* ------------------------------------------------------------------------------------------------- errors */
 

@@ -60,7 +60,7 @@ static const cli_flag flags[] = {
 
 static void read_options(int argc, char **argv)
 {
-    cli_parse(argc, argv, flags, TT__COUNT(flags), "distilbert_imdb",
+    cli_parse(argc, argv, flags, CLI_COUNT(flags), "distilbert_imdb",
               "Trains DistilBERT, BERT or MiniLM to tell classes of text apart.");
     if (opt.batch != CLI_WORD && opt.accumulate > opt.batch)
         die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);

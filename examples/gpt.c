@@ -76,7 +76,7 @@ static const cli_flag flags[] = {
 
 static void read_options(int argc, char **argv)
 {
-    cli_parse(argc, argv, flags, TT__COUNT(flags), "gpt",
+    cli_parse(argc, argv, flags, CLI_COUNT(flags), "gpt",
               "Trains language models and continues texts with them.");
     if (!opt.batch) opt.batch = opt.accumulate * (opt.model ? 8 : 2);
     if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);

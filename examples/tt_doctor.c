@@ -58,7 +58,7 @@ static tt_status train(tt_context *ctx, const char *kind, tt_stats *first, tt_st
 
 int main(int argc, char **argv)
 {
-    cli_parse(argc, argv, flags, TT__COUNT(flags), "tt_doctor", "Says what tinytrain finds on this machine, "
+    cli_parse(argc, argv, flags, CLI_COUNT(flags), "tt_doctor", "Says what tinytrain finds on this machine, "
               "what it would use and why, and trains for a moment.");
     const char *environment = getenv("TINYTRAIN_DEVICE"), *tried = device ? device : "cpu";
     if (!device && environment && *environment) tried = environment;

@@ -66,7 +66,7 @@ static const cli_flag flags[] = {
 
 static void read_options(int argc, char **argv)
 {
-    cli_parse(argc, argv, flags, TT__COUNT(flags), "vit_l16",
+    cli_parse(argc, argv, flags, CLI_COUNT(flags), "vit_l16",
               "Trains a vision transformer to tell images apart.");
     if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
     if (opt.run.lr == 0) opt.run.lr = opt.model ? 5e-5 : 1e-3;

@@ -12,11 +12,11 @@
 #                                           percentage of lines run
 set -u
 
-# ended NAME SECONDS: TEST_PROGRESS is start's FILE, whose first line is the number of programs.
+# ended NAME SECONDS WORKED: TEST_PROGRESS is start's FILE, whose first line is the number of programs.
 ended() {
     echo "$1" >> "$TEST_PROGRESS"
     done=$(($(wc -l < "$TEST_PROGRESS") - 1))
-    echo "-- $1 took $2 s; $done of $(head -n 1 "$TEST_PROGRESS") programs are done"
+    echo "-- $1 took $2 s, processors worked $3 s; $done of $(head -n 1 "$TEST_PROGRESS") programs are done"
 }
 
 case $1 in
@@ -27,7 +27,7 @@ start)
 skip)
     echo "skip $(basename "$2" .log): $3" | tee "$2"
     echo '0 passed, 0 failed' >> "$2"
-    ended "$(basename "$2" .log)" 0
+    ended "$(basename "$2" .log)" 0 0
     ;;
 run)
     log=$2
@@ -49,7 +49,9 @@ run)
     fi
     mv "$log.part" "$log"
     sed "s/^\([0-9]* passed, [0-9]* failed\)\$/-- \1/" "$log"
-    ended "$name" $(($(date +%s) - begin))
+    times > "$log.times" # of this shell, and in the second line of what it ran
+    cpu=$(awk -F '[ms ]+' 'NR == 2 { print int($1 * 60 + $2 + $3 * 60 + $4) }' "$log.times")
+    ended "$name" $(($(date +%s) - begin)) "$cpu"
     ;;
 total)
     shift
