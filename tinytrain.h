@@ -995,6 +995,16 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
 int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
                             size_t capacity);
 
+/* The same while ids come, as fast for the last as for the first: `put` returns what is certain of the text
+   by then and was not returned before, and `end` the rest, which together are the text of all ids. They are
+   valid until the next call, and not terminated. A character whose last bytes are to come is waited for, as
+   is the end of a run of tokens for single bytes, which are a text together or none. NULL: out of memory. */
+typedef struct tt_decode_stream tt_decode_stream;
+tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special);
+const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes);
+const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes);
+void tt_decode_stream_free(tt_decode_stream *s);
+
 /* ----------------------------------------------------------------------------------------------- datasets */
 
 /* Labelled texts in memory, or labelled images. */
@@ -1476,6 +1486,8 @@ typedef struct tt_lm {
     tt_lora *lora;             /* (n_lora), by tt_lm_lora; with lora_options, whose targets are not kept */
     int n_lora;
     tt_lora_options lora_options;
+    char *base;                /* whose adapters these are (base_model_name_or_path): the folder that was
+                                  loaded, or what a loaded adapter says; NULL: not known */
 } tt_lm;
 
 /* As tt_bert_new. */
@@ -27500,8 +27512,8 @@ static void tt__decode_stage(const tt__stage *s, const tt__parts *from, tt__part
             const size_t start = i ? from->ends[i - 1] : 0;
             tt__decode_bytes(from->text + start, from->ends[i] - start, &all);
         }
-        if (s->kind == TT__STAGE_BYTES) tt__parts_valid(to, all.text, all.used);
-        else tt__parts_add(to, from->text, from->used);
+        if (s->kind == TT__STAGE_BYTES && !all.failed) tt__parts_valid(to, all.text, all.used);
+        if (s->kind == TT__STAGE_FUSE) tt__parts_add(to, from->text, from->used);
         tt__parts_end(to);
         to->failed |= all.failed;
         tt__parts_free(&all);
@@ -28806,15 +28818,19 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
     return count;
 }
 
+static bool tt__word_has_text(const tt_tokenizer *k, int32_t id, bool skip_special)
+{
+    bool special = false;
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) special |= k->roles[role] == id;
+    return id >= 0 && id < k->size && !(special && skip_special);
+}
+
 /* Words, with a space before each that continues no other, and before no . ? ! or , */
 static void tt__words_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
                              tt__parts *p)
 {
     for (int64_t i = 0; i < n; i++) {
-        if (ids[i] < 0 || ids[i] >= k->size) continue;
-        bool special = false;
-        for (int role = 0; role < TT_TOKEN_COUNT; role++) special |= k->roles[role] == ids[i];
-        if (special && skip_special) continue;
+        if (!tt__word_has_text(k, ids[i], skip_special)) continue;
         const tt__wordpiece *piece = &k->pieces[ids[i]];
         const char *text = k->file.bytes + piece->start;
         const bool joined = piece->continues || (piece->bytes && strchr(".?!,", text[0]));
@@ -28825,18 +28841,124 @@ static void tt__words_decode(const tt_tokenizer *k, const int32_t *ids, int64_t 
     }
 }
 
-int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
-                            size_t capacity)
+static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special)
 {
     tt__parts p = {k->ctx, NULL, 0, 0, NULL, 0, 0, false};
     if (k->bpe) tt__bpe_decode(k, ids, n, skip_special, &p);
     else tt__words_decode(k, ids, n, skip_special, &p);
+    return p;
+}
+
+int64_t tt_tokenizer_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special, char *to,
+                            size_t capacity)
+{
+    tt__parts p = tt__decode(k, ids, n, skip_special);
     const size_t kept = capacity ? (size_t)tt__min((int64_t)p.used, (int64_t)capacity - 1) : 0;
     const int64_t bytes = p.failed ? -1 : (int64_t)p.used;
     if (bytes > 0 && kept) memcpy(to, p.text, kept);
     if (capacity) to[bytes > 0 ? kept : 0] = 0;
     tt__parts_free(&p);
     return bytes;
+}
+
+/* What a text begins with depends on what is decoded before it (a first word has no space before it, a
+   character may have begun), so new ids are decoded behind some that are decoded already: a context. */
+struct tt_decode_stream {
+    const tt_tokenizer *k;
+    bool skip_special;
+    bool bytes;         /* tokens may end inside of a character */
+    bool runs;          /* of tokens for single bytes */
+    bool whole;         /* decoders look at the whole text: nothing is certain before its end */
+    int32_t *ids;       /* the context, and those behind it whose text is not certain yet */
+    int n, capacity;
+    int context;        /* ids that it has */
+    size_t given;       /* bytes of the text of `ids` that were returned */
+    tt__parts text;     /* which the caller may be reading */
+};
+
+enum { TT__STREAM_IDS = 64, TT__STREAM_CONTEXT = 8 }; /* more than this many are cut to the last of them */
+
+tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
+{
+    tt_decode_stream *s = (tt_decode_stream *)tt__calloc(k->ctx, sizeof *s);
+    if (!s) return NULL;
+    s->k = k;
+    s->skip_special = skip_special;
+    bool fused = false; /* do decoders see the text in one? */
+    for (int i = 0; k->bpe && i < k->bpe->n_decoders; i++) {
+        const tt__stage *d = &k->bpe->decoders[i];
+        size_t at = 0;
+        if (d->kind == TT__STAGE_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
+        s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STAGE_REPLACE
+                              : d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_BYTE_FALLBACK);
+        s->bytes |= d->kind == TT__STAGE_BYTES;
+        s->runs |= d->kind == TT__STAGE_BYTE_FALLBACK;
+        fused |= d->kind == TT__STAGE_BYTES || d->kind == TT__STAGE_FUSE;
+    }
+    return s;
+}
+
+void tt_decode_stream_free(tt_decode_stream *s)
+{
+    if (!s) return;
+    tt__parts_free(&s->text);
+    tt__free(s->k->ctx, s->ids);
+    tt__free(s->k->ctx, s);
+}
+
+/* Leaves ids away whose text is given, but for a context with a text. clean: all of it is given. */
+static bool tt__stream_cut(tt_decode_stream *s, bool clean)
+{
+    const int from = clean ? s->context
+                   : s->bytes && s->n > TT__STREAM_IDS ? s->n - TT__STREAM_CONTEXT : 0;
+    if (!clean && !from) return true;
+    tt__parts rest = tt__decode(s->k, s->ids + from, s->n - from, s->skip_special);
+    if (rest.used && !rest.failed) {
+        s->n -= from;
+        memmove(s->ids, s->ids + from, sizeof *s->ids * (size_t)s->n);
+        s->context = clean ? s->n : 0;
+        s->given = rest.used - (clean ? 0 : 3);
+    }
+    tt__parts_free(&rest);
+    return !rest.failed;
+}
+
+static const char *tt__stream_text(tt_decode_stream *s, bool end, size_t *bytes)
+{
+    tt__parts *p = &s->text;
+    tt__parts_free(p);
+    *p = tt__decode(s->k, s->ids, s->n, s->skip_special);
+    if (p->failed) return NULL;
+    const bool open = s->bytes && p->used >= 3 && memcmp(p->text + p->used - 3, "\xEF\xBF\xBD", 3) == 0;
+    const size_t certain = p->used - (open && !end ? 3 : 0), from = s->given;
+    *bytes = certain > from ? certain - from : 0;
+    s->given += *bytes;
+    if (!end && !tt__stream_cut(s, !open)) return NULL;
+    return *bytes ? p->text + from : "";
+}
+
+const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_t n, size_t *bytes)
+{
+    const char *text = NULL;
+    size_t length = 0;
+    *bytes = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (s->k->bpe) text = tt__bpe_text(s->k, ids[i], s->skip_special, &length);
+        if (s->k->bpe ? !text : !tt__word_has_text(s->k, ids[i], s->skip_special)) continue;
+        if (!TT__GROW(s->k->ctx, s->ids, s->n, s->capacity)) return NULL;
+        s->ids[s->n++] = ids[i];
+    }
+    if (s->runs && s->n) text = tt__bpe_text(s->k, s->ids[s->n - 1], s->skip_special, &length);
+    if (!s->n || s->whole || (s->runs && tt__byte_token(text, length) >= 0)) return "";
+    return tt__stream_text(s, false, bytes);
+}
+
+const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
+{
+    const char *text = tt__stream_text(s, true, bytes);
+    s->n = s->context = 0;
+    s->given = 0;
+    return text;
 }
 
 /* ------------------------------------------------------------------------------------------------ images */
@@ -33547,13 +33669,14 @@ void tt_lm_free(tt_lm *m)
     if (!m->ctx) return;
     tt__free(m->ctx, m->kept);
     tt__free(m->ctx, m->read_shape);
+    tt__free(m->ctx, m->base);
     tt__free(m->ctx, m->lora);
     tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
 }
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
-    char path[TT__PATH], *kept = NULL, *shape = NULL;
+    char path[TT__PATH], *kept = NULL, *shape = NULL, *base = NULL;
     tt__json j;
     tt_lm_config config;
     tt__shards s = {NULL, 0};
@@ -33566,13 +33689,16 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
     if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_KEPT, &kept);
     if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
+    if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
     if (status == TT_OK) {
         m->shard_bytes = (size_t)5000000000u;
         m->kept = kept;
         m->read_shape = shape;
         m->read = m->config;
+        m->base = base;
     } else {
+        tt__free(ctx, base);
         tt__free(ctx, kept);
         tt__free(ctx, shape);
     }
@@ -33755,8 +33881,11 @@ static void tt__lora_print(tt__text *json, const void *arg)
     const tt_lora_options *o = &m->lora_options;
     char a[32], b[32];
     tt__print(json, "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n"
-              "  \"base_model_name_or_path\": null,\n  \"inference_mode\": true,\n  \"bias\": \"none\",\n"
-              "  \"r\": %d,\n  \"lora_alpha\": %s,\n  \"lora_dropout\": %s,\n  \"fan_in_fan_out\": %s,\n"
+              "  \"base_model_name_or_path\": ");
+    if (m->base && tt__is_utf8(m->base)) tt__json_quote(json, m->base);
+    else tt__print(json, "null");
+    tt__print(json, ",\n  \"inference_mode\": true,\n  \"bias\": \"none\",\n  \"r\": %d,\n"
+              "  \"lora_alpha\": %s,\n  \"lora_dropout\": %s,\n  \"fan_in_fan_out\": %s,\n"
               "  \"target_modules\": [\n", o->rank, tt__json_float(o->alpha, a),
               tt__json_float(o->dropout, b), tt__lm_is(&m->config, "gpt2") ? "true" : "false");
     for (int k = 0; k < m->n_lora; k++) {
@@ -33815,8 +33944,8 @@ tt_status tt_lm_lora_save(const tt_lm *m, const char *folder)
     return status;
 }
 
-/* What a config says, where that is what is done here. */
-static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o)
+/* What a config says, where that is what is done here; *base: what it is for, NULL if it does not say. */
+static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, const char **base)
 {
     static const char *const none[] = {"use_dora", "use_rslora", "lora_bias", "use_qalora"};
     static const char *const empty[] = {"rank_pattern", "alpha_pattern", "modules_to_save",
@@ -33846,7 +33975,7 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o)
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s is not supported", j->path, empty[k]);
     }
     o->rank = (int)rank;
-    return status;
+    return status != TT_OK ? status : tt__json_read_string(j, 0, "base_model_name_or_path", false, base);
 }
 
 /* Number k of the tensors of a module's adapter in a file, 0 for A, 1 for B: into p. */
@@ -33892,14 +34021,16 @@ static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
 
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder)
 {
-    char path[TT__PATH];
+    char path[TT__PATH], *base = NULL;
+    const char *said = NULL;
     tt__json j;
     tt_lora_options o = tt_lora_options_default();
     tt_safetensors *s = NULL;
     memset(&j, 0, sizeof j);
     tt_status status = tt__path_join(m->ctx, path, folder, "adapter_config.json");
     if (status == TT_OK) status = tt__json_open(&j, m->ctx, path);
-    if (status == TT_OK) status = tt__lora_read_config(&j, &o);
+    if (status == TT_OK) status = tt__lora_read_config(&j, &o, &said);
+    if (status == TT_OK && said && !(base = tt__strdup(m->ctx, said))) status = TT_ERR_MEMORY;
     tt__json_free(&j);
     if (status == TT_OK) status = tt__path_join(m->ctx, path, folder, "adapter_model.safetensors");
     if (status == TT_OK && !(s = tt_safetensors_open(m->ctx, path))) status = m->ctx->status;
@@ -33907,6 +34038,12 @@ tt_status tt_lm_lora_load(tt_lm *m, const char *folder)
         status = tt__lora_read_all(m, s);
         if (status == TT_OK) tt__lora_freeze(m);
         tt__lora_drop(m, status);
+    }
+    if (status == TT_OK && base) {
+        tt__free(m->ctx, m->base);
+        m->base = base;
+    } else {
+        tt__free(m->ctx, base);
     }
     tt_safetensors_close(s);
     return status;

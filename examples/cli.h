@@ -649,7 +649,14 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     handle_signals(true);
     tt_status status = tt_fit(t, train, validation, &o, finished);
     handle_signals(false);
-    return end_of_training(ctx, t, status, *finished);
+    const char *error = tt_error(ctx);
+    const bool other = status == TT_ERR_FORMAT && run->resume &&
+                       (strstr(error, "this model") || strstr(error, "this run"));
+    const int result = end_of_training(ctx, t, status, *finished);
+    if (other)
+        fprintf(stderr, "%s: --resume goes on with the model that '%s' was begun with: is --model the same, "
+                "and what else shapes or adapts it?\n", cli_program, run->out);
+    return result;
 }
 
 /* Freezes the parameters of a list of patterns with commas between. */

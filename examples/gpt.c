@@ -88,6 +88,9 @@ static void read_options(int argc, char **argv)
     if (!(opt.top_p > 0)) die("--top-p %g: expected a number above 0, up to 1 (all tokens)", opt.top_p);
     if (!(opt.penalty > 0)) die("--penalty %g: expected a number above 0 (1: none)", opt.penalty);
     if ((opt.lora || opt.adapter) && !opt.model) die("--lora and --adapter adapt a --model: name one");
+    if (opt.lora && opt.generate)
+        die("--lora makes adapters to train, and --generate trains nothing: leave one out, or name trained "
+            "ones by --adapter");
     if (opt.lora && opt.adapter) die("--lora makes new adapters, and --adapter has some: choose one");
     if (opt.lora_alpha == 0) opt.lora_alpha = 2 * opt.lora;
     check_training(&opt.run);
@@ -168,40 +171,30 @@ static tt_token_loader *loader_of(tt_context *ctx, const tt_token_stream *s, boo
 
 /* ------------------------------------------------------------------------------------------- continuation */
 
-/* Prints tokens as they come. They are decoded behind the text that they continue, as a first token by itself
-   would lose the space before it. */
+/* Prints tokens as they come, as they are decoded behind the text that they continue. */
 typedef struct printer {
-    const tt_tokenizer *k;
-    int32_t *ids; /* of the text and what continues it; room for all that may come */
-    int64_t n;
-    size_t shown; /* bytes of their text */
+    tt_decode_stream *text; /* NULL: tokens are bytes */
+    size_t known;           /* bytes of the text that is continued which are still to come out of it */
 } printer;
 
-/* Prints what is new, with the last character, which may still change, if that is final. */
-static void show_text(printer *p, bool final)
+static void print_text(printer *p, const char *text, size_t bytes)
 {
-    const int64_t bytes = tt_tokenizer_decode(p->k, p->ids, p->n, true, NULL, 0);
-    if (bytes < 0) die("out of memory");
-    char *text = (char *)made(NULL, malloc((size_t)bytes + 1));
-    if (tt_tokenizer_decode(p->k, p->ids, p->n, true, text, (size_t)bytes + 1) < 0) die("out of memory");
-    const bool whole = bytes < 3 || memcmp(text + bytes - 3, "\xEF\xBF\xBD", 3) != 0;
-    if ((whole || final) && (size_t)bytes > p->shown) {
-        fwrite(text + p->shown, 1, (size_t)bytes - p->shown, stdout);
-        p->shown = (size_t)bytes;
-    }
-    free(text);
+    if (!text) die("out of memory");
+    const size_t known = bytes < p->known ? bytes : p->known;
+    p->known -= known;
+    fwrite(text + known, 1, bytes - known, stdout);
 }
 
 static bool show_token(void *user, int seq, int32_t id)
 {
     printer *p = (printer *)user;
+    size_t bytes;
     (void)seq;
-    if (!p->k) {
-        if (id < 256) putchar(id);
-        return fflush(stdout) == 0 && !stop_signal;
+    if (!p->text && id < 256) putchar(id);
+    if (p->text) {
+        const char *text = tt_decode_stream_put(p->text, &id, 1, &bytes);
+        print_text(p, text, bytes);
     }
-    p->ids[p->n++] = id;
-    show_text(p, false);
     return fflush(stdout) == 0 && !stop_signal;
 }
 
@@ -217,7 +210,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     }
     tt_tokenizer *k = open_tokenizer(ctx, folder, &m);
     const int64_t bytes = (int64_t)strlen(text), room = bytes + 64;
-    int32_t *ids = (int32_t *)made(NULL, malloc(sizeof *ids * (size_t)(room + opt.tokens)));
+    int32_t *ids = (int32_t *)made(NULL, malloc(sizeof *ids * (size_t)room));
     int64_t n = bytes;
     if (k) n = tt_tokenizer_encode(k, text, (size_t)bytes, true, ids, room);
     else for (int64_t i = 0; i < bytes; i++) ids[i] = (uint8_t)text[i];
@@ -236,9 +229,14 @@ static void continue_text(const char *folder, const char *adapter, const char *t
         die("--generate: the text has %lld tokens, and the model %d positions", (long long)n, o.context);
     tt_generator *g = (tt_generator *)made(ctx, tt_generator_new(&m, &o));
     tt_sampling s = tt_sampling_default();
-    const int64_t before = k ? tt_tokenizer_decode(k, ids, n, true, NULL, 0) : 0;
-    if (before < 0) die("out of memory");
-    printer p = {k, ids, n, (size_t)before};
+    printer p = {NULL, 0};
+    size_t rest = 0; /* bytes that come last */
+    if (k) {
+        const int64_t known = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
+        p.text = (tt_decode_stream *)made(ctx, tt_decode_stream_new(k, true));
+        if (known < 0 || !tt_decode_stream_put(p.text, ids, n, &rest)) die("out of memory");
+        p.known = (size_t)known - rest;
+    }
     s.max_new = opt.tokens;
     s.temperature = (float)opt.temperature;
     s.top_k = opt.top_k;
@@ -260,11 +258,14 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     must(ctx, tt_generate(g, ids, start, 1, &s, out, &count));
     clock_gettime(CLOCK_MONOTONIC, &t[1]);
     handle_signals(false);
-    if (k) show_text(&p, true);
+    if (k) {
+        const char *last = tt_decode_stream_end(p.text, &rest);
+        print_text(&p, last, rest);
+    }
     const double seconds = (double)(t[1].tv_sec - t[0].tv_sec) + 1e-9 * (double)(t[1].tv_nsec - t[0].tv_nsec);
     printf("\n");
     if (isatty(STDERR_FILENO)) fprintf(stderr, "[%d tokens, %.1f a second]\n", count, count / seconds);
-    free(ids), free(out);
+    free(ids), free(out), tt_decode_stream_free(p.text);
     tt_generator_free(g), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 

@@ -502,6 +502,14 @@ def language_models(folder):
     sampled = [call(*loads[:-1], "--temperature=1", "--seed=3", "--out", path("run")) for _ in range(2)]
     expect(sampled[0][0] == 0 and sampled[0] == sampled[1], *sampled)
 
+    expect(f'"base_model_name_or_path": "{path("run")}"' in
+           contents(path("adapter"), "adapter_config.json").decode(), "an adapter does not name its base")
+    for run, other in ("run", ["--hidden=32"]), ("adapter", ["--model", path("run")]):
+        status, out, err = call(*tiny, *other, "--epochs=4", "--out", path(run), "--resume")
+        hint = f"the model that '{path(run)}' was begun with: is --model the same"
+        expect(status == 1 and hint in err, err)
+    refused(GPT, "--model", path("run"), "--lora=2", "--generate=x",
+            saying="--lora makes adapters to train, and --generate trains nothing")
     refused(GPT, "--lora=2", saying="--lora and --adapter adapt a --model: name one")
     refused(GPT, "--generate=x", "--out", path("none"), saying="holds no trained model")
     refused(GPT, "--hidden=10", "--heads=4", saying="--hidden 10 is not a multiple of --heads 4")

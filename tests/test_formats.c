@@ -699,6 +699,31 @@ static char *field(const char **at, const char *end, size_t *bytes)
     return text;
 }
 
+/* The text of ids that come `each` at a time is that of all; at most `most` are kept to be decoded again. */
+static bool stream_is_text(const tt_tokenizer *k, const int32_t *ids, int64_t n, int64_t each, bool skip,
+                           int most)
+{
+    const int64_t bytes = tt_tokenizer_decode(k, ids, n, skip, NULL, 0);
+    char *all = (char *)malloc((size_t)bytes + 1), *made = (char *)malloc((size_t)bytes + 1);
+    tt_decode_stream *s = tt_decode_stream_new(k, skip);
+    size_t at = 0, more = 0;
+    bool same = s && tt_tokenizer_decode(k, ids, n, skip, all, (size_t)bytes + 1) == bytes;
+    for (int64_t i = 0; i < n + each && same; i += each) {
+        const int64_t now = i + each < n ? each : n - i;
+        const char *text = i < n ? tt_decode_stream_put(s, ids + i, now, &more)
+                         : tt_decode_stream_end(s, &more);
+        same = text && at + more <= (size_t)bytes && (s->n <= most || s->runs); /* which are waited for */
+        if (same) memcpy(made + at, text, more);
+        at += more;
+        if (i >= n) break;
+    }
+    same = same && (int64_t)at == bytes && memcmp(all, made, at) == 0;
+    tt_decode_stream_free(s);
+    free(all);
+    free(made);
+    return same;
+}
+
 /* golden/make_bpe.py's: of each text the ids, with those around it, and the texts of these with and without
    special tokens. */
 static void golden_bpe(const char *folder)
@@ -732,6 +757,10 @@ static void golden_bpe(const char *folder)
             same = m == (int64_t)decoded[skip] && memcmp(to, back[skip], decoded[skip]) == 0 && !to[m];
             snprintf(message, sizeof message, "%.150s, line %d, decoded: %.80s", path, lines + 1, line);
             test__check(same, __FILE__, __LINE__, message);
+            same = stream_is_text(k, want, wanted, 1, skip, 4000) &&
+                   stream_is_text(k, want, wanted, 3, skip, 4000);
+            snprintf(message, sizeof message, "%.150s, line %d, as ids come: %.80s", path, lines + 1, line);
+            test__check(same, __FILE__, __LINE__, message);
             free(to);
             free(back[skip]);
         }
@@ -757,6 +786,51 @@ TEST(tokenizer_golden_bpe)
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
         snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[k]);
         golden_bpe(folder);
+    }
+}
+
+/* Text of random ids, as untrained models give them, with characters in pieces and bytes that are none: as
+   they come it is the text of all, and what is decoded again for each does not grow with their number. */
+TEST(text_of_ids_that_come)
+{
+    static const char *const kinds[] = {"gpt2", "llama3", "qwen2", "llama2", "mistral", "metaspace", "t5",
+                                        "big_bird", "unknown"};
+    enum { N = 3000 };
+    static int32_t ids[N];
+    uint64_t random = 5;
+    for (int kind = 0; kind < TEST_COUNT(kinds); kind++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        char folder[1000];
+        snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[kind]);
+        tt_tokenizer *k = tt_tokenizer_load(ctx, folder);
+        REQUIRE(k != NULL);
+        const int size = tt_tokenizer_size(k), e2 = tt_tokenizer_find(k, "\xc3\xa2"); /* byte E2 */
+        const int space = kind % 3 ? 4 : 0;
+        for (int round = 0; round < 4; round++) { /* any ids; bytes; one byte that begins a character; few */
+            for (int i = 0; i < N; i++) {
+                const int any = (int)(test_random(&random) % (uint64_t)(size + 2)) - 1;
+                ids[i] = round == 0 ? any : round == 1 ? any % 300 : round == 2 ? (e2 < 0 ? any : e2)
+                       : space + any % 5;
+            }
+            for (int skip = 0; skip < 2; skip++) {
+                if (!CHECK(stream_is_text(k, ids, N, 1, skip, 64)))
+                    fprintf(stderr, "%s, round %d, skip %d\n", kinds[kind], round, skip);
+                CHECK(stream_is_text(k, ids, N / 4, 7, skip, 70));
+            }
+        }
+        tt_decode_stream *s = tt_decode_stream_new(k, true); /* memory that ends */
+        bool done = false;
+        for (long at = 1; !done && s; at++) {
+            size_t bytes;
+            a.fail_at = a.calls + at;
+            done = tt_decode_stream_put(s, ids, 20, &bytes) && tt_decode_stream_end(s, &bytes);
+            done = done && a.calls < a.fail_at;
+            a.fail_at = 0;
+        }
+        tt_decode_stream_free(s);
+        tt_tokenizer_free(k);
+        TEST_CLOSE(ctx, &a);
     }
 }
 
@@ -2090,7 +2164,7 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_round_trip), TEST_CASE(safetensors_numbers), TEST_CASE(safetensors_hostile),
     TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
-    TEST_CASE(tokenizer_golden_bpe), TEST_CASE(tokenizer_bpe_damaged),
+    TEST_CASE(tokenizer_golden_bpe), TEST_CASE(text_of_ids_that_come), TEST_CASE(tokenizer_bpe_damaged),
     TEST_CASE(tokenizer_normalizers_in_turn), TEST_CASE(tokenizer_unigram_refused),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),

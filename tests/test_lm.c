@@ -1344,6 +1344,15 @@ TEST(adapters_go_round)
         CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model has adapters already");
         snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "adapter"));
         CHECK(tt_lm_lora_save(&g.m, folder) == TT_OK);
+        char base[600], said[700];
+        size_t length;
+        golden_path(base, adapted[k], ""); /* peft's says nothing, so it is the folder that was loaded */
+        snprintf(said, sizeof said, "\"base_model_name_or_path\": \"%s\",", base);
+        char *saved = test_read(test_path(folder, "adapter_config.json"), &length);
+        CHECK(saved && strstr(saved, said) != NULL);
+        free(saved);
+        snprintf(said, sizeof said, "%s/adapter_config.json", folder);
+        replace(said, base, "say \\\"base\\\"");
         test_allocator a;
         tt_context *ctx = test_open(&a);
         tt_safetensors *one = tt_safetensors_open(ctx, test_path(path, "adapter_model.safetensors"));
@@ -1363,6 +1372,11 @@ TEST(adapters_go_round)
         tt_safetensors_close(two);
         TEST_CLOSE(ctx, &a);
 
+        golden named; /* what it says goes on, as peft has it */
+        if (!golden_open(&named, adapted[k], 1)) return;
+        CHECK(tt_lm_lora_load(&named.m, folder) == TT_OK && strcmp(named.m.base, "say \"base\"") == 0);
+        golden_close(&named);
+
         const tt_train_options o = golden_options("32-true");
         if (!golden_trainer(&g, &o)) return;
         CHECK(tt_train_batch(g.r, &b, NULL, NULL) == TT_OK); /* what is trained is saved, too */
@@ -1373,6 +1387,7 @@ TEST(adapters_go_round)
             double most = 0;
             if (!golden_open(&h, adapted[k], 1)) return;
             CHECK(tt_lm_lora_load(&h.m, folder) == TT_OK);
+            CHECK(h.m.base && strcmp(h.m.base, base) == 0);
             char whole[600];
             snprintf(whole, sizeof whole, "%s", test_folder());
             if (merged) {

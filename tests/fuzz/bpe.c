@@ -44,6 +44,17 @@ static void decodes(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool s
     FUZZ_CHECK(all[bytes] == 0 && is_utf8(all, bytes));
     FUZZ_CHECK(tt_tokenizer_decode(k, ids, n, skip_special, some, (size_t)bytes / 2 + 1) == bytes);
     FUZZ_CHECK(memcmp(all, some, strlen(some)) == 0);
+    tt_decode_stream *s = tt_decode_stream_new(k, skip_special);
+    size_t at = 0, more = 0;
+    for (int64_t i = 0; i <= n && s; i++) { /* as ids come */
+        const char *text = i < n ? tt_decode_stream_put(s, ids + i, 1, &more)
+                         : tt_decode_stream_end(s, &more);
+        if (!text) break;
+        FUZZ_CHECK(at + more <= (size_t)bytes && memcmp(all + at, text, more) == 0);
+        at += more;
+        FUZZ_CHECK(i < n || at == (size_t)bytes);
+    }
+    tt_decode_stream_free(s);
     free(all);
     free(some);
 }
