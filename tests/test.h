@@ -49,6 +49,9 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 #else
 #define TEST_SANITIZED false
 #endif
+#ifndef TEST_TURNS /* 2: of the longest of these sweeps half as many (.ci/run) */
+#define TEST_TURNS 1
+#endif
 
 /* --------------------------------------------------------------------------------------------- allocation */
 

@@ -439,8 +439,8 @@ static void same_bits(setup s, const layout *on, int count)
 static bool everything(void) { return getenv("TINYTRAIN_ALL_LAYOUTS") != NULL; }
 #ifdef __SANITIZE_THREAD__
 enum { SPARSE = 5, PRECISIONS = 1, EVERY = 1 };
-#elif defined(__SANITIZE_ADDRESS__)
-enum { SPARSE = 2, PRECISIONS = 5, EVERY = 2 };
+#elif defined(__SANITIZE_ADDRESS__) || defined(TEST_BY_TURNS)
+enum { SPARSE = 2 * TEST_TURNS, PRECISIONS = 5, EVERY = 2 };
 #else
 enum { SPARSE = 1, PRECISIONS = 5, EVERY = 1 };
 #endif
@@ -463,7 +463,7 @@ static void bits_of(int number, int precision, int every)
 TEST(ranks_have_the_bits_of_one)
 {
     for (int a = 0; a < TEST_COUNT(micros_per_leaf); a++)
-        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY * EVERY);
+        for (int p = 0; p < PRECISIONS; p++) bits_of(a, p, (4 + 4 * a) * EVERY * EVERY * TEST_TURNS);
 }
 
 TEST(all_ranks_have_the_bits_of_one)

@@ -811,6 +811,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
     static const char *const recompute[] = {"none", "blocks", "budget"};
     int later = 0;
     for (int k = 0; k < 12; k++) {
+        if (TEST_SANITIZED && k / 6 == k % 2) continue;
         setup s = setup_of("cpu*3", 3, k % 2 ? "gpipe" : "1f1b", 4);
         test_allocator a;
         net n;
@@ -851,13 +852,15 @@ TEST(stages_on_cuda)
 {
 #ifdef TINYTRAIN_CUDA
     static const char *const devices[][2] = {{"cuda:0,0", "cuda*2"}, {"cuda:0,0,0,0", "cuda*4"}};
-    int several = 0, seeds = 1;
-#ifdef TT_EMULATE
+    int several = 0, seeds = 1, skips = -1;
+#ifdef TT_EMULATE /* its slow builds have half of these each, that for races the one that offloads */
     several = 1;
     seeds = strcmp(emu_build(), "plain") == 0 ? 3 : 1;
+    skips = strcmp(emu_build(), "plain") == 0 ? -1 : strcmp(emu_build(), "trace") == 0;
 #endif
     for (int k = 0; k < 4; k++)
         for (int seed = 1; seed <= seeds; seed++) {
+            if (skips == (k == 1 || k == 2)) continue;
             setup s = setup_of(devices[k / 2][several], k < 2 ? 2 : 4, k % 2 ? "gpipe" : "1f1b", 4);
             setup one = s;
             s.most = 4;

@@ -608,7 +608,8 @@ TEST(random_networks_replay_bit_for_bit)
         for (int precision = 0; precision < PRECISIONS; precision++) {
             if (precision >= 5 && (int)seed % 2 == precision % 2) continue; /* half of the networks each */
             for (int accumulate = 0; accumulate < 2; accumulate++) {
-                if (TEST_SANITIZED && ((int)seed + precision + 3 * accumulate) % 8) continue;
+                if (TEST_SANITIZED && ((int)seed + precision + 3 * accumulate) % (8 * TEST_TURNS))
+                    continue;
                 const precision_case *in = &precisions[precision];
                 outcome plain = run_net(seed, in, accumulate, PLAIN);
                 snprintf(what, sizeof what, "network %d, %s, accumulate %d: %s", (int)seed, in->name,
@@ -1619,7 +1620,7 @@ TEST(largest_batch_against_brute_force)
         tt_tape_free(t);
         o.recompute = recomputes[k / 2];
         for (int size = 0; size < 5; size++) { /* odd ones, and one less than the smallest plan */
-            if (TEST_SANITIZED && (k + size) % 5) continue;
+            if (TEST_SANITIZED && (k + size) % (5 * TEST_TURNS)) continue;
             o.memory_budget = size ? one + (size_t)size * (size_t)size * 3777 : one - 1;
             int64_t largest = 0;
             for (int64_t n = 1; n <= MOST; n++) if (fits_batch(&b, ctx, &o, n)) largest = n;
@@ -2619,7 +2620,7 @@ static void check_choice(const menu *m, tt_context *ctx, tt_program *p, const tt
 TEST(budgets_against_brute_force)
 {
     static const net_options with_all = {true, true};
-    const int most_programs = TEST_SANITIZED ? 20 : 60;
+    const int most_programs = TEST_SANITIZED ? 20 / TEST_TURNS : 60;
     int programs = 0, dropped = 0;
     for (uint64_t seed = 1; programs < most_programs; seed++) {
         test_allocator a;
@@ -2667,7 +2668,7 @@ TEST(budgets_against_brute_force)
 /* What is recomputed, offloaded and split may all change: seconds are within 1% of the best. */
 TEST(seconds_within_a_budget_against_brute_force)
 {
-    const int most_programs = TEST_SANITIZED ? 10 : 60;
+    const int most_programs = TEST_SANITIZED ? 10 / TEST_TURNS : 60;
     int programs = 0, moved = 0, split = 0, recomputed = 0, refused = 0;
     for (uint64_t seed = 1; programs < most_programs; seed++) {
         test_allocator a;
@@ -2730,7 +2731,7 @@ static int by_size(const void *a, const void *b)
 /* Wherever a choice fits, a choice is found, with candidates for all of them or only for some. */
 TEST(budgets_near_the_smallest)
 {
-    const int most_programs = TEST_SANITIZED ? 8 : 24;
+    const int most_programs = TEST_SANITIZED ? 8 / TEST_TURNS : 24;
     int programs = 0, budgets = 0;
     for (uint64_t seed = 1; programs < most_programs; seed++) {
         test_allocator a;
@@ -2823,7 +2824,7 @@ TEST(the_smallest_possible_is_the_smallest)
     static const char *const policies[] = {"none", "cheap", "attention", "blocks"};
     static const char *const updates[] = {"end", "backward", "host"};
     static const char *const devices[] = {"cuda", "cpu", "cuda*2"};
-    const int most_programs = TEST_SANITIZED ? 3 : 8;
+    const int most_programs = TEST_SANITIZED ? 4 - TEST_TURNS : 8;
     int named = 0;
     for (int seed = 1; seed <= most_programs; seed++) {
         test_allocator a;
