@@ -205,7 +205,81 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+
+// Products by a warpgroup: four warps together, the first of a number that is a multiple of 4. They run
+// beside the instructions behind them. Of d (64 x 64) warp i has rows 16 i ... 16 i + 15, in tiles of 16 x 8
+// as in tt__mma_16816. Only in code for sm_90a. PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions".
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define TT__HAS_WGMMA true
+#define TT__WGMMA(...) asm volatile(__VA_ARGS__)
+#else
+#define TT__HAS_WGMMA false
+#define TT__WGMMA(...) __trap()
 #endif
+#define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define TT__WGMMA_SUMS(d)                                                                         \
+    TT__WGMMA_ROW(d, 0), TT__WGMMA_ROW(d, 1), TT__WGMMA_ROW(d, 2), TT__WGMMA_ROW(d, 3),           \
+        TT__WGMMA_ROW(d, 4), TT__WGMMA_ROW(d, 5), TT__WGMMA_ROW(d, 6), TT__WGMMA_ROW(d, 7)
+#define TT__WGMMA_LIST                                                                            \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"      \
+    "%24,%25,%26,%27,%28,%29,%30,%31}, "
+// d = a b^T, or d += a b^T if `add`, of 64 rows of 16 columns each: matrices of tt__wgmma_matrix.
+template <class T>
+__device__ void tt__wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, bool add);
+#define TT__WGMMA_ROWS(T, name)                                                                   \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint64_t a, uint64_t b, bool add) \
+    {                                                                                             \
+        TT__WGMMA("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." \
+                  name "." name " " TT__WGMMA_LIST "%32, %33, p, 1, 1, 0, 0;}"                     \
+                  : TT__WGMMA_SUMS(d) : "l"(a), "l"(b), "r"((int)add) : "memory");                \
+    }
+TT__WGMMA_ROWS(__nv_bfloat16, "bf16")
+TT__WGMMA_ROWS(__half, "f16")
+// d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
+template <class T>
+__device__ void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b);
+#define TT__WGMMA_ADD(T, name)                                                                    \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_add<T>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) \
+    {                                                                                             \
+        TT__WGMMA("wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " " TT__WGMMA_LIST   \
+                  "{%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                           \
+                  : TT__WGMMA_SUMS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory"); \
+    }
+TT__WGMMA_ADD(__nv_bfloat16, "bf16")
+TT__WGMMA_ADD(__half, "f16")
+// Before products whose registers other instructions have written; behind the last of them.
+__device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void tt__wgmma_commit()
+{
+    TT__WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Waits for all products that were committed: d is there then, and other sums behind tt__wgmma_done.
+__device__ __forceinline__ void tt__wgmma_wait(float (&d)[8][4])
+{
+    TT__WGMMA("wgmma.wait_group.sync.aligned 0;" : TT__WGMMA_SUMS(d) :: "memory");
+}
+__device__ __forceinline__ void tt__wgmma_done(float (&d)[8][4])
+{
+    asm volatile("" : TT__WGMMA_SUMS(d) :: "memory");
+}
+// Between what the thread wrote to shared memory and the barrier behind which products read it.
+__device__ __forceinline__ void tt__wgmma_publish()
+{
+    TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
+}
+#endif
+
+// Where products of a warpgroup find rows in shared memory. The 16 bytes c of a row of 128 lie at c ^ row %
+// 8, eight rows after eight, the first at a multiple of 1,024 bytes (PTX ISA, "Matrix Descriptor Format" and
+// "Canonical Layouts", 128-byte swizzling: groups of 8 rows are 1,024 bytes apart, the leading dimension is
+// not read). p: row 0 of a group of 8, from a multiple of 16 columns on.
+__device__ __forceinline__ uint64_t tt__wgmma_matrix(const void *p)
+{
+    return (uint64_t)((tt__shared_address(p) & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32
+        | (uint64_t)1 << 62;
+}
 
 #ifndef TT__PORTABILITY_ONLY
 
@@ -229,6 +303,7 @@ struct tt__device {
     int choice_count;
     group_arguments *arguments; // of tensors that share a launch, see >>optimizers
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
+    bool wgmma;             // attention by warpgroups: environment TINYTRAIN_WGMMA=1
     bool lost;              // an error has ended all work on the device, and `error` stays what it is
     char error[512];
     char peer[704];         // cuda_peer's sentence
@@ -401,6 +476,33 @@ bool chains_kernels(const tt__device *d)
     return cudaFuncGetAttributes(&attributes, add_counts) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
+__global__ void find_wgmma(int *to)
+{
+    tt__begin_kernel();
+    *to = TT__HAS_WGMMA;
+}
+
+// Attention by warpgroups (see >>attention) has passed its tests on the emulator only, so that it is to be
+// asked for.
+tt_status choose_wgmma(tt__device *d)
+{
+    const char *asked = getenv("TINYTRAIN_WGMMA");
+    int *there = NULL, found = 0;
+    if (!asked || !*asked || !strcmp(asked, "0")) return TT_OK;
+    tt_status status = check(d, cudaMalloc(&there, sizeof found), "cudaMalloc");
+    if (status == TT_OK) status = check(d, TT__LAUNCH(find_wgmma, 1, 1, 0, d->stream, there), "find_wgmma");
+    if (status == TT_OK)
+        status = check(d, cudaMemcpyAsync(&found, there, sizeof found, cudaMemcpyDeviceToHost, d->stream),
+                       "cudaMemcpyAsync");
+    if (status == TT_OK) status = check(d, cudaStreamSynchronize(d->stream), "find_wgmma");
+    if (there) cudaFree(there);
+    if (status == TT_OK && !found)
+        return fail(d, TT_ERR_UNSUPPORTED, "TINYTRAIN_WGMMA=1 needs a device of compute capability 9.0 and "
+                    "tinytrain_cuda.cu compiled for sm_90a");
+    d->wgmma = status == TT_OK;
+    return status;
+}
+
 tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capacity)
 {
     int devices = 0;
@@ -426,6 +528,7 @@ tt__device *cuda_open(tt_context *ctx, int index, int, char *error, size_t capac
         status = fail(d, TT_ERR_DEVICE, "cublasLtCreate failed");
     const char *waits = getenv("TINYTRAIN_CUDA_SYNC");
     d->waits = waits && *waits && strcmp(waits, "0") != 0;
+    if (status == TT_OK) status = choose_wgmma(d);
     d->stream.chains = status == TT_OK && !d->waits && chains_kernels(d);
     if (status == TT_OK) return d;
     snprintf(error, capacity, "%s", d->error);
@@ -4739,25 +4842,68 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// to (ROWS, D + 8) = rows first ... first + count - 1 of a head, or where `at` says that they lie; the rest
-// zeros. In the background.
-template <class T, int D, int ROWS, int THREADS = 128>
+// to (ROWS, D + 8), or (ROWS, D) as tt__wgmma_matrix wants it (WIDE) = rows first ... first + count - 1 of a
+// head, or where `at` says that they lie; the rest zeros. In the background.
+template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size)
 {
     // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
-    enum { PARTS = D / 8, STEP = THREADS / PARTS };
+    enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
+    static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
     const T *from = (const T *)m.data + (int64_t)head * head_size + c;
-    to += r * (D + 8) + c;
+    to += r * PITCH + (WIDE ? c ^ r % 8 * 8 : c);
     if (r >= STEP) return;
     if (c >= head_size) count = 0;
     TT__UNROLL for (int i = 0; i < ROWS; i += STEP) {
         if (ROWS % STEP != 0 && r + i >= ROWS) break;
         const bool there = r + i < count;
         const int row = at && there ? at[first + r + i] : first + r + i;
-        tt__cp_async_16(to + i * (D + 8), there ? from + row * m.ld : (const T *)m.data, there ? 16 : 0);
+        tt__cp_async_16(to + i * PITCH, there ? from + row * m.ld : (const T *)m.data, there ? 16 : 0);
     }
+}
+
+// By warpgroups (WIDE, a block's GROUPS > 0): each has 64 rows of the block's tile, of which a warp has 16, so
+// that all that is done with sums is as by mma.sync with MT = 1. Only heads of 64 and tiles of 64 that pass
+// by. Dynamic shared memory begins at a multiple of 1,024 bytes then, of which TT__WIDE_ROOM more are asked
+// for.
+enum { TT__WIDE_ROOM = 1024 };
+template <int GROUPS, class T> __device__ __forceinline__ T *attention_room(T *shared)
+{
+    return GROUPS ? shared + (-tt__shared_address(shared) & 1023) / sizeof(T) : shared;
+}
+
+// The thread's copies are done; a barrier follows.
+template <int GROUPS> __device__ __forceinline__ void attention_wait()
+{
+    tt__cp_async_wait<0>();
+    if (GROUPS) tt__wgmma_publish();
+}
+
+// s (64, 64) = a b^T of 64 rows each, and the same of two such products, which run together.
+template <class T>
+__device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, const T *b)
+{
+    TT__UNROLL for (int k = 0; k < 64; k += 16)
+        tt__wgmma_rows<T>(s[0], tt__wgmma_matrix(a + k), tt__wgmma_matrix(b + k), k > 0);
+}
+
+// to (64, 64) += w y of w (64, 64) in registers, rounded to T, and y (64 rows of 64)
+template <class T>
+__device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const uint32_t (&w)[4][4],
+                                                   const T *y)
+{
+    TT__UNROLL for (int k = 0; k < 4; k++) tt__wgmma_add<T>(to[0], w[k], tt__wgmma_matrix(y + k * 16 * 64));
+}
+
+// Sums as the first operand of a product; see attention_mma_add.
+template <class T>
+__device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const float (&w)[1][8][4])
+{
+    TT__UNROLL for (int k = 0; k < 4; k++)
+        TT__UNROLL for (int i = 0; i < 4; i++)
+            to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
@@ -4915,17 +5061,18 @@ __device__ __forceinline__ int attention_seen_from(const attention_args &p, cons
 }
 
 // False where the block has no queries. Long sequences come first. NEAR: a window, ALiBi.
-template <bool NEAR, int MT>
+template <bool NEAR, int MT, int WARPS = 4>
 __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b, const attention_args &p)
 {
+    enum { QUERIES = 16 * MT * WARPS };
     const int number = (int)(blockIdx.x / p.heads), tiles = (int)(gridDim.x / p.heads);
     b.head = p.first_head + (int)(blockIdx.x % p.heads);
     b.mine = (int)threadIdx.x / 32 * 16 * MT;
     b.pair = threadIdx.x % 4 * 2;
-    b.t = attention_find<64 * MT>(p, p.query_start, p.causal ? tiles - 1 - number : number);
+    b.t = attention_find<QUERIES>(p, p.query_start, p.causal ? tiles - 1 - number : number);
     if (b.t.at < 0) return false;
     b.first = b.t.first + b.t.at;
-    b.count = min(64 * MT, b.t.queries - b.t.at);
+    b.count = min(QUERIES + 0, b.t.queries - b.t.at);
     b.begin = NEAR ? attention_window_begin(p, b.t) : 0;
     b.end = NEAR ? attention_window_end(p, b.t, b.count) : attention_end(p, b.t, b.count);
     b.all = !p.causal ? b.t.length : p.query_row ? 1 : b.t.at + b.mine + 1;
@@ -4934,28 +5081,32 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
 }
 
 // Tile `key` of a sequence's keys and values, of their two stages. head: of q.
-template <class T, int D, int KEYS>
+template <class T, int D, int KEYS, int GROUPS = 0>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
 {
-    const int at = stage * KEYS * (D + 8);
+    enum { WIDE = GROUPS > 0, THREADS = WIDE ? 128 * GROUPS : 128 };
+    const int at = stage * KEYS * (WIDE ? D : D + 8);
     head /= p.group;
-    attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(ks + at, p.k, NULL, t.begin + key, t.length - key, head,
+                                               p.head_size);
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(vs + at, p.v, NULL, t.begin + key, t.length - key, head,
+                                               p.head_size);
     tt__cp_async_commit();
 }
 
-template <class T, int D, int MT, int KEYS, attention_kind KIND>
-__global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
+template <class T, int D, int MT, int KEYS, attention_kind KIND, int GROUPS = 0>
+__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forward(attention_args p)
 {
     tt__begin_kernel();
-    enum { QUERIES = 64 * MT, PITCH = D + 8 };
+    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
+           PITCH = GROUPS ? D : D + 8, TEAM = GROUPS ? 64 : 16 * MT }; // TEAM: rows that go one way
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT__DYN_SHARED(T, qs);
-    T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    TT__DYN_SHARED(T, shared);
+    T *qs = attention_room<GROUPS>(shared), *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
-    if (!attention_find_queries<KIND == NEARBY>(b, p)) return;
+    if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
     attention_sparse sparse = {0, 0, 0};
@@ -4963,8 +5114,9 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     const float factor = fabsf(p.scale) * TT__LOG2E;
     const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
     if (threadIdx.x == 0) random = attention_key(p);
-    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
-    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
+    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(qs, p.q, p.query_at, first, count, head,
+                                                          p.head_size);
+    attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, begin, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
@@ -4974,24 +5126,33 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
-        tt__cp_async_wait<0>();
+        attention_wait<GROUPS>();
         __syncthreads(); // the tile is there, and the other one was used
         // Then the largest score is the smallest product: turn the queries round.
         if (key == begin && p.scale < 0) {
-            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
+            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += THREADS)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
+            if (GROUPS) tt__wgmma_publish();
             __syncthreads();
         }
-        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        if (mine >= count) continue; // the warp has no queries
+        if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
+        if ((mine & -TEAM) >= count) continue; // the warp, or its group, has no queries
         int often = 1; // how often its queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4];
-        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+        if constexpr (GROUPS > 0) { // the drawing is done beside the product
+            tt__wgmma_fence();
+            attention_wide<T>(s, qs + (mine & -TEAM) * PITCH, kt);
+            tt__wgmma_commit();
+            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
+            tt__wgmma_wait(s[0]);
+        } else {
+            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
+            attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+        }
         if (NEAR)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -5035,7 +5196,14 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
                         TT__UNROLL for (int i = 0; i < 2; i++)
                             if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
             }
-        attention_mma_add<T, D, MT, KEYS>(out, s, vt);
+        if constexpr (GROUPS > 0) {
+            uint32_t w[4][4];
+            attention_wide_pack<T>(w, s);
+            tt__wgmma_fence();
+            attention_wide_add<T>(out, w, vt);
+            tt__wgmma_commit();
+            tt__wgmma_wait(out[0]);
+        } else attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -5049,26 +5217,34 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
 }
 
-template <class T, int D, int MT, int KEYS, attention_kind KIND>
-__global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
+// Of a query: log-sum-exp of its scores, in powers of 2; sum of dout * out; row of the batch.
+struct attention_sums { float lse, delta; int row; };
+
+template <class T, int D, int MT, int KEYS, attention_kind KIND, int GROUPS = 0>
+__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(attention_args p)
 {
     tt__begin_kernel();
-    enum { QUERIES = 64 * MT, PITCH = D + 8 };
+    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
+           PITCH = GROUPS ? D : D + 8, TEAM = GROUPS ? 64 : 16 * MT };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT__DYN_SHARED(T, qs);
-    T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    TT__SHARED(attention_sums, sums, [GROUPS ? QUERIES : 1]); // which take registers else
+    TT__DYN_SHARED(T, shared);
+    T *qs = attention_room<GROUPS>(shared), *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
+    T *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
-    if (!attention_find_queries<KIND == NEARBY>(b, p)) return;
+    if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
     if (threadIdx.x == 0) random = attention_key(p);
-    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
-    attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
-    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
+    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(qs, p.q, p.query_at, first, count, head,
+                                                          p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(ds, p.dout, p.query_at, first, count, head,
+                                                          p.head_size);
+    attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, begin, 0, head);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -5076,6 +5252,8 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
             const int64_t at = attention_sums_at(p, query, head);
             lse[m][h] = p.lse[at] * TT__LOG2E;
             delta[m][h] = p.delta[at];
+            if (GROUPS && b.pair == 0)
+                sums[mine + 8 * h + (int)threadIdx.x % 32 / 4] = {lse[m][h], delta[m][h], b.row[m][h]};
         }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
     }
@@ -5083,19 +5261,37 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
-        tt__cp_async_wait<0>();
+        attention_wait<GROUPS>();
         __syncthreads();
-        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
-        if (mine >= count) continue;
+        if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
+        if ((mine & -TEAM) >= count) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
+        if (GROUPS)
+            TT__UNROLL for (int h = 0; h < 2; h++)
+                b.row[0][h] = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4].row;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4], g[MT][KEYS / 8][4];
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
+        if constexpr (GROUPS > 0) {
+            tt__wgmma_fence();
+            attention_wide<T>(s, qs + (mine & -TEAM) * PITCH, kt);
+            attention_wide<T>(g, ds + (mine & -TEAM) * PITCH, vt);
+            tt__wgmma_commit();
+            tt__wgmma_wait(s[0]);
+            tt__wgmma_done(g[0]);
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const attention_sums &row = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4];
+                lse[0][h] = row.lse;
+                delta[0][h] = row.delta;
+                b.row[0][h] = row.row;
+            }
+        } else {
+            attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+            attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
+        }
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int last = key + KEYS <= b.all ? KEYS + 0
@@ -5114,7 +5310,14 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                                   : 0) - delta[m][h]);
                     }
             }
-        attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
+        if constexpr (GROUPS > 0) {
+            uint32_t w[4][4];
+            attention_wide_pack<T>(w, g);
+            tt__wgmma_fence();
+            attention_wide_add<T>(dq, w, kt);
+            tt__wgmma_commit();
+            tt__wgmma_wait(dq[0]);
+        } else attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
     }
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -5128,17 +5331,17 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 // Queries `first` ... of p, of which the sequence has n (QUERIES or more fill the tile), into one of two
 // stages: qs holds both stages of q, (2, QUERIES, D + 8), and then of dout; lses those of log-sum-exps,
 // (2, QUERIES), and then of deltas; rows, (2, QUERIES), rows of the batch. The sums behind the last are 0.
-template <class T, int D, int QUERIES, int THREADS>
+template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
                                                         int stage)
 {
-    enum { PITCH = D + 8 };
+    enum { PITCH = WIDE ? D : D + 8 };
     const int i = threadIdx.x;
     T *q = qs + stage * QUERIES * PITCH;
-    attention_fetch<T, D, QUERIES, THREADS>(q, p.q, p.query_at, first, n, head, p.head_size);
-    attention_fetch<T, D, QUERIES, THREADS>(q + 2 * QUERIES * PITCH, p.dout, p.query_at, first, n, head,
-                                            p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(q, p.q, p.query_at, first, n, head, p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(q + 2 * QUERIES * PITCH, p.dout, p.query_at, first, n, head,
+                                                  p.head_size);
     if (i < QUERIES) {
         const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
         const int64_t at = attention_sums_at(p, query, head);
@@ -5150,14 +5353,17 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
 }
 
 // A row of scores is here a key, a column a query.
-template <class T, int D, int MT, int QUERIES, attention_kind KIND>
-__global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
+template <class T, int D, int MT, int QUERIES, attention_kind KIND, int GROUPS = 0>
+__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, GROUPS == 1 ? 3 : 2)
+void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
-    enum { KEYS = 64 * MT, PITCH = D + 8 };
+    enum { THREADS = GROUPS ? 128 * GROUPS : 128, KEYS = MT * THREADS / 2, PITCH = GROUPS ? D : D + 8,
+           TEAM = GROUPS ? 64 : 16 * MT, WIDE = GROUPS > 0 };
     TT__SHARED(uint64_t, random, );
-    TT__DYN_SHARED(T, ks);
-    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
+    TT__DYN_SHARED(T, shared);
+    T *ks = attention_room<GROUPS>(shared), *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
+    T *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
@@ -5176,12 +5382,12 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int n = 0; n < D / 8; n++)
             TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, key_head, p.head_size);
-    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(ks, p.k, NULL, t.begin + t.at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS, THREADS, WIDE>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
     tt__cp_async_commit();
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
-        attention_fetch_queries<T, D, QUERIES, 128>(qs, lses, rows, p, t.first + from, t.queries - from, head,
-                                                    stage);
+        attention_fetch_queries<T, D, QUERIES, THREADS, WIDE>(qs, lses, rows, p, t.first + from,
+                                                              t.queries - from, head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
     const int end = NEAR ? attention_queries_end(p, t, count) : t.queries;
@@ -5197,23 +5403,35 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
         const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
         const int *row = rows + stage * QUERIES;
-        tt__cp_async_wait<0>();
+        attention_wait<GROUPS>();
         __syncthreads();
         int next = from, next_head = head;
         advance(next, next_head);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
-        if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
+        const int team = mine & -TEAM; // the first key of those that go one way
+        if (team >= count || (diagonal && t.at + team > from + QUERIES - 1)) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
         const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
-        const uint32_t keep = attention_draw_columns<MT, QUERIES>(p, random, row, (t.at + mine) / 8, head);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
-        attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
-        attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
+        if constexpr (GROUPS > 0) {
+            tt__wgmma_fence();
+            attention_wide<T>(s, ks + team * PITCH, qt);
+            attention_wide<T>(g, vs + team * PITCH, dt);
+            tt__wgmma_commit();
+        }
+        const uint32_t keep = attention_draw_columns<MT, QUERIES>(p, random, row, (t.at + mine) / 8, head);
+        if constexpr (GROUPS > 0) {
+            tt__wgmma_wait(s[0]);
+            tt__wgmma_done(g[0]);
+        } else {
+            attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
+            attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
+        }
         TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
             TT__UNROLL for (int e = 0; e < 2; e++) {
                 // Of the warp's keys that the query sees.
@@ -5234,8 +5452,20 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                         if (!kept) x = 0;
                     }
             }
-        attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
-        attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
+        if constexpr (GROUPS > 0) {
+            uint32_t w[4][4], dw[4][4];
+            attention_wide_pack<T>(w, s);
+            attention_wide_pack<T>(dw, g);
+            tt__wgmma_fence();
+            attention_wide_add<T>(dv, w, dt);
+            attention_wide_add<T>(dk, dw, qt);
+            tt__wgmma_commit();
+            tt__wgmma_wait(dv[0]);
+            tt__wgmma_done(dk[0]);
+        } else {
+            attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
+            attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
+        }
     }
     TT__UNROLL for (int m = 0; m < MT; m++)
         // One thread has an element of dk and of dv, which may be the same.
@@ -5505,6 +5735,10 @@ template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
+    if constexpr (D == 64 && KIND == PLAIN)
+        if (d->wgmma)
+            return attention_launch(d, attention_forward<T, D, 1, 64, KIND, 2>, p, p->q.rows, 128, p->heads,
+                                    1, 256, (128 + 4 * 64) * D * sizeof(T) + TT__WIDE_ROOM);
     return attention_launch(d, attention_forward<T, D, MT, KEYS, KIND>, p, p->q.rows, 64 * MT, p->heads, 1,
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
@@ -5539,12 +5773,29 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
+// By warpgroups: two passes for sequences of any length, as they take less time than one of mma.sync.
+template <class T> cudaError_t attention_backward_wide(tt__device *d, const attention_args *p)
+{
+    enum { TILE = 64 * 64 * sizeof(T), DQ_GROUPS = 2, KEY_GROUPS = 1 };
+    cudaError_t e = cudaSuccess;
+    if (p->dq.data && p->q.rows > 0)
+        e = attention_launch(d, attention_dq<T, 64, 1, 64, PLAIN, DQ_GROUPS>, p, p->q.rows, 64 * DQ_GROUPS,
+                             p->heads, 1, 128 * DQ_GROUPS, (2 * DQ_GROUPS + 4) * TILE + TT__WIDE_ROOM);
+    if (e == cudaSuccess && (p->dk.data || p->dv.data))
+        e = attention_launch(d, attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS>, p, p->k.rows,
+                             64 * KEY_GROUPS, p->heads / p->group, 1, 128 * KEY_GROUPS,
+                             (2 * KEY_GROUPS + 4) * TILE + 6 * 64 * sizeof(float) + TT__WIDE_ROOM);
+    return e;
+}
+
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
 {
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
+    if constexpr (D == 64 && KIND == PLAIN)
+        if (d->wgmma) return attention_backward_wide<T>(d, p);
     if constexpr (D <= 64 && KIND == PLAIN) {
         const int warps = attention_warps(d, p, D);
         if constexpr (D <= 32)

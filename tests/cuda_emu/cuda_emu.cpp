@@ -196,6 +196,16 @@ struct warp_meeting { // the lanes of a mask come together; up to four at once i
 };
 struct warp_state { unsigned exited = 0; warp_meeting meeting[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
+struct wide_product { // a warp's part of a warpgroup's product that is under way
+    float *d[32]; // the lanes' sums
+    uint64_t rows, b;
+    bool in_registers, add, half, early; // early: its shared memory was read at once
+    float of_a[16][16], of_b[16][64];
+    const char *file;
+    int line;
+};
+struct wide_sums { float *d[32]; float sum[32][32]; }; // what the lanes' sums hold until the wait
+struct wide_call { const char *file; int line; uint64_t rows, b; }; // the four warps of a group make the same
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
 static struct {
@@ -214,6 +224,12 @@ static struct {
     warp_state warp[32];
     std::vector<async_copy> copies[EMU_MOST_THREADS]; // cp.async under way
     int copy_group[EMU_MOST_THREADS];
+    std::vector<wide_product> products[32]; // of a warp, under way
+    std::vector<wide_sums> sums[32];
+    std::vector<wide_call> calls[8];        // of a warpgroup
+    size_t called[32];                      // how many of them the warp has made
+    // fenced: since the last wait; unpublished: has copies by cp.async that no tt__wgmma_publish came behind.
+    bool fenced[EMU_MOST_THREADS], committed[EMU_MOST_THREADS], unpublished[EMU_MOST_THREADS];
 } block;
 
 void emu_kernel_begins() { emu_block.in_kernel = true; }
@@ -316,6 +332,8 @@ static void run_threads()
                 emu_fatal("the thread never waited for the kernel before this one, with tt__begin_kernel");
             if (!block.copies[thread].empty())
                 emu_fatal("the thread ends with cp.async copies that it never waited for");
+            if (!block.sums[thread / 32].empty())
+                emu_fatal("the thread ends with products of its warpgroup that it never waited for");
             emu_block.thread[thread].done = true;
             block.alive--;
             block.warp[thread / 32].exited |= 1u << thread % 32;
@@ -353,7 +371,10 @@ static void run_block(const std::function<void()> &kernel, uint32_t index, threa
         emu_block.thread[i].done = emu_block.thread[i].began = false;
         emu_block.thread[i].warp_epoch = 1;
         block.copy_group[i] = 0;
+        block.fenced[i] = block.committed[i] = block.unpublished[i] = false;
     }
+    for (auto &calls : block.calls) calls.clear();
+    memset(block.called, 0, sizeof block.called);
     for (int i = 0; i * 32 < emu_block.threads; i++) block.warp[i].exited = 0;
     go_to(next_thread());
     emu_block.current = -1;
@@ -675,9 +696,143 @@ void emu_cp_async_wait(int groups_left, const char *file, int line)
         emu_touch(c.to, (size_t)c.n, EMU_WRITES, file, line);
         memcpy(c.to, c.from, (size_t)c.bytes);
         memset(c.to + c.bytes, 0, (size_t)(c.n - c.bytes));
+        block.unpublished[emu_block.current] = true;
     }
     copies.resize(kept);
     emu_block.in_kernel = true;
+}
+
+// ---- products of a warpgroup
+uint32_t emu_shared_address(const void *p) { return (uint32_t)((const char *)p - emu_shared_arena); }
+
+// Number `i` of the 16 bytes of a matrix descriptor's rows: of 64 rows of 16 columns (2 of these each), or of
+// 16 rows of 64 (8 each), swizzled. What the matrix descriptor says must be what these products read.
+static const char *wide_part(uint64_t matrix, bool transposed, int i, const char *file, int line)
+{
+    const uint32_t start = (uint32_t)(matrix & 0x3fff) << 4, stride = (uint32_t)(matrix >> 32 & 0x3fff) << 4;
+    const int row = transposed ? i / 8 : i / 2, part = transposed ? i % 8 : i % 2;
+    uint32_t at = start + (uint32_t)(row / 8) * stride + (uint32_t)(row % 8) * 128 + (uint32_t)part * 16;
+    if (matrix >> 62 != 1 || (matrix >> 49 & 7) != 0)
+        emu_fatal("wgmma at %s:%d: the emulator knows 128-byte swizzling without an offset", file, line);
+    if (start % 1024 >= 128)
+        emu_fatal("wgmma at %s:%d: the rows begin at shared address %u, within a group of 8", file, line,
+                  start);
+    at ^= at >> 3 & 0x70; // bits 4 to 6 with bits 7 to 9
+    const char *p = emu_shared_arena + at;
+    require_shared(p, 16, 16, "wgmma", file, line);
+    emu_block.in_kernel = false;
+    emu_touch(p, 16, EMU_READS, file, line);
+    return p;
+}
+
+// Reads what a product has in shared memory.
+static void read_wide(wide_product &o, int warp)
+{
+    auto value = [&](const char *p, int i) {
+        uint16_t bits;
+        memcpy(&bits, p + 2 * i, 2);
+        return o.half ? __half2float({bits}) : __bfloat162float({bits});
+    };
+    for (int i = 0; i < emu_block.threads; i++)
+        if (block.unpublished[i])
+            emu_fatal("wgmma at %s:%d: of what it reads, thread %d has copied some, with no "
+                      "tt__wgmma_publish behind", o.file, o.line, i);
+    for (int i = 0; i < 128; i++) {
+        const char *p = wide_part(o.b, o.in_registers, i, o.file, o.line);
+        for (int j = 0; j < 8; j++) {
+            if (o.in_registers) o.of_b[i / 8][i % 8 * 8 + j] = value(p, j);
+            else o.of_b[i % 2 * 8 + j][i / 2] = value(p, j);
+        }
+    }
+    for (int i = 0; i < 32 && !o.in_registers; i++) {
+        const char *p = wide_part(o.rows, false, warp % 4 * 32 + i, o.file, o.line);
+        for (int j = 0; j < 8; j++) o.of_a[i / 2][i % 2 * 8 + j] = value(p, j);
+    }
+}
+
+struct wide_operands { float *d; uint64_t rows, b; uint32_t a[4]; bool in_registers, add, half; };
+
+// A warp's part: rows 16 i ... 16 i + 15. Until the wait sums are garbage, and shared memory is read at once
+// or by then, whichever the seed says.
+void emu_wgmma(float *d, const uint32_t *a, uint64_t rows, uint64_t b, bool add, bool half_type,
+               const char *file, int line)
+{
+    const int me = emu_block.current, warp = me / 32;
+    wide_operands mine = {d, rows, b, {}, a != nullptr, add, half_type};
+    if (a) memcpy(mine.a, a, sizeof mine.a);
+    emu_block.in_kernel = false;
+    if (emu_block.threads % 128)
+        emu_fatal("wgmma at %s:%d: %d threads are not groups of four warps", file, line, emu_block.threads);
+    if (!block.fenced[me]) emu_fatal("wgmma at %s:%d: without a tt__wgmma_fence before", file, line);
+    block.committed[me] = false;
+    warp_meeting *m = meet("wgmma", ~0u, &mine, sizeof mine, file, line);
+    std::vector<wide_sums> &sums = block.sums[warp];
+    if (m->left == 32) { // the first lane to go on does it for all
+        wide_product o = {{}, rows, b, mine.in_registers, add, half_type, (emu_random() & 1) != 0, {}, {},
+                          file, line};
+        std::vector<wide_call> &calls = block.calls[warp / 4];
+        const wide_call call = {file, line, rows, b};
+        const size_t number = block.called[warp]++;
+        if (number == calls.size()) calls.push_back(call);
+        else if (calls[number].line != line || calls[number].rows != rows || calls[number].b != b)
+            emu_fatal("wgmma at %s:%d: another warp of its group is at %s:%d, or has other matrices", file,
+                      line, calls[number].file, calls[number].line);
+        for (int i = 0; i < 32; i++) {
+            wide_operands of;
+            memcpy(&of, m->value[i], sizeof of);
+            o.d[i] = of.d;
+            for (int r = 0; r < 4 && of.in_registers; r++)
+                for (int high = 0; high < 2; high++) {
+                    const uint16_t bits = (uint16_t)(of.a[r] >> 16 * high);
+                    o.of_a[i / 4 + 8 * (r % 2)][i % 4 * 2 + high + 8 * (r / 2)] =
+                        half_type ? __half2float({bits}) : __bfloat162float({bits});
+                }
+        }
+        size_t k = 0;
+        while (k < sums.size() && sums[k].d[0] != o.d[0]) k++;
+        if (k == sums.size()) {
+            sums.push_back({});
+            for (int i = 0; i < 32; i++) {
+                sums[k].d[i] = o.d[i];
+                memcpy(sums[k].sum[i], o.d[i], sizeof sums[k].sum[i]);
+            }
+        }
+        if (o.early) read_wide(o, warp);
+        block.products[warp].push_back(o);
+    }
+    memset(d, 0xff, 32 * sizeof *d);
+    leave(m);
+}
+
+void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
+void emu_wgmma_publish() { block.unpublished[emu_block.current] = false; }
+void emu_wgmma_commit() { block.committed[emu_block.current] = true; }
+
+void emu_wgmma_wait(const char *file, int line)
+{
+    const int me = emu_block.current, warp = me / 32;
+    std::vector<wide_sums> &sums = block.sums[warp];
+    block.fenced[me] = false;
+    warp_meeting *m = meet("the wait for wgmma", ~0u, nullptr, 0, file, line);
+    if (m->left == 32 && block.committed[me]) {
+        for (auto &o : block.products[warp]) {
+            size_t k = 0;
+            while (sums[k].d[0] != o.d[0]) k++;
+            if (!o.early) read_wide(o, warp);
+            for (int i = 0; i < 32; i++)
+                for (int e = 0; e < 32; e++) {
+                    const int row = i / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + i % 4 * 2 + e % 2;
+                    float sum = 0;
+                    for (int j = 0; j < 16; j++) sum += o.of_a[row][j] * o.of_b[j][column];
+                    sums[k].sum[i][e] = o.add ? sums[k].sum[i][e] + sum : sum;
+                }
+        }
+        for (auto &s : sums)
+            for (int i = 0; i < 32; i++) memcpy(s.d[i], s.sum[i], sizeof s.sum[i]);
+        block.products[warp].clear();
+        sums.clear();
+    }
+    leave(m);
 }
 
 // ============================================================================== device memory, pinned memory

@@ -391,6 +391,14 @@ void emu_ldmatrix(uint32_t *r, int matrices, bool transposed, const void *row, c
 void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file, int line);
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
+uint32_t emu_shared_address(const void *p);
+// Of a warpgroup's products: a, or NULL; `rows`, of b^T where a is NULL, too.
+void emu_wgmma(float *d, const uint32_t *a, uint64_t rows, uint64_t b, bool add, bool half, const char *file,
+               int line);
+void emu_wgmma_fence();
+void emu_wgmma_commit();
+void emu_wgmma_wait(const char *file, int line);
+void emu_wgmma_publish();
 void emu_atomic(void *p, size_t n, const char *file, int line);
 
 template <class... P, class... A> cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...),
@@ -813,6 +821,21 @@ inline void tt__cp_async_16(void *to, const void *from, int bytes = 16, EMU_HERE
 }
 inline void tt__cp_async_commit() { emu_cp_async_commit(); }
 template <int N> void tt__cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
+#define TT__HAS_WGMMA true
+inline uint32_t tt__shared_address(const void *p) { return emu_shared_address(p); }
+template <class T> void tt__wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, bool add, EMU_HERE)
+{
+    emu_wgmma(d[0], nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
+}
+template <class T> void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, EMU_HERE)
+{
+    emu_wgmma(d[0], a, 0, b, true, std::is_same<T, __half>::value, emu_file, emu_line);
+}
+inline void tt__wgmma_fence() { emu_wgmma_fence(); }
+inline void tt__wgmma_commit() { emu_wgmma_commit(); }
+inline void tt__wgmma_wait(float (&)[8][4], EMU_HERE) { emu_wgmma_wait(emu_file, emu_line); }
+inline void tt__wgmma_done(float (&)[8][4]) {}
+inline void tt__wgmma_publish() { emu_wgmma_publish(); }
 inline uint32_t tt__tf32(float f) // nearest, ties away from zero
 {
     unsigned u = __float_as_uint(f);
