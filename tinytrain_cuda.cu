@@ -489,9 +489,10 @@ tt_status choose_wgmma(tt__device *d)
     const char *asked = getenv("TINYTRAIN_WGMMA");
     int *there = NULL, found = 0;
     if (!asked || !*asked || !strcmp(asked, "0")) return TT_OK;
-    tt_status status = check(d, cudaMalloc(&there, sizeof found), "cudaMalloc");
-    if (status == TT_OK) status = check(d, TT__LAUNCH(find_wgmma, 1, 1, 0, d->stream, there), "find_wgmma");
-    if (status == TT_OK)
+    const bool capable = d->properties.major == 9 && d->properties.minor == 0;
+    tt_status status = capable ? check(d, cudaMalloc(&there, sizeof found), "cudaMalloc") : TT_OK;
+    if (there) status = check(d, TT__LAUNCH(find_wgmma, 1, 1, 0, d->stream, there), "find_wgmma");
+    if (there && status == TT_OK)
         status = check(d, cudaMemcpyAsync(&found, there, sizeof found, cudaMemcpyDeviceToHost, d->stream),
                        "cudaMemcpyAsync");
     if (status == TT_OK) status = check(d, cudaStreamSynchronize(d->stream), "find_wgmma");
@@ -4842,8 +4843,8 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
     return pack<T>(low, high);
 }
 
-// to (ROWS, D + 8), or (ROWS, D) as tt__wgmma_matrix wants it (WIDE) = rows first ... first + count - 1 of a
-// head, or where `at` says that they lie; the rest zeros. In the background.
+// to (ROWS, D + 8), or (ROWS, D) as tt__wgmma_matrix wants it (WIDE) = rows first ... first + count - 1 of
+// a head, or where `at` says that they lie; the rest zeros. In the background.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
                                                 int count, int head, int head_size)
@@ -4864,10 +4865,9 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     }
 }
 
-// By warpgroups (WIDE, a block's GROUPS > 0): each has 64 rows of the block's tile, of which a warp has 16, so
-// that all that is done with sums is as by mma.sync with MT = 1. Only heads of 64 and tiles of 64 that pass
-// by. Dynamic shared memory begins at a multiple of 1,024 bytes then, of which TT__WIDE_ROOM more are asked
-// for.
+// By warpgroups (WIDE, a block's GROUPS > 0): each has 64 rows of the block's tile and each of its warps 16,
+// so that sums lie as by mma.sync with MT = 1. For heads up to 64, by tiles of 64 rows. Tiles begin at
+// multiples of 1,024 bytes, for which so much more shared memory is asked for.
 enum { TT__WIDE_ROOM = 1024 };
 template <int GROUPS, class T> __device__ __forceinline__ T *attention_room(T *shared)
 {

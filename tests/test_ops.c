@@ -1790,6 +1790,62 @@ TEST(gradient_neon) { gradient("neon"); }
 TEST(gradient_neon_dot) { gradient("neon_dot"); }
 TEST(gradient_cuda) { gradient("cuda"); }
 
+/* Whether "cuda" opens, as it does not where TINYTRAIN_WGMMA=1 asks for what it has not; else why not. */
+static bool opens_cuda(char *message, size_t capacity)
+{
+    tt_context_options co = tt_context_options_default();
+    tt_compile_options o = tt_compile_options_default();
+    co.threads = 1;
+    co.logger.log = test__no_log;
+    tt_context *ctx = open_isa(co, "cuda");
+    tt_tape *t = ctx ? tt_tape_new(ctx) : NULL;
+    const tt_value x = tt_input(t, "x", TT_F32, 1, 4), y = tt_gelu(t, x);
+    tt_output(t, y);
+    o.train = false;
+    o.device = "cuda";
+    tt_program *p = t ? tt_compile(t, y, &o) : NULL;
+    const bool has = p && tt_allocate(p) == TT_OK;
+    snprintf(message, capacity, "%s", has ? "" : tt_error(ctx));
+    tt_program_free(p);
+    tt_tape_free(t);
+    tt_close(ctx);
+    return has;
+}
+
+/* Sizes with heads of 64, whole sequences and listed queries, in both dtypes by turns. */
+TEST(attention_by_warpgroups)
+{
+    char why[200];
+    if (!has_isa("cuda")) SKIP("this build is without TINYTRAIN_CUDA");
+    setenv("TINYTRAIN_WGMMA", "1", 1);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)16 << 20, 1, 1);
+    emu_set_capability(0, 8, 0);
+    snprintf(where, sizeof where, "on a device of compute capability 8.0");
+    const bool opened = opens_cuda(why, sizeof why);
+    report(!opened && strstr(why, "TINYTRAIN_WGMMA=1 needs"), "opened: %d, %s", opened, why);
+    emu_set_capability(0, 9, 0);
+#endif
+    const bool has = opens_cuda(why, sizeof why);
+    for (int c = 0; c < CASE_COUNT && has; c++)
+        for (int s = 0; s < SIZES; s++) {
+            const char *name = cases[c].name;
+            const bool other = tt__match("*window*", name) || tt__match("*alibi*", name) ||
+                tt__match("*blocks*", name); /* other kernels' */
+            const precision_case *p = &precisions[(c + s) % 2 ? 1 : 3]; /* bf16-mixed, 16-mixed */
+            if (cases[c].op != TT__OP_ATTENTION || other || sizes[s].head_size != 64 || !asked_for(&cases[c]))
+                continue;
+            if (!tt__match(sizes[s].only, name) && !tt__match("rows_of_attention_grouped", name)) continue;
+#ifdef TT_EMULATE
+            if (strcmp(emu_build(), "plain") != 0 && !tt__match("rows_*", name) && c % 8 != 0) continue;
+#endif
+            reference_case(&cases[c], &sizes[s], "cuda", p, AS_INPUT, true);
+            gradient_case(c, s, "cuda", p, AS_GATHERED);
+        }
+    unsetenv("TINYTRAIN_WGMMA");
+    if (!has) SKIP(why);
+}
+
 /* Every op with a backward has a case, and every op of all was run by the gradient tests. */
 TEST(every_op_has_a_case)
 {
@@ -4453,7 +4509,8 @@ static const test_case tests[] = {
     TEST_CASE(reference_neon_dot), TEST_CASE(reference_cuda), TEST_CASE(gradient_portable),
     TEST_CASE(gradient_avx2), TEST_CASE(gradient_avx512), TEST_CASE(gradient_avx512_dot),
     TEST_CASE(gradient_avx512_tiles), TEST_CASE(gradient_neon), TEST_CASE(gradient_neon_dot),
-    TEST_CASE(gradient_cuda), TEST_CASE(every_op_has_a_case), TEST_CASE(activations_far_from_zero),
+    TEST_CASE(gradient_cuda), TEST_CASE(attention_by_warpgroups), TEST_CASE(every_op_has_a_case),
+    TEST_CASE(activations_far_from_zero),
     TEST_CASE(rotary_scaling),
     TEST_CASE(dropout_masks), TEST_CASE(same_bits_for_any_number_of_threads),
     TEST_CASE(precisions_train_alike), TEST_CASE(stochastic_rounding_is_unbiased),

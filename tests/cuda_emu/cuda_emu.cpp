@@ -378,6 +378,10 @@ static void run_block(const std::function<void()> &kernel, uint32_t index, threa
     for (int i = 0; i * 32 < emu_block.threads; i++) block.warp[i].exited = 0;
     go_to(next_thread());
     emu_block.current = -1;
+    for (int i = 0; i * 32 < emu_block.threads; i++)
+        if (block.called[i] != block.calls[i / 4].size())
+            emu_fatal("wgmma: the warps of a group made %zu and %zu products", block.called[i],
+                      block.calls[i / 4].size());
 }
 
 #ifndef EMU_TRACE

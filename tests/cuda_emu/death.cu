@@ -282,6 +282,43 @@ static int ldmatrix_misaligned()
     return done();
 }
 
+// ===================================================================================== warpgroups
+enum wgmma_mistake { NO_PUBLISH, NO_BARRIER, NO_FENCE, NO_WAIT, OVERWRITTEN, NO_COMMIT, APART };
+__global__ void multiplies(float *out, const float *a, int mistake)
+{
+    TT__DYN_SHARED(bf16, tile);
+    float d[1][8][4];
+    const int t = threadIdx.x;
+    for (int i = 0; i < 4; i++) tt__cp_async_16(tile + (t + 128 * i) * 8, a + (t + 128 * i) * 4);
+    tt__cp_async_commit();
+    tt__cp_async_wait<0>();
+    if (mistake != NO_PUBLISH) tt__wgmma_publish();
+    if (mistake != NO_BARRIER) __syncthreads();
+    if (mistake == APART && t < 32) return;
+    if (mistake != NO_FENCE) tt__wgmma_fence();
+    tt__wgmma_rows<bf16>(d[0], tt__wgmma_matrix(tile), tt__wgmma_matrix(tile), false);
+    if (mistake != NO_COMMIT) tt__wgmma_commit();
+    if (mistake == OVERWRITTEN) for (int i = t; i < 4096; i += 128) tile[i] = __float2bfloat16(2.0f);
+    if (mistake == NO_WAIT) out[t] = d[0][0][0];
+    tt__wgmma_wait(d[0]);
+    if (mistake != NO_WAIT) out[t] = d[0][0][0];
+}
+static int multiply_with(int mistake)
+{
+    float *out = device_floats(128), *a = device_floats(2048);
+    std::vector<uint16_t> ones(4096, 0x3f80); // 1 in bf16
+    cudaMemcpy(a, ones.data(), 8192, cudaMemcpyHostToDevice);
+    TT__LAUNCH(multiplies, 1, 128, 8192, 0, out, a, mistake);
+    return differs(out, 128, [](int) { return 16.f; });
+}
+static int wgmma_not_published() { return multiply_with(NO_PUBLISH); }
+static int wgmma_without_barrier() { return multiply_with(NO_BARRIER); }
+static int wgmma_without_fence() { return multiply_with(NO_FENCE); }
+static int wgmma_used_before_wait() { return multiply_with(NO_WAIT); }
+static int wgmma_of_overwritten_rows() { return multiply_with(OVERWRITTEN); }
+static int wgmma_never_committed() { return multiply_with(NO_COMMIT); }
+static int wgmma_by_some_warps() { return multiply_with(APART); }
+
 // ===================================================================================== device memory
 __global__ void ones(float *out, int n)
 {
@@ -614,6 +651,15 @@ static const death deaths[] = {
           "RACE between threads: read at|was never written"),
     DEATH(ldmatrix_misaligned, "not aligned to 16 bytes", "not aligned to 16 bytes",
           "not aligned to 16 bytes"),
+    DEATH(wgmma_not_published, "no tt__wgmma_publish", "no tt__wgmma_publish", "no tt__wgmma_publish"),
+    DEATH(wgmma_without_barrier, "~wrong result|no tt__wgmma_publish", "~wrong result|no tt__wgmma_publish",
+          "RACE between threads|was never written|no tt__wgmma_publish"),
+    DEATH(wgmma_without_fence, "without a tt__wgmma_fence", "without a tt__wgmma_fence",
+          "without a tt__wgmma_fence"),
+    DEATH(wgmma_used_before_wait, "wrong result", "wrong result", "wrong result"),
+    DEATH(wgmma_of_overwritten_rows, "~wrong result", "~wrong result", "RACE between threads|~wrong result"),
+    DEATH(wgmma_never_committed, "never waited for", "never waited for", "never waited for"),
+    DEATH(wgmma_by_some_warps, "warps of a group made", "warps of a group made", "warps of a group made"),
     DEATH(write_out_of_bounds, "write out of bounds of allocation 0", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(read_out_of_bounds, "wrong result", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(far_out_of_bounds, "far beyond", "far beyond", "far beyond"),

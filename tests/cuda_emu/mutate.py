@@ -37,7 +37,7 @@ LINKED = {
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
         ("tests/test_ops.c", [],
          r"TEST_CASE\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|"
-         r"parameters_begin_on_the_device)\)", None),
+         r"attention_by_warpgroups|parameters_begin_on_the_device)\)", None),
         ("tests/test_cuda.c", [], r"TEST_CASE\((\w+)\)", None),
     ],
 }
@@ -56,6 +56,10 @@ MUTATIONS = [
     ("no barrier", r"__syncthreads\(\)", "(void)0"),
     ("no warp barrier", r"__syncwarp\([^)]*\)", "(void)0"),
     ("no wait for cp.async", r"tt__cp_async_wait<\d+>\(\)", "(void)0"),
+    ("no fence for wgmma", r"tt__wgmma_fence\(\)", "(void)0"),
+    ("products not committed", r"tt__wgmma_commit\(\)", "(void)0"),
+    ("no wait for wgmma", r"tt__wgmma_wait\(ARGS\)", "(void)0"),
+    ("not published for wgmma", r"tt__wgmma_publish\(\)", "(void)0"),
     ("a group too many under way", r"tt__cp_async_wait<(\d+)>\(\)", r"tt__cp_async_wait<\1 + 1>()"),
     ("no wait for the event", r"cudaStreamWaitEvent\(ARGS\)", "cudaSuccess"),
     ("no record of the event", r"cudaEventRecord\(ARGS\)", "cudaSuccess"),

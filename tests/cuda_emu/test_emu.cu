@@ -162,6 +162,80 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 
 // Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one
 // under the other.
+// A warpgroup's products, by a block of two of them: d (64, 64) = a b^T of a, b (64, 64), then d += a c of c
+// (64, 64), with the rows of a in registers.
+template <class T> __device__ void put_swizzled(T *tile, const T *from)
+{
+    for (int i = threadIdx.x; i < 64 * 8; i += 256) {
+        const int row = i / 8, part = i % 8;
+        for (int j = 0; j < 8; j++) tile[row * 64 + (part ^ row % 8) * 8 + j] = from[row * 64 + part * 8 + j];
+    }
+}
+template <class T> __global__ void wgmma_by_formula(float *d, const T *a, const T *b, const T *c)
+{
+#if defined(TT_EMULATE) || !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    TT__DYN_SHARED(T, shared);
+    T *as = shared + (-tt__shared_address(shared) & 1023) / sizeof(T), *bs = as + 64 * 64, *cs = bs + 64 * 64;
+    const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
+    const int t = threadIdx.x % 4;
+    float sum[8][4];
+    uint32_t rows[4][4];
+    put_swizzled(as, a);
+    put_swizzled(bs, b);
+    put_swizzled(cs, c);
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 4; i++) {
+            const T *from = a + (warp * 16 + g + i % 2 * 8) * 64 + k * 16 + 2 * t + i / 2 * 8;
+            memcpy(&rows[k][i], from, 4);
+        }
+    tt__wgmma_publish();
+    __syncthreads();
+    tt__wgmma_fence();
+    for (int k = 0; k < 64; k += 16)
+        tt__wgmma_rows<T>(sum, tt__wgmma_matrix(as + k), tt__wgmma_matrix(bs + k), k > 0);
+    for (int k = 0; k < 4; k++) tt__wgmma_add<T>(sum, rows[k], tt__wgmma_matrix(cs + k * 16 * 64));
+    tt__wgmma_commit();
+    tt__wgmma_wait(sum);
+    for (int n = 0; n < 8; n++)
+        for (int i = 0; i < 4; i++)
+            d[group * 4096 + (warp * 16 + g + i / 2 * 8) * 64 + 8 * n + 2 * t + i % 2] = sum[n][i];
+#endif
+}
+template <class T> static void check_wgmma(const buffer<T> &a, const buffer<T> &b, const buffer<T> &c)
+{
+    buffer<float> d(2 * 4096);
+    OK(cudaFuncSetAttribute(wgmma_by_formula<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, 25 * 1024));
+    OK(TT__LAUNCH(wgmma_by_formula<T>, 1, 256, 25 * 1024, 0, d.device, a.device, b.device, c.device));
+    d.down();
+    for (size_t i = 0; i < 2 * 4096; i++) {
+        const size_t row = i % 4096 / 64, column = i % 64;
+        double sum = 0;
+        for (size_t k = 0; k < 64; k++)
+            sum += (double)to_float(a.host[row * 64 + k]) *
+                ((double)to_float(b.host[column * 64 + k]) + to_float(c.host[k * 64 + column]));
+        CHECK_NEAR(d.host[i], sum, 1e-3);
+    }
+}
+TEST(wgmma_reads_and_leaves_what_the_manual_says)
+{
+    cudaDeviceProp p;
+    OK(cudaGetDeviceProperties(&p, 0));
+    if (p.major != 9) SKIP("the device has no wgmma");
+    FOR_SEEDS(5, 1, 1) {
+        buffer<bf16> a(4096), b(4096), c(4096);
+        buffer<__half> ha(4096), hb(4096), hc(4096);
+        randomise(a);
+        randomise(b);
+        randomise(c);
+        for (buffer<__half> *h : {&ha, &hb, &hc}) {
+            for (auto &v : h->host) v = __float2half_rn(random_number());
+            h->up();
+        }
+        check_wgmma(a, b, c);
+        check_wgmma(ha, hb, hc);
+    }
+}
+
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
@@ -1385,6 +1459,7 @@ TEST(cublaslt_offers_and_refuses)
 
 static const test_case tests[] = {
     TEST_CASE(conversions_have_the_bits_of_nvidias), TEST_CASE(mma_fragments_lie_as_the_manual_says),
+    TEST_CASE(wgmma_reads_and_leaves_what_the_manual_says),
     TEST_CASE(tf32_rounds_to_nearest_away_from_zero), TEST_CASE(ldmatrix_gives_each_lane_its_part),
     TEST_CASE(cp_async_copies_and_zero_fills), TEST_CASE(warp_functions_agree_with_loops),
     TEST_CASE(syncwarp_orders_reads_and_a_write), TEST_CASE(atomics_add_up),
