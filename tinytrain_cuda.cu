@@ -216,6 +216,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 #define TT__HAS_WGMMA false
 #define TT__WGMMA(...) __trap()
 #endif
+// The upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, 128-byte swizzling.
+#define TT__WGMMA_HIGH 0x40000040
 #define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define TT__WGMMA_SUMS(d)                                                                         \
     TT__WGMMA_ROW(d, 0), TT__WGMMA_ROW(d, 1), TT__WGMMA_ROW(d, 2), TT__WGMMA_ROW(d, 3),           \
@@ -225,27 +227,29 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     "%24,%25,%26,%27,%28,%29,%30,%31}, "
 // d = a b^T, or d += a b^T if `add`, of 64 rows of 16 columns each: matrices of tt__wgmma_matrix.
 template <class T>
-__device__ void tt__wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, bool add);
+__device__ void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ROWS(T, name)                                                                   \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint64_t a, uint64_t b, bool add) \
+    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
     {                                                                                             \
-        TT__WGMMA("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." \
-                  name "." name " " TT__WGMMA_LIST "%32, %33, p, 1, 1, 0, 0;}"                     \
-                  : TT__WGMMA_SUMS(d) : "l"(a), "l"(b), "r"((int)add) : "memory");                \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
+                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
+                  name "." name " " TT__WGMMA_LIST "x, y, p, 1, 1, 0, 0;}"                         \
+                  : TT__WGMMA_SUMS(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory"); \
     }
 TT__WGMMA_ROWS(__nv_bfloat16, "bf16")
 TT__WGMMA_ROWS(__half, "f16")
 // d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
 template <class T>
-__device__ void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b);
+__device__ void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_add<T>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) \
+    __device__ __forceinline__ void tt__wgmma_add<T>(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) \
     {                                                                                             \
-        TT__WGMMA("wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " " TT__WGMMA_LIST   \
-                  "{%32,%33,%34,%35}, %36, 1, 1, 1, 1;"                                           \
-                  : TT__WGMMA_SUMS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory"); \
+        TT__WGMMA("{.reg .b64 y; mov.b64 y, {%36, %37}; wgmma.mma_async.sync.aligned.m64n64k16.f32." \
+                  name "." name " " TT__WGMMA_LIST "{%32,%33,%34,%35}, y, 1, 1, 1, 1;}"            \
+                  : TT__WGMMA_SUMS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),        \
+                    "n"(TT__WGMMA_HIGH) : "memory");                                              \
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
@@ -271,14 +275,13 @@ __device__ __forceinline__ void tt__wgmma_publish()
 }
 #endif
 
-// Where products of a warpgroup find rows in shared memory. The 16 bytes c of a row of 128 lie at c ^ row %
-// 8, eight rows after eight, the first at a multiple of 1,024 bytes (PTX ISA, "Matrix Descriptor Format" and
-// "Canonical Layouts", 128-byte swizzling: groups of 8 rows are 1,024 bytes apart, the leading dimension is
-// not read). p: row 0 of a group of 8, from a multiple of 16 columns on.
-__device__ __forceinline__ uint64_t tt__wgmma_matrix(const void *p)
+// Where products of a warpgroup find rows in shared memory, the lower half of a matrix descriptor (PTX ISA,
+// "Matrix Descriptor Format", "Canonical Layouts"). The 16 bytes c of a row of 128 lie at c ^ row % 8, eight
+// rows after eight, the first at a multiple of 1,024 bytes; the leading dimension is not read. p: row 0 of a
+// group of 8, from a multiple of 16 columns on. What is so many bytes further is a 16th of them more.
+__device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 {
-    return (uint64_t)((tt__shared_address(p) & 0x3ffff) >> 4) | (uint64_t)1 << 16 | (uint64_t)64 << 32
-        | (uint64_t)1 << 62;
+    return (tt__shared_address(p) & 0x3ffff) >> 4 | 1 << 16;
 }
 
 #ifndef TT__PORTABILITY_ONLY
@@ -4874,6 +4877,12 @@ template <int GROUPS, class T> __device__ __forceinline__ T *attention_room(T *s
     return GROUPS ? shared + (-tt__shared_address(shared) & 1023) / sizeof(T) : shared;
 }
 
+// The first row of those that go one way with row `mine`; the compiler sees that a warp has one number.
+template <int TEAM> __device__ __forceinline__ int attention_team(int mine)
+{
+    return __shfl_sync(0xffffffffu, mine & -TEAM, 0);
+}
+
 // The thread's copies are done; a barrier follows.
 template <int GROUPS> __device__ __forceinline__ void attention_wait()
 {
@@ -4881,20 +4890,22 @@ template <int GROUPS> __device__ __forceinline__ void attention_wait()
     if (GROUPS) tt__wgmma_publish();
 }
 
-// s (64, 64) = a b^T of 64 rows each, and the same of two such products, which run together.
+// s (64, 64) = a b^T of tiles of 64 rows
 template <class T>
 __device__ __forceinline__ void attention_wide(float (&s)[1][8][4], const T *a, const T *b)
 {
-    TT__UNROLL for (int k = 0; k < 64; k += 16)
-        tt__wgmma_rows<T>(s[0], tt__wgmma_matrix(a + k), tt__wgmma_matrix(b + k), k > 0);
+    const uint32_t ma = tt__wgmma_matrix(a), mb = tt__wgmma_matrix(b);
+    TT__UNROLL for (uint32_t k = 0; k < 64; k += 16)
+        tt__wgmma_rows<T>(s[0], ma + k * 2 / 16, mb + k * 2 / 16, k > 0);
 }
 
-// to (64, 64) += w y of w (64, 64) in registers, rounded to T, and y (64 rows of 64)
+// to (64, 64) += w y of w (64, 64) in registers, rounded to T, and a tile y
 template <class T>
 __device__ __forceinline__ void attention_wide_add(float (&to)[1][8][4], const uint32_t (&w)[4][4],
                                                    const T *y)
 {
-    TT__UNROLL for (int k = 0; k < 4; k++) tt__wgmma_add<T>(to[0], w[k], tt__wgmma_matrix(y + k * 16 * 64));
+    const uint32_t my = tt__wgmma_matrix(y);
+    TT__UNROLL for (uint32_t k = 0; k < 64; k += 16) tt__wgmma_add<T>(to[0], w[k / 16], my + k * 128 / 16);
 }
 
 // Sums as the first operand of a product; see attention_mma_add.
@@ -5109,6 +5120,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
     if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
+    const int team = GROUPS ? attention_team<TEAM>(mine) : mine;
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
@@ -5136,7 +5148,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        if ((mine & -TEAM) >= count) continue; // the warp, or its group, has no queries
+        if (team >= count) continue; // the warp, or its group, has no queries
         int often = 1; // how often its queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -5145,7 +5157,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
         float s[MT][KEYS / 8][4];
         if constexpr (GROUPS > 0) { // the drawing is done beside the product
             tt__wgmma_fence();
-            attention_wide<T>(s, qs + (mine & -TEAM) * PITCH, kt);
+            attention_wide<T>(s, qs + team * PITCH, kt);
             tt__wgmma_commit();
             attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
             tt__wgmma_wait(s[0]);
@@ -5236,6 +5248,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
     if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
+    const int team = GROUPS ? attention_team<TEAM>(mine) : mine;
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
@@ -5264,7 +5277,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
         attention_wait<GROUPS>();
         __syncthreads();
         if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        if ((mine & -TEAM) >= count) continue;
+        if (team >= count) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -5277,8 +5290,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
         if constexpr (GROUPS > 0) {
             tt__wgmma_fence();
-            attention_wide<T>(s, qs + (mine & -TEAM) * PITCH, kt);
-            attention_wide<T>(g, ds + (mine & -TEAM) * PITCH, vt);
+            attention_wide<T>(s, qs + team * PITCH, kt);
+            attention_wide<T>(g, ds + team * PITCH, vt);
             tt__wgmma_commit();
             tt__wgmma_wait(s[0]);
             tt__wgmma_done(g[0]);
@@ -5398,6 +5411,7 @@ void attention_dkdv(attention_args p)
         if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, of, to, end);
         if (to >= end) { to = begin; of++; }
     };
+    const int team = GROUPS ? attention_team<TEAM>(mine) : mine; // the first key of those that go one way
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end; advance(from, head), stage ^= 1) {
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
@@ -5409,7 +5423,6 @@ void attention_dkdv(attention_args p)
         advance(next, next_head);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
-        const int team = mine & -TEAM; // the first key of those that go one way
         if (team >= count || (diagonal && t.at + team > from + QUERIES - 1)) continue;
         int often = 1;
         if (BLOCKS && sparse.n)

@@ -198,14 +198,14 @@ struct warp_state { unsigned exited = 0; warp_meeting meeting[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
 struct wide_product { // a warp's part of a warpgroup's product that is under way
     float *d[32]; // the lanes' sums
-    uint64_t rows, b;
+    uint32_t rows, b;
     bool in_registers, add, half, early; // early: its shared memory was read at once
     float of_a[16][16], of_b[16][64];
     const char *file;
     int line;
 };
 struct wide_sums { float *d[32]; float sum[32][32]; }; // what the lanes' sums hold until the wait
-struct wide_call { const char *file; int line; uint64_t rows, b; }; // the four warps of a group make the same
+struct wide_call { const char *file; int line; uint32_t rows, b; }; // the four warps of a group make the same
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
 static struct {
@@ -710,14 +710,13 @@ void emu_cp_async_wait(int groups_left, const char *file, int line)
 uint32_t emu_shared_address(const void *p) { return (uint32_t)((const char *)p - emu_shared_arena); }
 
 // Number `i` of the 16 bytes of a matrix descriptor's rows: of 64 rows of 16 columns (2 of these each), or of
-// 16 rows of 64 (8 each), swizzled. What the matrix descriptor says must be what these products read.
-static const char *wide_part(uint64_t matrix, bool transposed, int i, const char *file, int line)
+// 16 rows of 64 (8 each), with 128-byte swizzling, which is by addresses, and groups of 8 rows one behind
+// another.
+static const char *wide_part(uint32_t matrix, bool transposed, int i, const char *file, int line)
 {
-    const uint32_t start = (uint32_t)(matrix & 0x3fff) << 4, stride = (uint32_t)(matrix >> 32 & 0x3fff) << 4;
+    const uint32_t start = (matrix & 0x3fff) << 4;
     const int row = transposed ? i / 8 : i / 2, part = transposed ? i % 8 : i % 2;
-    uint32_t at = start + (uint32_t)(row / 8) * stride + (uint32_t)(row % 8) * 128 + (uint32_t)part * 16;
-    if (matrix >> 62 != 1 || (matrix >> 49 & 7) != 0)
-        emu_fatal("wgmma at %s:%d: the emulator knows 128-byte swizzling without an offset", file, line);
+    uint32_t at = start + (uint32_t)row * 128 + (uint32_t)part * 16;
     if (start % 1024 >= 128)
         emu_fatal("wgmma at %s:%d: the rows begin at shared address %u, within a group of 8", file, line,
                   start);
@@ -754,11 +753,11 @@ static void read_wide(wide_product &o, int warp)
     }
 }
 
-struct wide_operands { float *d; uint64_t rows, b; uint32_t a[4]; bool in_registers, add, half; };
+struct wide_operands { float *d; uint32_t rows, b; uint32_t a[4]; bool in_registers, add, half; };
 
 // A warp's part: rows 16 i ... 16 i + 15. Until the wait sums are garbage, and shared memory is read at once
 // or by then, whichever the seed says.
-void emu_wgmma(float *d, const uint32_t *a, uint64_t rows, uint64_t b, bool add, bool half_type,
+void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half_type,
                const char *file, int line)
 {
     const int me = emu_block.current, warp = me / 32;

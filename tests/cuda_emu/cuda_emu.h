@@ -393,7 +393,7 @@ void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
 // Of a warpgroup's products: a, or NULL; `rows`, of b^T where a is NULL, too.
-void emu_wgmma(float *d, const uint32_t *a, uint64_t rows, uint64_t b, bool add, bool half, const char *file,
+void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half, const char *file,
                int line);
 void emu_wgmma_fence();
 void emu_wgmma_commit();
@@ -823,11 +823,11 @@ inline void tt__cp_async_commit() { emu_cp_async_commit(); }
 template <int N> void tt__cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
 #define TT__HAS_WGMMA true
 inline uint32_t tt__shared_address(const void *p) { return emu_shared_address(p); }
-template <class T> void tt__wgmma_rows(float (&d)[8][4], uint64_t a, uint64_t b, bool add, EMU_HERE)
+template <class T> void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
 {
     emu_wgmma(d[0], nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
 }
-template <class T> void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, EMU_HERE)
+template <class T> void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b, EMU_HERE)
 {
     emu_wgmma(d[0], a, 0, b, true, std::is_same<T, __half>::value, emu_file, emu_line);
 }
