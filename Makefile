@@ -370,6 +370,11 @@ $(B)/cuda/gpu.o: bench/gpu.cu $(B)/flags
 	@mkdir -p $(@D)
 	$(NVCC) -O3 -std=c++17 $(CUDA_WERROR) $(CUDA_CODE) -c $< -o $@
 $(B)/cuda/step: $(B)/cuda/gpu.o
+# The emulator's own tests of what they and a GPU both have.
+$(B)/cuda/test_emu: tests/cuda_emu/test_emu.cu tests/cuda_emu/sample.cu tinytrain_cuda.cu $(B)/flags
+	@mkdir -p $(@D)
+	$(NVCC) -std=c++17 $(CUDA_WERROR) $(CUDA_CODE) -I. -c $< -o $@.o
+	$(CXX) $@.o -o $@ $(CUDA_LIBS) -lcublas $(LIBS)
 $(B)/cuda/%.log: $(B)/cuda/% FORCE
 	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< $(foreach t,$(or $(T),$(CUDA_T_$*)),'$(t)')
 

@@ -5374,6 +5374,8 @@ void attention_dkdv(attention_args p)
     enum { THREADS = GROUPS ? 128 * GROUPS : 128, KEYS = MT * THREADS / 2, PITCH = GROUPS ? D : D + 8,
            TEAM = GROUPS ? 64 : 16 * MT, WIDE = GROUPS > 0 };
     TT__SHARED(uint64_t, random, );
+    TT__SHARED(attention_sparse, sparse, ); // these two of BY_BLOCKS, which has no registers left for them
+    TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room<GROUPS>(shared), *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
     T *ds = qs + 2 * QUERIES * PITCH;
@@ -5382,12 +5384,18 @@ void attention_dkdv(attention_args p)
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
-    const attention_tile t = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
-    if (t.at < 0) return;
+    const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
+    if (found.at < 0) return;
+    if (KIND == BY_BLOCKS) {
+        if (threadIdx.x == 0) {
+            tile = found;
+            sparse = attention_sparse_of(p, found.length, found.at, min(KEYS + 0, found.length - found.at));
+        }
+        __syncthreads();
+    }
+    const attention_tile &t = KIND == BY_BLOCKS ? tile : found;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
-    attention_sparse sparse = {0, 0, 0};
-    if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const bool diagonal = p.causal && !p.query_row; // query i sees keys up to i
     const float factor = p.scale * TT__LOG2E; // p.factor, where it takes no register
     if (threadIdx.x == 0) random = attention_key(p);

@@ -12,8 +12,9 @@
    instructions a clock, 29.6e12 a second in all:
    element-wise work takes the longer of its bytes and its instructions, so many for 8 elements as
    bench/kernels.py prints (--instructions GELU,SLOPE,ADAM for other kernels than today's). --norm is the rate
-   of layer norm's backward in TB/s; --one-pass 0: attention's backward always takes two passes. A launch
-   takes 1 microsecond besides. These are sums of parts that run one after another: no measurement.
+   of layer norm's backward in TB/s; --one-pass 0: attention's backward always takes two passes; --wgmma 1:
+   attention by warpgroups (TINYTRAIN_WGMMA=1), at 215 and 241 TFLOP/s. A launch takes 1 microsecond besides.
+   These are sums of parts that run one after another: no measurement.
 
    Inputs come from the host at 50 GB/s, beside the step before where they have arrivals; a copy within the
    device's memory is what then remains.
@@ -49,7 +50,7 @@ typedef struct cost { double launches, bytes, flops, seconds; } cost;
 static double gelu_instructions = 217, slope_instructions = 250, adam_instructions = 379, norm_rate = 4.3;
 static const double rounding_instructions = 181; /* at most, of a tensor and its transpose */
 static const double sum_instructions = 24; /* what column sums add to the slope of 8 elements */
-static bool one_pass_too = true;
+static bool one_pass_too = true, wgmma;
 
 static double bytes_of(const tt_tape *t, int32_t id)
 {
@@ -122,15 +123,16 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     /* As tinytrain_cuda.cu chooses, of whole sequences. */
     const int longest = i->attr.max_length;
     const bool fits = longest && longest <= 256 && head_size <= (longest <= 128 ? 32 : 64);
-    const bool one_pass = backward && one_pass_too && fits && q->dtype != TT_F32 && !i->attr.window &&
-        !i->attr.alibi_heads && !i->attr.block;
+    const bool plain = q->dtype != TT_F32 && !i->attr.window && !i->attr.alibi_heads && !i->attr.block;
+    const bool wide = wgmma && plain && head_size > 32 && head_size <= 64;
+    const bool one_pass = backward && one_pass_too && fits && plain && !wide;
     /* Tiles in which no query sees a key are left out. */
     const double pairs = (double)q->rows * length / (i->attr.causal ? 2 : 1);
     const double flops = 4 * pairs * (double)q->cols * (one_pass ? 2.5 : backward ? 3.5 : 1);
     const double draws = i->attr.dropout > 0 ? pairs * heads * (backward && !one_pass ? 2 : 1) : 0;
     cost *to = &costs[backward ? ATTENTION_BACKWARD : ATTENTION];
-    add(to, one_pass ? 2 : backward ? 3 : 1, bytes, flops, one_pass ? 128e12 : backward ? 147e12 : 174e12, 0,
-        4.3);
+    const double rate = one_pass ? 128e12 : backward ? (wide ? 241e12 : 147e12) : wide ? 215e12 : 174e12;
+    add(to, one_pass ? 2 : backward ? 3 : 1, bytes, flops, rate, 0, 4.3);
     add(to, 0, 0, 0, 1, 14 * draws, 4.3);
 }
 
@@ -328,6 +330,7 @@ int main(int argc, char **argv)
         else if (!strcmp(argv[k], "--norm")) norm_rate = atof(argv[k + 1]);
         else if (!strcmp(argv[k], "--rounds")) rounds_too = atoi(argv[k + 1]) != 0;
         else if (!strcmp(argv[k], "--one-pass")) one_pass_too = atoi(argv[k + 1]) != 0;
+        else if (!strcmp(argv[k], "--wgmma")) wgmma = atoi(argv[k + 1]) != 0;
         else if (strcmp(argv[k], "--instructions") ||
                  sscanf(argv[k + 1], "%lf,%lf,%lf", &gelu_instructions, &slope_instructions,
                         &adam_instructions) != 3) {

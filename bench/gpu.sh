@@ -184,7 +184,7 @@ tests='test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeli
 if part build && [ -n "$dry" ]; then stage build 300 make "$B/step" "$B/tt_doctor"
 elif part build; then
     # shellcheck disable=SC2046
-    stage build 300 make -j 2 "$B/cuda/step" "$B/cuda/tt_doctor" \
+    stage build 300 make -j 2 "$B/cuda/step" "$B/cuda/tt_doctor" "$B/cuda/test_emu" \
         $(echo "$tests" | sed "s|[^ ]*|$B/cuda/&|g") &
 fi
 # Beside it, what torch.compile leaves for the processes that measure.
@@ -211,11 +211,18 @@ if part measure; then
     }
     # What matters most comes first, as time may run out. Images and GPT-2 have a batch's shape in each step,
     # which recorded launches (reduce-overhead) need.
-    for side in tinytrain compile eager ops none reduce; do for kind in $only; do
+    for side in tinytrain compile eager ops wgmma none reduce; do for kind in $only; do
     for precision in $(of precisions "$kind"); do
         case $side.$kind in
         tinytrain.*) ours "$kind" "$precision" tinytrain ;;
         none.vit | none.gpt2) ours "$kind" "$precision" none --recompute none ;;
+        wgmma.*)
+            if [ "$arch" != 90a ]; then skip "$kind.$precision.wgmma" 'no GPU of compute capability 9.0'
+            else
+                export TINYTRAIN_WGMMA=1
+                ours "$kind" "$precision" wgmma
+                unset TINYTRAIN_WGMMA
+            fi ;;
         ops.imdb | none.* | reduce.imdb) ;;
         ops.*)
             if [ -n "$dry" ]; then skip "$kind.$precision.ops" 'no GPU'
@@ -237,6 +244,7 @@ if part test && [ -n "$dry" ]; then
     skip tests 'no GPU'
 elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
+    stage instructions 60 "$B/cuda/test_emu" # what the portability block has in assembly
     # Beside the sanitizers, where these are asked for.
     stage tests $most env TINYTRAIN_CUDA=1 TEST_SECONDS=$((most - 20)) make test TESTS= CHECKS= &
 fi
@@ -250,7 +258,7 @@ for ops in layernorm linear_gelu embedding cross_entropy_linear dropout attentio
     [ $left -gt 0 ] || { echo "-- $2: no time for $ops"; continue; }
     echo "-- $2: $ops"
     TINYTRAIN_DEVICE=cuda TT_TEST_CASE=$ops timeout $left "$1" --tool "$2" --error-exitcode 9 \
-        --print-limit 5 "$3" reference_cuda gradient_cuda
+        --print-limit 5 "$3" reference_cuda gradient_cuda attention_by_warpgroups
     case $? in
     0) clean=$((clean + 1)) ;;
     124) echo "-- $2: no time for all of $ops" ;;
