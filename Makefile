@@ -39,7 +39,7 @@ CXX := $(patsubst cc,c++,$(patsubst %gcc,%g++,$(patsubst %clang,%clang++,$(CC)))
 endif
 # Of tests/NAME.c, those that run with tinytrain_cuda.cu on the emulator too, with TINYTRAIN_DEVICE=cuda.
 CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline
-CUDA_T_test_ops    := reference_cuda gradient_cuda stochastic_rounding_of_each_isa \
+CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
                       cuda_kernels_of_each_dtype matmul_in_tf32 quantize history_of_fp8_scales \
                       matmul_in_fp8 training_in_fp8 \

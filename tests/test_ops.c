@@ -1805,7 +1805,7 @@ static bool opens_cuda(char *message, size_t capacity)
     o.device = "cuda";
     tt_program *p = t ? tt_compile(t, y, &o) : NULL;
     const bool has = p && tt_allocate(p) == TT_OK;
-    snprintf(message, capacity, "%s", has ? "" : tt_error(ctx));
+    snprintf(message, capacity, "%.190s", has ? "" : tt_error(ctx));
     tt_program_free(p);
     tt_tape_free(t);
     tt_close(ctx);
