@@ -33676,6 +33676,34 @@ void tt_lm_free(tt_lm *m)
     tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
 }
 
+/* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
+static tt_status tt__lm_check_tied(const tt_lm *m, const tt__shards *s)
+{
+    static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
+    enum { AT_ONCE = 4096 };
+    const tt_param *word = m->word;
+    float head[AT_ONCE], tied[AT_ONCE];
+    for (int k = 0; k < 2 * s->files && m->config.tied; k++) {
+        const tt_safetensors *file = s->file[k / 2];
+        const int at = tt_safetensors_find(file, names[k % 2]);
+        const tt_tensor_info *info = at >= 0 ? tt_safetensors_info(file, at) : NULL;
+        if (!info) continue;
+        bool same = info->ndim == 2 && memcmp(info->dims, word->dims, 2 * sizeof *word->dims) == 0;
+        for (int64_t first = 0; first < word->size && same; first += AT_ONCE) {
+            const int64_t n = word->size - first < AT_ONCE ? word->size - first : AT_ONCE + 0;
+            tt_status status = tt_safetensors_read_f32(file, at, first, n, head);
+            if (status == TT_OK) status = word->read(word->source, first, n, tied);
+            if (status != TT_OK) return status;
+            same = memcmp(head, tied, (size_t)n * sizeof *head) == 0;
+        }
+        if (!same)
+            return tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': '%s' is not '%s', to which config.json ties "
+                            "it: set \"tie_word_embeddings\" to false there, or take it out of the file",
+                            file->path, names[k % 2], word->name);
+    }
+    return TT_OK;
+}
+
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
     char path[TT__PATH], *kept = NULL, *shape = NULL, *base = NULL;
@@ -33683,6 +33711,7 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     tt_lm_config config;
     tt__shards s = {NULL, 0};
     const tt__architecture *a = NULL;
+    const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
     tt_status status = tt__path_join(ctx, path, folder, "config.json");
@@ -33693,6 +33722,10 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
     if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
+    if (status == TT_OK && (status = tt__lm_check_tied(m, &s)) != TT_OK) {
+        tt__params_undo(ctx, params);
+        tt__model_free(a, m);
+    }
     if (status == TT_OK) {
         m->shard_bytes = (size_t)5000000000u;
         m->kept = kept;
@@ -33954,7 +33987,8 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
                                         "layers_to_transform", "trainable_token_indices",
                                         "target_parameters", "layer_replication", "use_bdlora", "kasa_config",
                                         "velora_config", "monteclora_config", "alora_invocation_tokens"};
-    const char *type = "", *bias = "none";
+    const char *type = "", *bias = "none", *begun = "gaussian";
+    const int from = tt__json_get(j, 0, "init_lora_weights");
     int64_t rank = 8;
     o->alpha = 8;
     tt_status status = tt__json_read_string(j, 0, "peft_type", true, &type);
@@ -33968,6 +34002,12 @@ static tt_status tt__lora_read_config(const tt__json *j, tt_lora_options *o, con
     if (status == TT_OK && strcmp(bias, "none") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': bias is '%s'; only none is supported", j->path,
                         bias);
+    if (status == TT_OK && from >= 0 && j->nodes[from].kind == TT__JSON_STRING)
+        status = tt__json_read_string(j, 0, "init_lora_weights", false, &begun);
+    if (status == TT_OK && strcmp(begun, "gaussian") != 0 && strcmp(begun, "orthogonal") != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': init_lora_weights is '%s', which may change the "
+                        "model's own weights; only true, false, gaussian and orthogonal are supported",
+                        j->path, begun);
     for (int k = 0; k < TT__COUNT(none) && status == TT_OK; k++) status = tt__lm_refuse(j, none[k], false);
     for (int k = 0; k < TT__COUNT(empty) && status == TT_OK; k++) {
         const int at = tt__json_get(j, 0, empty[k]);

@@ -158,16 +158,19 @@ def main():
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    bad = []
+    bad, compared = [], 0
     print("| random checkpoint | largest logit | tinytrain - transformers | tinytrain - float64 "
           "| transformers - float64 |\n| --- | --- | --- | --- | --- |")
     for k, (name, config) in enumerate(configs()):
         if (a.only and a.only not in name) or (a.lora and name.split(",")[0] in CLASSIFIERS):
             continue
+        compared += 1
         largest, *differences = compare(name, config, a, np.random.RandomState(k))
         print(f"| {name} | {largest:.2g} | " + " | ".join(f"{x:.1e}" for x in differences) + " |", flush=True)
         if "wide" not in name and not max(differences[:2]) <= a.tolerance:
             bad.append(name)
+    if not compared:
+        sys.exit(f"--only {a.only}: no model is of this name")
     if bad:
         sys.exit("differs by more: " + ", ".join(bad))
 

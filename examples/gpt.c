@@ -92,6 +92,8 @@ static void read_options(int argc, char **argv)
         die("--lora makes adapters to train, and --generate trains nothing: leave one out, or name trained "
             "ones by --adapter");
     if (opt.lora && opt.adapter) die("--lora makes new adapters, and --adapter has some: choose one");
+    if ((opt.lora_targets || opt.lora_alpha > 0) && !opt.lora)
+        die("--lora-targets and --lora-alpha are of new adapters: give them a rank by --lora N");
     if (opt.lora_alpha == 0) opt.lora_alpha = 2 * opt.lora;
     check_training(&opt.run);
     if (!opt.data && !opt.generate) opt.data = sample_data(argv[0], "pride_and_prejudice.txt");
@@ -174,14 +176,18 @@ static tt_token_loader *loader_of(tt_context *ctx, const tt_token_stream *s, boo
 /* Prints tokens as they come, as they are decoded behind the text that they continue. */
 typedef struct printer {
     tt_decode_stream *text; /* NULL: tokens are bytes */
-    size_t known;           /* bytes of the text that is continued which are still to come out of it */
+    const char *known;      /* what is still to come out of it of the text that is continued */
 } printer;
 
 static void print_text(printer *p, const char *text, size_t bytes)
 {
     if (!text) die("out of memory");
-    const size_t known = bytes < p->known ? bytes : p->known;
-    p->known -= known;
+    size_t known = 0;
+    while (known < bytes && p->known[known] && text[known] == p->known[known]) known++;
+    const bool other = known < bytes && p->known[known]; /* bytes that end the known text may be another with
+                                                            those behind: from that character on */
+    while (other && known && (text[known] & 0xc0) == 0x80) known--;
+    p->known = other ? "" : p->known + known;
     fwrite(text + known, 1, bytes - known, stdout);
 }
 
@@ -229,13 +235,17 @@ static void continue_text(const char *folder, const char *adapter, const char *t
         die("--generate: the text has %lld tokens, and the model %d positions", (long long)n, o.context);
     tt_generator *g = (tt_generator *)made(ctx, tt_generator_new(&m, &o));
     tt_sampling s = tt_sampling_default();
-    printer p = {NULL, 0};
-    size_t rest = 0; /* bytes that come last */
+    printer p = {NULL, ""};
+    char *known = NULL;
+    size_t rest = 0; /* bytes that come first, or last */
     if (k) {
-        const int64_t known = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
+        const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
+        if (length < 0) die("out of memory");
+        known = (char *)made(NULL, malloc((size_t)length + 1));
+        tt_tokenizer_decode(k, ids, n, true, known, (size_t)length + 1);
         p.text = (tt_decode_stream *)made(ctx, tt_decode_stream_new(k, true));
-        if (known < 0 || !tt_decode_stream_put(p.text, ids, n, &rest)) die("out of memory");
-        p.known = (size_t)known - rest;
+        if (!tt_decode_stream_put(p.text, ids, n, &rest)) die("out of memory");
+        p.known = known + rest;
     }
     s.max_new = opt.tokens;
     s.temperature = (float)opt.temperature;
@@ -265,7 +275,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     const double seconds = (double)(t[1].tv_sec - t[0].tv_sec) + 1e-9 * (double)(t[1].tv_nsec - t[0].tv_nsec);
     printf("\n");
     if (isatty(STDERR_FILENO)) fprintf(stderr, "[%d tokens, %.1f a second]\n", count, count / seconds);
-    free(ids), free(out), tt_decode_stream_free(p.text);
+    free(ids), free(out), free(known), tt_decode_stream_free(p.text);
     tt_generator_free(g), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 

@@ -511,6 +511,9 @@ def language_models(folder):
     refused(GPT, "--model", path("run"), "--lora=2", "--generate=x",
             saying="--lora makes adapters to train, and --generate trains nothing")
     refused(GPT, "--lora=2", saying="--lora and --adapter adapt a --model: name one")
+    for alone in ("--lora-targets=q", "--lora-alpha=4"):
+        refused(GPT, "--model", path("run"), alone,
+                saying="--lora-targets and --lora-alpha are of new adapters")
     refused(GPT, "--generate=x", "--out", path("none"), saying="holds no trained model")
     refused(GPT, "--hidden=10", "--heads=4", saying="--hidden 10 is not a multiple of --heads 4")
     refused(GPT, "--top-p=0", saying="--top-p 0: expected a number above 0")

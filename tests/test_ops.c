@@ -98,6 +98,7 @@ static const size_set sizes[] = {
     {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
     {"whole_long_blocks", 1, 16, 2, 2, 2, {600, 70}, "attention_blocks_of_64", true},
     {"whole_very_wide", 1, 8200, 2, 2, 2, {3}, "layernorm_same_parameters", true},
+    {"heads_of_40", 2, 40, 2, 2, 30, {140, 9}, "attention_causal_dropout", true},
 };
 
 #define SIZES ((int)(sizeof sizes / sizeof sizes[0]))
@@ -1812,7 +1813,7 @@ static bool opens_cuda(char *message, size_t capacity)
     return has;
 }
 
-/* Sizes with heads of 64, whole sequences and listed queries, in both dtypes by turns. */
+/* Sizes with heads of 33 to 64, whole sequences and listed queries, in both dtypes by turns. */
 TEST(attention_by_warpgroups)
 {
     char why[200];
@@ -1833,9 +1834,11 @@ TEST(attention_by_warpgroups)
             const bool other = tt__match("*window*", name) || tt__match("*alibi*", name) ||
                 tt__match("*blocks*", name); /* other kernels' */
             const precision_case *p = &precisions[(c + s) % 2 ? 1 : 3]; /* bf16-mixed, 16-mixed */
-            if (cases[c].op != TT__OP_ATTENTION || other || sizes[s].head_size != 64 || !asked_for(&cases[c]))
+            const bool wide = sizes[s].head_size > 32 && sizes[s].head_size <= 64;
+            if (cases[c].op != TT__OP_ATTENTION || other || !wide || !asked_for(&cases[c])) continue;
+            if (sizes[s].only && !tt__match(sizes[s].only, name) &&
+                !tt__match("rows_of_attention_grouped", name))
                 continue;
-            if (!tt__match(sizes[s].only, name) && !tt__match("rows_of_attention_grouped", name)) continue;
 #ifdef TT_EMULATE
             if (strcmp(emu_build(), "plain") != 0 && !tt__match("rows_*", name) && c % 8 != 0) continue;
 #endif
