@@ -1496,7 +1496,8 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* From a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that it names, which must lie in the folder. A key of config.json that asks for what is not there
-   (as another rope_type) is refused by name. Tensors stream into place when a program is allocated. */
+   (as another rope_type) is refused by name, and so is a last product's weight that it ties to another.
+   Tensors stream into place when a program is allocated. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
 /* Writes config.json and model.safetensors into a folder (made if need be), as transformers reads them; above
    shard_bytes, files of at most so much and their index. Each file is replaced as a whole; a save of several
@@ -1508,7 +1509,8 @@ void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it clos
    adapters are trained from then on: all else is frozen. NULL options: defaults. */
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *o);
 /* Writes a peft folder: adapter_config.json and adapter_model.safetensors; and reads one into a model without
-   adapters. What its config asks for besides (DoRA, biases, ranks of single modules) is refused by name. */
+   adapters. What its config asks for besides (DoRA, PiSSA, biases, ranks of single modules) is refused by
+   name. */
 tt_status tt_lm_lora_save(const tt_lm *m, const char *folder);
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder);
 /* Adds the adapters to the weights, for tt_lm_save, which writes these alone; B is 0 again. */

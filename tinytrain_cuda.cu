@@ -4877,10 +4877,11 @@ template <int GROUPS, class T> __device__ __forceinline__ T *attention_room(T *s
     return GROUPS ? shared + (-tt__shared_address(shared) & 1023) / sizeof(T) : shared;
 }
 
-// The first row of those that go one way with row `mine`; the compiler sees that a warp has one number.
-template <int TEAM> __device__ __forceinline__ int attention_team(int mine)
+// The first row of those that go one way with the warp's, of which the first is `mine`: by warpgroups, its
+// group's. The compiler sees that a warp has one number.
+template <int GROUPS> __device__ __forceinline__ int attention_team(int mine)
 {
-    return __shfl_sync(0xffffffffu, mine & -TEAM, 0);
+    return GROUPS ? __shfl_sync(0xffffffffu, mine & -64, 0) : mine;
 }
 
 // The thread's copies are done; a barrier follows.
@@ -4915,6 +4916,19 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
     TT__UNROLL for (int k = 0; k < 4; k++)
         TT__UNROLL for (int i = 0; i < 4; i++)
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
+}
+
+// attention_mma_add of sums w and a tile y, and the wait for it
+template <class T>
+__device__ __forceinline__ void attention_wide_mma_add(float (&to)[1][8][4], const float (&w)[1][8][4],
+                                                       const T *y)
+{
+    uint32_t packed[4][4];
+    attention_wide_pack<T>(packed, w);
+    tt__wgmma_fence();
+    attention_wide_add<T>(to, packed, y);
+    tt__wgmma_commit();
+    tt__wgmma_wait(to[0]);
 }
 
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
@@ -5111,7 +5125,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
 {
     tt__begin_kernel();
     enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
-           PITCH = GROUPS ? D : D + 8, TEAM = GROUPS ? 64 : 16 * MT }; // TEAM: rows that go one way
+           PITCH = GROUPS ? D : D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__DYN_SHARED(T, shared);
     T *qs = attention_room<GROUPS>(shared), *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
@@ -5120,7 +5134,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
     if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
-    const int team = GROUPS ? attention_team<TEAM>(mine) : mine;
+    const int team = attention_team<GROUPS>(mine);
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
@@ -5209,12 +5223,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
                             if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
             }
         if constexpr (GROUPS > 0) {
-            uint32_t w[4][4];
-            attention_wide_pack<T>(w, s);
-            tt__wgmma_fence();
-            attention_wide_add<T>(out, w, vt);
-            tt__wgmma_commit();
-            tt__wgmma_wait(out[0]);
+            attention_wide_mma_add<T>(out, s, vt);
         } else attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     TT__UNROLL for (int m = 0; m < MT; m++)
@@ -5237,7 +5246,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
 {
     tt__begin_kernel();
     enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
-           PITCH = GROUPS ? D : D + 8, TEAM = GROUPS ? 64 : 16 * MT };
+           PITCH = GROUPS ? D : D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__SHARED(attention_sums, sums, [GROUPS ? QUERIES : 1]); // which take registers else
     TT__DYN_SHARED(T, shared);
@@ -5248,7 +5257,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
     if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
-    const int team = GROUPS ? attention_team<TEAM>(mine) : mine;
+    const int team = attention_team<GROUPS>(mine);
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
@@ -5324,12 +5333,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
                     }
             }
         if constexpr (GROUPS > 0) {
-            uint32_t w[4][4];
-            attention_wide_pack<T>(w, g);
-            tt__wgmma_fence();
-            attention_wide_add<T>(dq, w, kt);
-            tt__wgmma_commit();
-            tt__wgmma_wait(dq[0]);
+            attention_wide_mma_add<T>(dq, g, kt);
         } else attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
     }
     TT__UNROLL for (int m = 0; m < MT; m++)
@@ -5342,7 +5346,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
 }
 
 // Queries `first` ... of p, of which the sequence has n (QUERIES or more fill the tile), into one of two
-// stages: qs holds both stages of q, (2, QUERIES, D + 8), and then of dout; lses those of log-sum-exps,
+// stages: qs holds both stages of q, (2, QUERIES, PITCH), and then of dout; lses those of log-sum-exps,
 // (2, QUERIES), and then of deltas; rows, (2, QUERIES), rows of the batch. The sums behind the last are 0.
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
@@ -5372,7 +5376,7 @@ void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { THREADS = GROUPS ? 128 * GROUPS : 128, KEYS = MT * THREADS / 2, PITCH = GROUPS ? D : D + 8,
-           TEAM = GROUPS ? 64 : 16 * MT, WIDE = GROUPS > 0 };
+           WIDE = GROUPS > 0 };
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // these two of BY_BLOCKS, which has no registers left for them
     TT__SHARED(attention_tile, tile, );
@@ -5419,7 +5423,7 @@ void attention_dkdv(attention_args p)
         if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, of, to, end);
         if (to >= end) { to = begin; of++; }
     };
-    const int team = GROUPS ? attention_team<TEAM>(mine) : mine; // the first key of those that go one way
+    const int team = attention_team<GROUPS>(mine);
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end; advance(from, head), stage ^= 1) {
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;

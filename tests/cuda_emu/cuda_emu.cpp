@@ -783,6 +783,8 @@ void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
         for (int i = 0; i < 32; i++) {
             wide_operands of;
             memcpy(&of, m->value[i], sizeof of);
+            if (of.rows != rows || of.b != b)
+                emu_fatal("wgmma at %s:%d: lanes of a warp have different matrices", file, line);
             o.d[i] = of.d;
             for (int r = 0; r < 4 && of.in_registers; r++)
                 for (int high = 0; high < 2; high++) {

@@ -78,6 +78,8 @@ EQUIVALENT = {
     ("tinytrain_cuda.cu", "no wait for the stream", "cudaStreamSynchronize(d->stream);"):
         "cudaFree, cudaFreeHost and the end of a graph or a stream wait for what is under way; "
         "here it is said",
+    ("tinytrain_cuda.cu", "no wait for the stream", 'cudaStreamSynchronize(d->stream), "find_wgmma"'):
+        "the copy to the host's pageable memory waits; here it is said",
     ("tinytrain_cuda.cu", "one too many", "4 * i < n; i += gridDim.x"):
         "of a block of four that begins at the end the bound inside takes none",
     ("tinytrain_cuda.cu", "one too many", "at < to; at += TT__SORT_STEP"):
@@ -155,8 +157,12 @@ def code_regions(text):
     """The part of the source that is mutated: (begin, end)."""
     begin, end = 0, len(text)
     block = text.find("#ifndef TT_EMULATE")
-    if block >= 0:
-        begin = text.index("\n#endif", block)
+    depth = 0 # of conditions within the block
+    for m in re.finditer(r"^#(if|endif)", text[block:], re.M) if block >= 0 else []:
+        depth += 1 if m.group(1) == "if" else -1
+        if depth == 0:
+            begin = block + m.start()
+            break
     tests = text.find('#include "emu_test.h"')
     return begin, tests if tests >= 0 else end
 

@@ -160,8 +160,6 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 #endif
 }
 
-// Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one
-// under the other.
 // A warpgroup's products, by a block of two of them: d (64, 64) = a b^T of a, b (64, 64), then d += a c of c
 // (64, 64), with the rows of a in registers.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
@@ -236,6 +234,8 @@ TEST(wgmma_reads_and_leaves_what_the_manual_says)
     }
 }
 
+// Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one
+// under the other.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
 {
     TT__SHARED(uint16_t, tile, [32][8]);
