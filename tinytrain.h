@@ -879,12 +879,13 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
 
 /* The whole state of a program that trains, in one safetensors file: parameters by their names, the
    optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor
-   "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Between
-   steps only. A program that was recorded and compiled in the same way and loads it goes on bit for bit as if
-   it had never been stopped. Loading compares tensors, precision, optimizer and seed, and changes nothing
-   unless all of it fits; the logger is warned of another attribute of a recorded op or of the optimizer.
-   After an error in reading the tensors themselves some are the file's: load again before the next step.
-   tt_trainer_save and tt_trainer_load do this for a trainer. */
+   "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Of
+   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. Between steps only.
+   A program that was recorded and compiled in the same way and loads it goes on bit for bit as if it had
+   never been stopped. Loading compares tensors, frozen parameters, precision, optimizer and seed, and changes
+   nothing unless all of it fits; the logger is warned of another attribute of a recorded op or of the
+   optimizer. After an error in reading the tensors themselves some are the file's: load again before the next
+   step. tt_trainer_save and tt_trainer_load do this for a trainer. */
 tt_status tt_program_save(tt_program *p, const char *path);
 tt_status tt_program_load(tt_program *p, const char *path);
 
@@ -965,8 +966,8 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
      config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with
      tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of the other
-   kinds the files that it was loaded from, unchanged. */
+/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of the other kinds
+   the files that it was loaded from and chat_template.jinja, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
@@ -1214,6 +1215,8 @@ typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
     const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
     int end;                       /* ends a document. Default -1: the tokenizer's TT_TOKEN_EOS */
+    int vocab;                     /* the model's: a text with an id that is not below it is refused.
+                                      Default 0: as many as the tokenizer has */
     const char *separator;         /* a line of a text that parts two documents, as "<|endoftext|>"; "": any
                                       number of empty lines. Default NULL: a text is one document */
 } tt_stream_options;
@@ -1482,6 +1485,10 @@ typedef struct tt_lm {
     tt_param *norm_w, *norm_b;
     tt_param *head;            /* (vocab, hidden); NULL: tied */
     size_t shard_bytes;        /* of files that tt_lm_save writes, at most; 0: any number. Default 5e9 */
+    int32_t *stop;             /* (n_stop) eos_token_id of generation_config.json, or else of config.json: ids
+                                  that end an answer, as tt_sampling.stop */
+    int n_stop;
+    char *generation;          /* generation_config.json, which tt_lm_save writes again; NULL: none */
     char *kept;                /* what config.json has besides, which tt_lm_save writes again */
     char *read_shape;          /* how config.json says windows, rotary positions and Falcon's heads, which */
     tt_lm_config read;         /* tt_lm_save writes again while config has those of this, as it was loaded */
@@ -1496,12 +1503,13 @@ typedef struct tt_lm {
 tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 /* From a Hugging Face folder: config.json, and model.safetensors, or model.safetensors.index.json and the
    files that it names, which must lie in the folder. A key of config.json that asks for what is not there
-   (as another rope_type) is refused by name, and so is a last product's weight that it ties to another.
-   Tensors stream into place when a program is allocated. */
+   (as another rope_type) is refused by name, and so is a last product's weight that it ties to another. Of
+   generation_config.json, if it is there, `stop` is read. Tensors stream into place when a program is
+   allocated. */
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
-/* Writes config.json and model.safetensors into a folder (made if need be), as transformers reads them; above
-   shard_bytes, files of at most so much and their index. Each file is replaced as a whole; a save of several
-   that was cut off leaves some of both models. */
+/* Writes config.json, model.safetensors and, where the model came with one, generation_config.json into a
+   folder (made if need be), as transformers reads them; above shard_bytes, files of at most so much and their
+   index. Each file is replaced as a whole; a save of several that was cut off leaves some of both models. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -16994,11 +17002,24 @@ double tt_measured_peak(tt_context *ctx)
 /* --------------------------------------------------------------------------------------------- parameters */
 
 #define TT__HASH_BEGIN 14695981039346656037u /* FNV-1a */
+#define TT__HASH_PRIME 1099511628211u
 static uint64_t tt__hash_on(uint64_t h, const void *bytes, size_t n)
 {
     const unsigned char *b = (const unsigned char *)bytes;
-    for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * 1099511628211u;
+    for (size_t i = 0; i < n; i++) h = (h ^ b[i]) * TT__HASH_PRIME;
     return h;
+}
+/* The same by elements of `item` bytes, 2 or 4, of a tensor: one step for each. */
+static uint64_t tt__hash_elements(uint64_t hash, const void *from, size_t bytes, int64_t item)
+{
+    for (const char *at = (const char *)from, *end = at + bytes; at < end; at += item) {
+        uint16_t half;
+        uint32_t word;
+        if (item == 2) memcpy(&half, at, sizeof half), word = half;
+        else memcpy(&word, at, sizeof word);
+        hash = (hash ^ word) * TT__HASH_PRIME;
+    }
+    return hash;
 }
 static uint64_t tt__hash(const char *text) { return tt__hash_on(TT__HASH_BEGIN, text, strlen(text)); }
 
@@ -20875,7 +20896,8 @@ tt_status tt_allocate(tt_program *p)
     if (p->ready) return TT_OK;
     if (!p->settings.kind->backend)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "this build plans programs for device '%s' and cannot "
-                        "run them: compile for \"cpu\" to run this one", p->settings.kind->name);
+                        "run them: define TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does, or "
+                        "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
@@ -26306,7 +26328,7 @@ struct tt__bpe {
     tt__letters *letters;
     const uint8_t *bits;
     tt__chunk *chunks;            /* the texts of stages and added tokens */
-    tt__kept_file kept[5];        /* what tt_tokenizer_save writes */
+    tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
     int n_kept;
     char *texts, *words_text;     /* of all tokens; what they stand for in a text */
     tt__slice *text, *word;       /* (size) */
@@ -27819,6 +27841,9 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     if (bytes && b->unigram) return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
     if ((bytes || metaspace || white) && b->mapped_at < b->n_splitters)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
+    for (int i = 0; i < b->n_splitters && metaspace; i++)
+        if (b->splitters[i].kind == TT__STAGE_METASPACE)
+            return tt__bpe_unknown(j, node, "pre_tokenizer", type, "one Metaspace at most");
     const int place = b->n_splitters;
     s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
                       bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
@@ -28690,6 +28715,7 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK) file = tt__bpe_keep(b, folder, "special_tokens_map.json", map_path, &status);
     if (status == TT_OK && file) status = tt__json_parse(&map, ctx, map_path, 0, file->bytes, file->size);
     if (status == TT_OK) status = tt__json_open_if_there(&model, ctx, model_path, folder, "config.json");
+    if (status == TT_OK) tt__bpe_keep(b, folder, "chat_template.jinja", path, &status);
     if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
     if (status == TT_OK && file) {
         status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
@@ -30518,7 +30544,7 @@ enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
 
 tt_stream_options tt_stream_options_default(void)
 {
-    const tt_stream_options o = {NULL, -1, NULL};
+    const tt_stream_options o = {NULL, -1, 0, NULL};
     return o;
 }
 
@@ -30596,8 +30622,15 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
             return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
     }
     if (!tt__stream_grow(s, n + 1, room)) return TT_ERR_MEMORY;
-    for (int64_t k = 0; k < n; k++)
-        tt__stream_push(s->store, s->tokenizer ? (*scratch)[k] : (uint8_t)text[k]);
+    for (int64_t k = 0; k < n; k++) {
+        const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
+        if (id >= s->vocab)
+            return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s' has the token %d%s%.60s%s, and the model %d tokens",
+                            s->store->path, id, s->tokenizer ? " ('" : "",
+                            s->tokenizer ? tt_tokenizer_token(s->tokenizer, id) : "",
+                            s->tokenizer ? "')" : "", s->vocab);
+        tt__stream_push(s->store, id);
+    }
     tt__stream_push(s->store, s->end);
     return TT_OK;
 }
@@ -30644,7 +30677,7 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     if (!s) return NULL;
     s->tokenizer = o->tokenizer;
     s->texts = true;
-    s->vocab = o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
+    s->vocab = o->vocab ? o->vocab : o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
     const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
     s->end = o->end >= 0 ? o->end : usual;
     s->store->width = s->vocab > 65536 ? 4 : 2;
@@ -33671,10 +33704,8 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 void tt_lm_free(tt_lm *m)
 {
     if (!m->ctx) return;
-    tt__free(m->ctx, m->kept);
-    tt__free(m->ctx, m->read_shape);
-    tt__free(m->ctx, m->base);
-    tt__free(m->ctx, m->lora);
+    void *const owned[] = {m->stop, m->generation, m->kept, m->read_shape, m->base, m->lora};
+    tt__free_all(m->ctx, owned, TT__COUNT(owned));
     tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
 }
 
@@ -33706,6 +33737,52 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__shards *s)
     return TT_OK;
 }
 
+/* The ids of an "eos_token_id", a number or a list, as far as they are tokens of the model; or of `other` if
+   j does not have it. *ids is to be freed. */
+static tt_status tt__lm_read_stop(const tt__json *j, const tt__json *other, int vocab, int32_t **ids, int *n)
+{
+    int node = tt__json_get(j, 0, "eos_token_id");
+    if (node < 0) node = tt__json_get(j = other, 0, "eos_token_id");
+    const tt__json_node *at = node < 0 ? NULL : &j->nodes[node];
+    const bool list = at && at->kind == TT__JSON_ARRAY;
+    const int64_t count = list ? at->count : at && at->kind != TT__JSON_NULL;
+    *n = 0;
+    *ids = (int32_t *)tt__alloc(j->ctx, sizeof **ids * (size_t)(count + 1));
+    if (!*ids) return TT_ERR_MEMORY;
+    for (int64_t k = 0; k < count; k++) {
+        const tt__json_node *id = at + k + list;
+        if (id->kind != TT__JSON_NUMBER_KIND || !id->exact)
+            return tt__fail(j->ctx, TT_ERR_FORMAT,
+                            "'%s': \"eos_token_id\" is neither an id nor a list of ids", j->path);
+        if (id->integer >= 0 && id->integer < vocab) (*ids)[(*n)++] = (int32_t)id->integer;
+    }
+    return TT_OK;
+}
+
+/* What a folder says about generation. */
+static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const char *folder)
+{
+    char path[TT__PATH];
+    bool there = false;
+    tt__json j;
+    tt__file_bytes file;
+    memset(&j, 0, sizeof j);
+    j.ctx = m->ctx;
+    memset(&file, 0, sizeof file);
+    tt_status status = tt__path_join(m->ctx, path, folder, "generation_config.json");
+    if (status == TT_OK) status = tt__folder_has(m->ctx, folder, "generation_config.json", &there);
+    if (status == TT_OK && there) status = tt__file_open(m->ctx, path, &file);
+    if (status == TT_OK && there) status = tt__json_parse(&j, m->ctx, path, 0, file.bytes, file.size);
+    if (status == TT_OK && there && j.nodes[0].kind != TT__JSON_OBJECT)
+        status = tt__fail(m->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", path,
+                          tt__json_kind_name(&j, 0));
+    if (status == TT_OK)
+        status = tt__lm_read_stop(there ? &j : config, config, m->config.vocab_size, &m->stop, &m->n_stop);
+    m->generation = file.bytes;
+    tt__json_free(&j);
+    return status;
+}
+
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
     char path[TT__PATH], *kept = NULL, *shape = NULL, *base = NULL;
@@ -33724,9 +33801,10 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
     if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
-    if (status == TT_OK && (status = tt__lm_check_tied(m, &s)) != TT_OK) {
+    if (status == TT_OK && ((status = tt__lm_check_tied(m, &s)) != TT_OK ||
+                            (status = tt__lm_read_generation(m, &j, folder)) != TT_OK)) {
         tt__params_undo(ctx, params);
-        tt__model_free(a, m);
+        tt_lm_free(m);
     }
     if (status == TT_OK) {
         m->shard_bytes = (size_t)5000000000u;
@@ -33748,8 +33826,13 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
 {
     tt_lm_config config = m->config;
     config.activation = m->activation;
+    char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
-    return a ? tt__model_save(m->ctx, a, m, &config, 0, 0, m->shard_bytes, folder) : m->ctx->status;
+    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, 0, m->shard_bytes, folder)
+                         : m->ctx->status;
+    if (status != TT_OK || !m->generation) return status;
+    status = tt__path_join(m->ctx, path, folder, "generation_config.json");
+    return status == TT_OK ? tt__write_text(m->ctx, path, m->generation) : status;
 }
 
 /* ------------------------------------------------------------------------------------- low-rank adapters
@@ -34830,24 +34913,32 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
     return 0;
 }
 
-/* The tensors of a program's state, to be freed: parameters, then the optimizer's, named with PyTorch's words
-   in front. NULL after an error. */
-static tt__kept *tt__kept_of(const tt_program *p, int *count)
+/* Adds the parameters that a program trains, or those that are frozen in it. */
+static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
-    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
     const int values = p->stage ? p->n_recorded : p->built.t->n_values;
-    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
-    tt_status status = kept ? TT_OK : TT_ERR_MEMORY;
-    int n = 0;
+    tt_status status = TT_OK;
     for (int32_t v = 1; v < values && status == TT_OK; v++) {
         tt__kept x = {v, p->built.t->values[v].param, 0, 0, ""};
+        if (p->built.t->values[v].needs_grad == frozen) continue;
         while (x.stage < tt__stages(p) && !tt__kept_in(p, x.stage, &x)) x.stage++;
         if (x.stage == tt__stages(p)) continue;
         status = tt__check_kept(p->ctx->params[x.param]);
         snprintf(x.name, sizeof x.name, "%.170s", p->ctx->params[x.param]->name);
-        kept[n++] = x;
+        kept[(*n)++] = x;
     }
+    return status;
+}
+
+/* The tensors of a program's state, to be freed: parameters that are trained, the optimizer's, named with
+   PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
+static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
+{
+    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
+    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
+    int n = 0;
+    tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
         for (int state = 1; state <= 2; state++) {
             tt__kept x = kept[k];
@@ -34858,6 +34949,8 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count)
             kept[n++] = x;
         }
     *count = n;
+    if (status == TT_OK) status = tt__keep_params(p, true, kept, &n);
+    *frozen = n - *count;
     if (status == TT_OK) return kept;
     tt__free(p->ctx, kept);
     return NULL;
@@ -34889,8 +34982,8 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     tt_tape *t = tt_tape_new(ctx);
     tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
     tt_tape_free(t);
-    int count = 0;
-    tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count) : NULL;
+    int count = 0, frozen;
+    tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
@@ -35316,9 +35409,9 @@ tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text
 typedef struct tt__state {
     tt_program *p;
     const char *path;
-    tt__kept *kept;       /* (count) */
-    tt_tensor_info *info; /* (tensors) */
-    int count, tensors;
+    tt__kept *kept;       /* (count + frozen) */
+    tt_tensor_info *info; /* (tensors): the header, `count`, fp8's history, frozen parameters, progress */
+    int count, frozen, tensors;
     tt__state_header header;
     tt_safetensors *file; /* that is read */
     char *piece;          /* `room` bytes on their way: of several processes many, as each takes a message */
@@ -35351,15 +35444,15 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->path = path;
     if (!p->settings.options.train)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "this program does not train: it has no state to save or load");
-    if (!(s->kept = tt__kept_of(p, &s->count))) return ctx->status;
-    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 3));
+    if (!(s->kept = tt__kept_of(p, &s->count, &s->frozen))) return ctx->status;
+    s->info = (tt_tensor_info *)tt__calloc(ctx, sizeof *s->info * (size_t)(s->count + 4));
     s->room = ctx->net ? (size_t)1 << 20 : 16384;
     s->piece = (char *)tt__alloc(ctx, s->room);
     tt_status status = s->info && s->piece ? tt_allocate(p) : TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__zero_states(p);
     if (status != TT_OK) return status;
     const tt_tape *t = p->built.t;
-    s->tensors = 1 + s->count + (t->fp8_history != 0) + (more > 0);
+    s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
         const tt__value *x = &tt__stage_tape(p, s->kept[k].stage)->values[s->kept[k].value];
@@ -35380,6 +35473,9 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
         info->dims[1] = t->values[t->fp8_history].shape.cols;
         info->bytes = (size_t)(info->dims[0] * info->dims[1]) * sizeof(float);
     }
+    if (s->frozen)
+        tt__state_integers(&s->info[s->tensors - 1 - (more > 0)], "tinytrain.frozen",
+                           sizeof(uint64_t) * (size_t)s->frozen);
     if (more) tt__state_integers(&s->info[s->tensors - 1], "tinytrain.progress", more);
     return TT_OK;
 }
@@ -35426,8 +35522,9 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     return status;
 }
 
-/* Writes a tensor of the state to a file, in pieces from where ranks have them. */
-static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w)
+/* Writes a tensor of the state to a file, or takes its hash (w NULL), in pieces from where ranks have them:
+   process 0 has the hash. */
+static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
     tt_program room;
     const tt_program *p = tt__stage_view(s->p, s->kept[k].stage, &room);
@@ -35445,8 +35542,34 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
             status = tt__read_memory(p->ctx, p->arena, rank, x->space, s->piece, TT_U8, from + at * item,
                                      TT_U8, bytes);
         if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece, bytes);
-        if (status == TT_OK) status = tt_safetensors_write(w, s->piece, bytes);
+        if (status == TT_OK && w) status = tt_safetensors_write(w, s->piece, bytes);
+        if (status == TT_OK && !w) *hash = tt__hash_elements(*hash, s->piece, bytes, item);
     }
+    return status;
+}
+
+/* Writes the hashes of frozen parameters to a file or, w NULL, compares them with those of the file. */
+static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
+{
+    tt_context *ctx = s->p->ctx;
+    const size_t bytes = sizeof(uint64_t) * (size_t)s->frozen;
+    uint64_t *hash = (uint64_t *)tt__alloc(ctx, 2 * bytes + 1), *read = hash + s->frozen;
+    const int tensor = w ? -1 : tt_safetensors_find(s->file, "tinytrain.frozen");
+    tt_status status = hash ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < s->frozen && status == TT_OK; k++) {
+        hash[k] = TT__HASH_BEGIN;
+        status = tt__state_write(s, s->count + k, NULL, &hash[k]);
+    }
+    if (!w) status = tt__net_fail(ctx, status); /* as others wait for what this process has */
+    if (status == TT_OK && s->frozen)
+        status = w ? tt_safetensors_write(w, hash, bytes)
+                   : tt_safetensors_read(s->file, tensor, 0, bytes, read);
+    for (int k = 0; k < s->frozen && !w && status == TT_OK && tt_process(ctx) == 0; k++)
+        if (hash[k] != read[k])
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' is of a run in which parameter '%s', which is "
+                              "frozen, has other values: go on with the model that it began with", s->path,
+                              s->kept[s->count + k].name);
+    tt__free(ctx, hash);
     return status;
 }
 
@@ -35477,7 +35600,7 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_status status = TT_OK;
     for (int k = 0; k < s->count && status == TT_OK; k++) {
-        if (w) status = tt__state_write(s, k, w);
+        if (w) status = tt__state_write(s, k, w, NULL);
         for (int stage = 0; stage < tt__stages(s->p) && !w; stage++) {
             tt_program room;
             const tt_program *p = tt__stage_view(s->p, stage, &room);
@@ -35486,7 +35609,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
                 status = tt__state_read(s, k, p, v, r);
         }
     }
-    return status == TT_OK ? tt__state_move_fp8(s, w) : status;
+    if (status == TT_OK) status = tt__state_move_fp8(s, w);
+    return status == TT_OK && w ? tt__state_frozen(s, w) : status;
 }
 
 static tt_status tt__not_between_steps(tt_context *ctx)
@@ -35616,7 +35740,10 @@ static tt_status tt__state_take(tt__state *s)
 {
     const tt__state_header *h = &s->header;
     tt_program *p = s->p;
-    tt_status status = tt__agree(p->ctx, "the end of loading a state", tt__state_move(s, NULL), NULL, 0);
+    tt_status status = tt__state_frozen(s, NULL);
+    status = tt__agree(p->ctx, "the frozen parameters of a state", status, NULL, 0);
+    if (status != TT_OK) return status;
+    status = tt__agree(p->ctx, "the end of loading a state", tt__state_move(s, NULL), NULL, 0);
     if (status != TT_OK) return status;
     p->run.step = h->step;
     p->unread.any = false;

@@ -155,6 +155,8 @@ def main():
     p.add_argument("--program", default="build/logits")
     p.add_argument("--tolerance", type=float, default=1e-5)
     a = p.parse_args()
+    if not os.access(a.program, os.X_OK):
+        sys.exit(f"--program {a.program}: there is no such program; `make build/logits` builds one")
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

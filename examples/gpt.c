@@ -22,8 +22,7 @@ static struct {
     double lora_alpha, held, temperature, top_p, penalty;
     bool across;
     cli_training run;
-} opt = {.kind = "llama", .layers = 4, .hidden = 160, .heads = 5, .accumulate = 1, .held = 0.05,
-         .tokens = 400, .temperature = 0.5, .top_p = 1, .penalty = 1,
+} opt = {.accumulate = 1, .held = 0.05, .tokens = 400, .temperature = 0.5, .top_p = 1, .penalty = 1,
          .run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
@@ -35,12 +34,12 @@ static const cli_flag flags[] = {
      .help = "tokens see the documents before theirs in a window"},
     {"--model", "DIR", CLI_TEXT, &opt.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors or its shards, tokenizer.json (none: from scratch, on bytes)"},
-    {"--kind", "NAME", CLI_CHOICE, &opt.kind, .help = "without --model: the architecture",
+    {"--kind", "NAME", CLI_CHOICE, &opt.kind, .help = "without --model: the architecture (llama)",
      .choices = "gpt2 llama mistral qwen2 gpt_neox falcon"},
-    {"--layers", "N", CLI_INTEGER, &opt.layers, .help = "... its layers", .least = 1, .most = 1000},
-    {"--hidden", "N", CLI_INTEGER, &opt.hidden, .help = "... its width", .least = 1, .most = 65536},
-    {"--heads", "N", CLI_INTEGER, &opt.heads, .help = "... heads, of which --hidden is a multiple",
-     .least = 1, .most = 4096},
+    {"--layers", "N", CLI_INTEGER, &opt.layers, .help = "... its layers (0: 4)", .most = 1000},
+    {"--hidden", "N", CLI_INTEGER, &opt.hidden, .help = "... its width (0: 160)", .most = 65536},
+    {"--heads", "N", CLI_INTEGER, &opt.heads, .help = "... heads, of which --hidden is a multiple "
+     "(0: 5)", .most = 4096},
     {"--lora", "N", CLI_INTEGER, &opt.lora, .help = "with --model: train adapters of rank N alone, and save "
      "these as a peft folder (0: train the model)", .most = 65536},
     {"--lora-targets", "LIST", CLI_TEXT, &opt.lora_targets, .help = "... of modules of these names, with "
@@ -78,6 +77,13 @@ static void read_options(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "gpt",
               "Trains language models and continues texts with them.");
+    const bool shaped = opt.kind || opt.layers || opt.hidden || opt.heads;
+    if (opt.model && shaped)
+        die("--kind, --layers, --hidden and --heads make a new model, and --model has one: leave them out");
+    if (!opt.kind) opt.kind = "llama";
+    if (!opt.layers) opt.layers = 4;
+    if (!opt.hidden) opt.hidden = 160;
+    if (!opt.heads) opt.heads = 5;
     if (!opt.batch) opt.batch = opt.accumulate * (opt.model ? 8 : 2);
     if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
     if (opt.hidden % opt.heads) die("--hidden %d is not a multiple of --heads %d", opt.hidden, opt.heads);
@@ -117,6 +123,7 @@ static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const 
     tt_stream_options o = tt_stream_options_default();
     o.tokenizer = k;
     o.separator = opt.separator;
+    o.vocab = m->config.vocab_size;
     if (!ending || strcmp(ending, ".bin") != 0)
         return (tt_token_stream *)made(ctx, tt_token_stream_read(ctx, opt.data, &o));
     const int end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
@@ -221,6 +228,9 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     if (k) n = tt_tokenizer_encode(k, text, (size_t)bytes, true, ids, room);
     else for (int64_t i = 0; i < bytes; i++) ids[i] = (uint8_t)text[i];
     int32_t end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
+    int32_t *stop = (int32_t *)made(NULL, malloc(sizeof *stop * (size_t)(m.n_stop + 1)));
+    for (int i = 0; i < m.n_stop; i++) stop[i] = m.stop[i];
+    stop[m.n_stop] = end;
     if (n < 0) die("out of memory");
     if (n > room) die("--generate: a text of %lld bytes has %lld tokens", (long long)bytes, (long long)n);
     if (n == 0) ids[n++] = end < 0 ? 0 : end; /* as at the beginning of a document */
@@ -253,8 +263,8 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     s.top_p = (float)opt.top_p;
     s.repetition_penalty = (float)opt.penalty;
     s.seed = (uint64_t)opt.run.seed;
-    s.stop = &end;
-    s.n_stop = end >= 0;
+    s.stop = stop;
+    s.n_stop = m.n_stop + (end >= 0);
     s.token = show_token;
     s.user = &p;
     const int32_t start[2] = {0, (int32_t)n};
@@ -265,9 +275,11 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     fflush(stdout);
     handle_signals(true);
     clock_gettime(CLOCK_MONOTONIC, &t[0]);
-    must(ctx, tt_generate(g, ids, start, 1, &s, out, &count));
+    tt_status status = tt_generate(g, ids, start, 1, &s, out, &count);
     clock_gettime(CLOCK_MONOTONIC, &t[1]);
     handle_signals(false);
+    if (status != TT_OK) putchar('\n'); /* so that the error has a line of its own */
+    must(ctx, status);
     if (k) {
         const char *last = tt_decode_stream_end(p.text, &rest);
         print_text(&p, last, rest);
@@ -275,7 +287,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     const double seconds = (double)(t[1].tv_sec - t[0].tv_sec) + 1e-9 * (double)(t[1].tv_nsec - t[0].tv_nsec);
     printf("\n");
     if (isatty(STDERR_FILENO)) fprintf(stderr, "[%d tokens, %.1f a second]\n", count, count / seconds);
-    free(ids), free(out), free(known), tt_decode_stream_free(p.text);
+    free(ids), free(out), free(stop), free(known), tt_decode_stream_free(p.text);
     tt_generator_free(g), tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
 }
 

@@ -4,6 +4,7 @@ only; run from the repository's root; B: folder of the built examples (build), f
 """
 import csv
 import fcntl
+import json
 import os
 import pty
 import re
@@ -474,8 +475,9 @@ def language_models(folder):
     text = "".join(f"{a} {b} cat sat.\n\n" for a in ("the", "one", "my") for b in ("big", "old", "red")) * 60
     with open(path("text.txt"), "w") as f:
         f.write(text)
-    tiny = (GPT, "--data", path("text.txt"), "--layers=1", "--hidden=16", "--heads=2", "--length=32",
-            "--batch=8", "--tokens=40", "--temperature=0", "--lr=1e-2", "--separator=")
+    tuned = (GPT, "--data", path("text.txt"), "--length=32", "--batch=8", "--tokens=40", "--temperature=0",
+             "--lr=1e-2", "--separator=")
+    tiny = (*tuned, "--layers=1", "--hidden=16", "--heads=2")
     status, out, err = call(*tiny, "--epochs=3", "--out", path("run"))
     expect(status == 0 and "bits per byte on" in out and "It is a truth" in out, status, out, err)
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
@@ -494,7 +496,8 @@ def language_models(folder):
     first, second = (contents(path(name), "model.safetensors") for name in ("cpu", "cpu*2"))
     expect(first == second, "two ranks train something else")
 
-    status, out, err = call(*tiny, "--model", path("run"), "--lora=2", "--out", path("adapter"))
+    lora = (*tuned, "--model", path("run"), "--lora=2")
+    status, out, err = call(*lora, "--out", path("adapter"))
     expect(status == 0 and "adapter_config.json" in os.listdir(path("adapter")) and
            "model.safetensors" not in os.listdir(path("adapter")), status, out, err)
     status, adapted, err = call(*loads, "--model", path("run"), "--adapter", path("adapter"))
@@ -504,10 +507,23 @@ def language_models(folder):
 
     expect(f'"base_model_name_or_path": "{path("run")}"' in
            contents(path("adapter"), "adapter_config.json").decode(), "an adapter does not name its base")
-    for run, other in ("run", ["--hidden=32"]), ("adapter", ["--model", path("run")]):
-        status, out, err = call(*tiny, *other, "--epochs=4", "--out", path(run), "--resume")
+    for run, other in ("run", [*tiny, "--hidden=32"]), ("adapter", [*tuned, "--model", path("run")]):
+        status, out, err = call(*other, "--epochs=4", "--out", path(run), "--resume")
         hint = f"the model that '{path(run)}' was begun with: is --model the same"
         expect(status == 1 and hint in err, err)
+    sizes = [os.path.getsize(os.path.join(path(run), "state.safetensors")) for run in ("run", "adapter")]
+    expect(sizes[1] < sizes[0] / 4, "the state of adapters has the model too:", sizes)
+    status, out, err = call(*tiny, "--epochs=1", "--seed=5", "--out", path("other"))
+    expect(status == 0, out, err)
+    adapted = contents(path("adapter"), "adapter_model.safetensors")
+    status, out, err = call(*tuned, "--model", path("other"), "--lora=2", "--epochs=2", "--out",
+                            path("adapter"), "--resume")
+    hint = "', which is frozen, has other values: go on with the model that it began with"
+    expect(status == 1 and hint in err, err)
+    expect(contents(path("adapter"), "adapter_model.safetensors") == adapted, "a refused run wrote one")
+    status, out, err = call(*lora, "--epochs=2", "--out", path("adapter"), "--resume")
+    expect(status == 0 and contents(path("adapter"), "adapter_model.safetensors") != adapted, out, err)
+    answers(path("run"), loads)
     refused(GPT, "--model", path("run"), "--lora=2", "--generate=x",
             saying="--lora makes adapters to train, and --generate trains nothing")
     refused(GPT, "--lora=2", saying="--lora and --adapter adapt a --model: name one")
@@ -520,13 +536,53 @@ def language_models(folder):
     refused(GPT, "--hidden=6", "--heads=2", saying="heads of 3 columns")
     refused(GPT, "--held-out=1", "--out", path("held"), saying="leaves 0 of 684769 tokens")
     refused(GPT, "--kind=gpt3", saying="--kind is gpt2, llama")
+    for shape in "--kind=llama", "--layers=1", "--hidden=16", "--heads=2":
+        refused(GPT, "--model", path("run"), shape, saying="--kind, --layers, --hidden and --heads make a")
     refused(GPT, "--generate", "a" * 50, "--out", path("run"), saying="50 tokens, and the model 32 positions")
-    refused(*tiny, "--model", path("run"), "--lora=2", "--lora-targets=q", "--out", path("x"),
+    refused(*lora, "--lora-targets=q", "--out", path("x"),
             saying="no module of the model is called 'q'")
     refused(GPT, "--model", path("text.txt"), "--data", path("text.txt"), "--out", path("x"),
             saying="config.json'")
-    refused(*tiny, "--model", path("run"), "--length=64", "--out", path("x"),
+    refused(*tuned, "--model", path("run"), "--length=64", "--out", path("x"),
             saying="--length 64: the model has positions for 32")
+
+
+def answers(model, loads):
+    """of a checkpoint with a tokenizer of bytes and one token more: where they end, how they begin"""
+    def write(name, value):
+        with open(os.path.join(model, name), "w") as f:
+            json.dump(value, f)
+    def said(prompt, *options):
+        command = (*loads[:1], "--generate", prompt, *loads[3:], "--model", model, *options)
+        out = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300).stdout
+        expect(out.decode(errors="replace").encode() == out, "not UTF-8:", prompt, out)
+        return out.decode()
+    vocab = {**{f"<0x{k:02X}>": k for k in range(256)}, "<end>": 256}
+    tokenizer = {"model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True},
+                 "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}}
+    write("tokenizer.json", tokenizer)
+    write("tokenizer_config.json", {"eos_token": "<end>"})
+    whole = said("the ", "--tokens=8")
+    ends = [ord(whole[6]), ord(whole[7])]
+    for name in "config.json", "generation_config.json": # the latter counts
+        old = json.loads(contents(model, "config.json"))
+        write(name, {**old, "eos_token_id": ends if name == "config.json" else ends[1:]})
+        expect(said("the ") == whole[:whole.index(chr(ends[name != "config.json"]), 4) + 1] + "\n",
+               name, repr(whole), repr(said("the ")))
+    os.remove(os.path.join(model, "generation_config.json"))
+    # Bytes that are no character together are all told of as such: what stands before them is not told again.
+    for prompt in "caf\u00e9", "\uff71", "x \uffe5":   # the last two begin as U+FFFD, which is printed
+        for seed in range(4):
+            out = said(prompt, "--temperature=9", f"--seed={seed}")
+            expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
+            behind = out[len(prompt):]
+            expect("\ufffd" in behind or all(ord(c) < 128 for c in behind), prompt, repr(out))
+    write("tokenizer.json", {**tokenizer, "added_tokens": [{"id": 300, "content": "zebra"}]})
+    refused(GPT, "--generate=a zebra", "--model", model, saying="id 300 is not in 0..256")
+    with open(os.path.join(model, "zebras.txt"), "w") as f:
+        f.write("one zebra\n")
+    refused(GPT, "--model", model, "--data", os.path.join(model, "zebras.txt"), "--out", model + "_tuned",
+            saying="has the token 300 ('zebra'), and the model 257 tokens")
 
 
 @check

@@ -890,6 +890,32 @@ TEST(tokenizer_bpe_damaged)
     CHECK(loaded > 0 && refused > 0);
 }
 
+/* What a tokenizer was loaded from is saved as it was, and nothing else of its folder. */
+TEST(tokenizer_files_are_kept)
+{
+    static const struct { const char *name, *text; } files[] = {
+        {"tokenizer.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}\n"},
+        {"tokenizer_config.json", " {\"bos_token\": \"a\"}"}, {"special_tokens_map.json", "{}\n"},
+        {"chat_template.jinja", "{% for m in messages %}{{ m }}{% endfor %}"}, {"notes.txt", "x"}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char from[600], to[600];
+    snprintf(from, sizeof from, "%s", test_folder());
+    snprintf(to, sizeof to, "%s", test_folder());
+    for (int k = 0; k < TEST_COUNT(files); k++)
+        test_write(test_path(from, files[k].name), files[k].text, strlen(files[k].text));
+    tt_tokenizer *t = tt_tokenizer_load(ctx, from);
+    if (CHECK(t != NULL)) CHECK(tt_tokenizer_save(t, to) == TT_OK);
+    for (int k = 0; k < TEST_COUNT(files); k++) {
+        size_t n;
+        char *saved = test_read(test_path(to, files[k].name), &n);
+        CHECK(k == 4 ? !saved : saved && n == strlen(files[k].text) && memcmp(saved, files[k].text, n) == 0);
+        free(saved);
+    }
+    tt_tokenizer_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* Each normalizer reads what the one before has written, also where some between leave the text in place. */
 TEST(tokenizer_normalizers_in_turn)
 {
@@ -944,6 +970,10 @@ TEST(tokenizer_unigram_refused)
         {WITH("normalizer", "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"x+\"},\"content\":\"\"}"),
          "the pattern of a Replace, x+ is not supported"},
         {WITH("pre_tokenizer", "{\"type\":\"ByteLevel\"}"), "the pre_tokenizer ByteLevel is not supported"},
+        {WITH("pre_tokenizer", "{\"type\":\"Sequence\",\"pretokenizers\":["
+              "{\"type\":\"Metaspace\",\"replacement\":\"_\"},{\"type\":\"Digits\"},"
+              "{\"type\":\"Metaspace\",\"replacement\":\"_\"}]}"),
+         "the pre_tokenizer Metaspace is not supported; expected one Metaspace at most"},
     };
 #undef WITH
 #undef MODEL
@@ -2165,7 +2195,8 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
     TEST_CASE(tokenizer_golden_bpe), TEST_CASE(text_of_ids_that_come), TEST_CASE(tokenizer_bpe_damaged),
-    TEST_CASE(tokenizer_normalizers_in_turn), TEST_CASE(tokenizer_unigram_refused),
+    TEST_CASE(tokenizer_files_are_kept), TEST_CASE(tokenizer_normalizers_in_turn),
+    TEST_CASE(tokenizer_unigram_refused),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),

@@ -343,6 +343,37 @@ static bool has(const char *folder, const char *name)
     return bytes != NULL;
 }
 
+static void refused(const char *folder, tt_status status, const char *part, const char *part_too)
+{
+    test_allocator a;
+    tt_lm m;
+    tt_context *ctx = test_open(&a);
+    memset(&m, 0xA5, sizeof m);
+    if (!CHECK(tt_lm_load(ctx, &m, folder) == status)) fprintf(stderr, "expected: %s\n", part);
+    CHECK_ERROR(ctx, status, part);
+    CHECK_ERROR(ctx, status, part_too);
+    CHECK(m.ctx == NULL && m.layer == NULL && ctx->n_params == 0);
+    tt_lm_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* The file with the first `from` in it replaced. */
+static void replace(const char *path, const char *from, const char *to)
+{
+    size_t n;
+    char *text = test_read(path, &n), *at = text ? strstr(text, from) : NULL;
+    if (CHECK(at != NULL)) {
+        char *edited = (char *)malloc(n + strlen(to) + 1);
+        const size_t before = (size_t)(at - text);
+        memcpy(edited, text, before);
+        const size_t room = n + strlen(to) + 1 - before;
+        const int added = snprintf(edited + before, room, "%s%s", to, at + strlen(from));
+        test_write(path, edited, before + (size_t)added);
+        free(edited);
+    }
+    free(text);
+}
+
 /* In one file, in many, in one again, into the same folder: tensors keep their bytes, no file of before stays
    that would be read in place of the new ones, and all that config.json said is said again. */
 TEST(folders_go_round)
@@ -377,6 +408,51 @@ TEST(folders_go_round)
     }
 }
 
+/* What ends an answer, by generation_config.json or else by config.json; the former is kept as it is. */
+TEST(what_ends_an_answer)
+{
+    char from[600], folder[600], again[600], config[700], generation[700];
+    golden_path(from, "llama", "");
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "one"));
+    snprintf(again, sizeof again, "%s", test_path(test_folder(), "two"));
+    load_and_save(from, folder, 0);
+    CHECK(!has(folder, "generation_config.json"));
+    snprintf(config, sizeof config, "%s/config.json", folder);
+    snprintf(generation, sizeof generation, "%s/generation_config.json", folder);
+    replace(config, "\"eos_token_id\": null", "\"eos_token_id\": [3, 5]");
+    static const struct { const char *text; int n; int32_t id[3]; const char *error; } rows[] = {
+        {NULL, 2, {3, 5}, NULL}, {"{}", 2, {3, 5}, NULL}, {"{\"eos_token_id\": null}", 0, {0}, NULL},
+        {"{\"top_k\": 7,\n \"eos_token_id\": 2}\n", 1, {2}, NULL},
+        {"{\"eos_token_id\": [1, -1, 4, 99999, 2]}", 3, {1, 4, 2}, NULL},
+        {"{\"eos_token_id\": []}", 0, {0}, NULL},
+        {"{\"eos_token_id\": \"2\"}", 0, {0}, "\"eos_token_id\" is neither an id nor a list of ids"},
+        {"{\"eos_token_id\": [[2]]}", 0, {0}, "\"eos_token_id\" is neither an id nor a list of ids"},
+        {"{\"eos_token_id\": 1.5}", 0, {0}, "\"eos_token_id\" is neither an id nor a list of ids"},
+        {"[]", 0, {0}, "is an array; expected a JSON object"}, {"{", 0, {0}, "not valid JSON"}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_lm m;
+        size_t n, length = rows[k].text ? strlen(rows[k].text) : 0;
+        if (rows[k].text) test_write(generation, rows[k].text, length);
+        if (rows[k].error) {
+            refused(folder, TT_ERR_FORMAT, rows[k].error, "generation_config.json'");
+            continue;
+        }
+        tt_context *ctx = test_open(&a);
+        CHECK(tt_lm_load(ctx, &m, folder) == TT_OK && m.n_stop == rows[k].n);
+        for (int i = 0; i < m.n_stop; i++) CHECK(m.stop[i] == rows[k].id[i]);
+        CHECK(tt_lm_save(&m, again) == TT_OK && has(again, "generation_config.json") == !!rows[k].text);
+        char *saved = test_read(test_path(again, "generation_config.json"), &n);
+        CHECK(!rows[k].text || (saved && n == length && memcmp(saved, rows[k].text, n) == 0));
+        free(saved);
+        tt_lm_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+    remove(generation);
+    replace(config, "\"eos_token_id\": [3, 5]", "\"eos_token_id\": {}");
+    refused(folder, TT_ERR_FORMAT, "\"eos_token_id\" is neither an id nor a list of ids", "config.json'");
+}
+
 /* A trained model, saved in its dtype, is the one that is loaded: the same logits, to the bit. */
 TEST(trained_models_are_saved)
 {
@@ -406,37 +482,6 @@ TEST(trained_models_are_saved)
         golden_close(&h);
         golden_close(&g);
     }
-}
-
-static void refused(const char *folder, tt_status status, const char *part, const char *part_too)
-{
-    test_allocator a;
-    tt_lm m;
-    tt_context *ctx = test_open(&a);
-    memset(&m, 0xA5, sizeof m);
-    if (!CHECK(tt_lm_load(ctx, &m, folder) == status)) fprintf(stderr, "expected: %s\n", part);
-    CHECK_ERROR(ctx, status, part);
-    CHECK_ERROR(ctx, status, part_too);
-    CHECK(m.ctx == NULL && m.layer == NULL && ctx->n_params == 0);
-    tt_lm_free(&m);
-    TEST_CLOSE(ctx, &a);
-}
-
-/* The file with the first `from` in it replaced. */
-static void replace(const char *path, const char *from, const char *to)
-{
-    size_t n;
-    char *text = test_read(path, &n), *at = text ? strstr(text, from) : NULL;
-    if (CHECK(at != NULL)) {
-        char *edited = (char *)malloc(n + strlen(to) + 1);
-        const size_t before = (size_t)(at - text);
-        memcpy(edited, text, before);
-        const size_t room = n + strlen(to) + 1 - before;
-        const int added = snprintf(edited + before, room, "%s%s", to, at + strlen(from));
-        test_write(path, edited, before + (size_t)added);
-        free(edited);
-    }
-    free(text);
 }
 
 TEST(broken_folders)
@@ -1500,7 +1545,8 @@ TEST(adapters_that_are_refused)
 static const test_case tests[] = {
     TEST_CASE(golden_lm), TEST_CASE(golden_lm_recomputed), TEST_CASE(golden_lm_on_ranks),
     TEST_CASE(golden_lm_bf16),
-    TEST_CASE(folders_go_round), TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
+    TEST_CASE(folders_go_round), TEST_CASE(what_ends_an_answer),
+    TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
     TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(new_models), TEST_CASE(allocation_failures),
     TEST_CASE(greedy_tokens),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),

@@ -53,6 +53,40 @@ TEST(texts)
     TEST_CLOSE(ctx, &a);
 }
 
+TEST(ids_of_larger_models_are_refused)
+{
+    test_allocator a;
+    char folder[600];
+    tt_context *ctx = test_open(&a);
+    snprintf(folder, sizeof folder, "%s", TEST_GOLDEN("bpe/gpt2"));
+    tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
+    if (!CHECK(t != NULL)) return;
+    const int32_t id = tt_tokenizer_find(t, "o");
+    tt_stream_options o = tt_stream_options_default();
+    o.tokenizer = t;
+    o.end = 0;
+    o.vocab = id;
+    CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
+    char expected[80];
+    snprintf(expected, sizeof expected, "'a text' has the token %d ('o'), and the model %d tokens", id, id);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, expected);
+    o.vocab = id + 1;
+    tt_token_stream *s = tt_token_stream_text(ctx, "o", 1, &o);
+    CHECK(s && tt_token_stream_count(s) == 2 && tt_token_stream_vocab(s) == id + 1);
+    tt_token_stream_free(s);
+    tt_tokenizer_free(t);
+
+    o = tt_stream_options_default();
+    o.vocab = 'o';
+    o.end = 0;
+    CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text' has the token 111, and the model 111 tokens");
+    o.end = -1;
+    CHECK(tt_token_stream_text(ctx, "o", 1, &o) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "end 256 is not below the vocabulary's 111");
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(texts_with_a_tokenizer)
 {
     static const char *const kinds[] = {"gpt2", "llama3", "llama2"};
@@ -433,7 +467,8 @@ TEST(faults)
     }
 }
 
-static const test_case tests[] = {TEST_CASE(texts), TEST_CASE(texts_with_a_tokenizer),
+static const test_case tests[] = {TEST_CASE(texts), TEST_CASE(ids_of_larger_models_are_refused),
+    TEST_CASE(texts_with_a_tokenizer),
     TEST_CASE(files_and_folders), TEST_CASE(windows), TEST_CASE(windows_of_bad_options), TEST_CASE(faults)};
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
