@@ -221,11 +221,12 @@ HAVE_MPI := $(if $(MPI),,$(if $(filter check_mpi,$(notdir $(CHECKS:.py=))),$(she
 $(B)/mpi_ranks: tests/mpi.c tests/test_parallel.c $(wildcard tests/test*.h) tinytrain.h $(KERNELS) $(B)/flags
 	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) $(TEST_CFLAGS) $(STRICT) $(SHARED) -I. $< -o $@ \
 	    $(LINKED) $(LDFLAGS) $(LIBS)
-$(B)/mpi_vit_l16: examples/vit_l16.c $(wildcard examples/*.h) tinytrain.h $(KERNELS) $(B)/flags
+$(B)/mpi_vit_l16 $(B)/mpi_gpt: $(B)/mpi_%: examples/%.c $(wildcard examples/*.h) tinytrain.h $(KERNELS) \
+                               $(B)/flags
 	OMPI_CC='$(CC)' MPICH_CC='$(CC)' $(MPICC) $(CPPFLAGS) -DTINYTRAIN_MPI $(TEST_CFLAGS) $(STRICT) $(SHARED) \
 	    -I. $< -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 ifneq ($(HAVE_MPI),)
-$(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16
+$(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16 $(B)/mpi_gpt
 ifneq ($(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS))),)
 $(B)/check_mpi.log: $(B)/cuda_emu/mpi_ranks
 endif

@@ -216,6 +216,8 @@ static void continue_text(const char *folder, const char *adapter, const char *t
 {
     tt_context *ctx = open_context(opt.run.seed, opt.run.threads, opt.run.timeout);
     tt_lm m;
+    if (tt_processes(ctx) > 1)
+        die("--generate runs in one process, and there are %d: start it without mpirun", tt_processes(ctx));
     must(ctx, tt_lm_load(ctx, &m, folder));
     if (adapter) {
         must(ctx, tt_lm_lora_load(&m, adapter));
@@ -346,11 +348,13 @@ static int train(void)
     int result = 0;
     if (!opt.run.plan) result = fit(t, ctx, source, other, &opt.run, opt.epochs, keep, &r, &finished);
     if (finished && !result && held) test(ctx, t, other, held);
+    const bool alone = tt_processes(ctx) == 1;
     tt_trainer_free(t), tt_token_loader_free(l), tt_token_loader_free(validation);
     tt_token_stream_free(held), tt_token_stream_free(s);
     tt_lm_free(&m), tt_tokenizer_free(k), tt_close(ctx);
     if (finished && !result) {
         printf("saved: %s\n\n", opt.run.out);
+        if (!alone) return result; /* a text is continued by one process */
         const bool adapts = opt.lora || opt.adapter;
         char device[64]; /* of the first rank, which is enough to generate */
         if (opt.run.device) {

@@ -3,7 +3,8 @@
 and faults of one of them, after which all end with one sentence and the last state goes on.
 
 Standard library only; run from the repository's root, with B (build) in the environment, where `make` has put
-B/mpi_ranks (tests/mpi.c) and B/mpi_vit_l16, and maybe B/cuda_emu/mpi_ranks, the same for emulated GPUs.
+B/mpi_ranks (tests/mpi.c), B/mpi_vit_l16 and B/mpi_gpt, and maybe B/cuda_emu/mpi_ranks, the same for emulated
+GPUs.
 TINYTRAIN_ALL_FAULTS=1: each fault at 20 moments.
 """
 import os
@@ -16,7 +17,7 @@ import tempfile
 import time
 
 B = os.environ.get("B", "build")
-RANKS, VIT = f"{B}/mpi_ranks", f"{B}/mpi_vit_l16"
+RANKS, VIT, GPT = f"{B}/mpi_ranks", f"{B}/mpi_vit_l16", f"{B}/mpi_gpt"
 EMULATED = f"{B}/cuda_emu/mpi_ranks"
 ALL = "TINYTRAIN_ALL_FAULTS" in os.environ
 TIMEOUT = 4  # seconds that a process waits for another
@@ -219,6 +220,22 @@ def examples(folder):
             wrong = f"each process reports: {out[-600:]}"
         check(f"example_in_two_processes{name}", wrong)
 
+    text = f"{folder}/text.txt"
+    with open(text, "w") as f:
+        f.write("one cat sat, and another did not. " * 40)
+    tiny = "--layers 1 --hidden 16 --heads 2 --length 32 --epochs 1 --threads 1 --tokens 3".split()
+    alone, together = f"{folder}/alone_gpt", f"{folder}/together_gpt"
+    one = subprocess.run([f"{B}/gpt", *tiny, "--data", text, "--device", "cpu*2", "--out", alone],
+                         stdin=subprocess.DEVNULL, capture_output=True)
+    status, out, _ = mpirun(2, GPT, *tiny, "--data", text, "--out", together)
+    same = one.returncode == 0 and status == 0 and out.count("saved: ") == 1 and (
+        contents(f"{alone}/model.safetensors") == contents(f"{together}/model.safetensors"))
+    wrong = f"status {one.returncode}, {status}: {out[-600:]}"
+    check("language_model_in_two_processes", None if same else wrong)
+    status, out, _ = mpirun(2, GPT, "--out", together, "--generate", "x")
+    refused = status and "--generate runs in one process, and there are 2" in out
+    check("texts_are_continued_by_one_process", None if refused else f"status {status}: {out[-600:]}")
+
     small = "--train 60 --test 40 --epochs 1 --threads 1 --timeout 60 --out".split()
     small = [VIT, *small, f"{folder}/other"]
     for flag, one, other, what in (("--lr", "1e-3", "0.5", "schedule cosine with lr 0.5,"),
@@ -231,7 +248,6 @@ def examples(folder):
         named = re.search(rf"process 1 \(.*\) has {what}.*, and process 0 has ", out)
         check(f"{flag[2:]}_of_one_process_differs",
               None if status and named else f"status {status}: {out[-600:]}")
-
 
     small[-1] = f"{folder}/missing"
     status, out, _ = mpirun(1, *small, ":", "-n", "1", *small, "--model", f"{folder}/absent")
