@@ -12537,11 +12537,12 @@ TT__FN void TT__K(gemm_packed)(tt__pool *pool, const tt__gemm_args *g)
             do {
                 w.k = tt__min(depth, units - w.k0);
                 w.last = w.k0 + w.k == units;
-                if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
+                const bool whole = w.k == units; /* what was packed for the block before is still there */
+                if (whole && w.col > 0 && w.rows == g->m) w.a_tasks = 0;
+                else if (!w.tiles) w.a_tasks = TT__K(gemm_pack_count)(&w, &w.a, w.rows);
                 else w.a_tasks = w.in_place ? 0 : tt__ceil_div(w.rows, TT__GEMM_PACK_LINES);
                 w.pack_tasks = w.a_tasks;
-                const bool packed = w.row > 0 && w.k == units; /* B, for the rows before */
-                if (!packed) w.pack_tasks += TT__K(gemm_pack_count)(&w, &w.b, w.cols);
+                if (!whole || w.row == 0) w.pack_tasks += TT__K(gemm_pack_count)(&w, &w.b, w.cols);
                 if (w.k && w.pack_tasks) tt__gemm_tasks(pool, g, w.pack_tasks, TT__K(gemm_pack_task), &w);
                 tt__gemm_tasks(pool, g, tiles, tile_task, &w);
                 w.k0 += w.k;

@@ -2541,12 +2541,12 @@ TEST(weights_narrowed_while_read)
    blocks in each direction, and so many sums that they are taken up in a second and third block. */
 TEST(products_exact)
 {
-    enum { MOST = 1100 * 800 };
+    enum { MOST = 1100 * 1100 };
     static const char *const isa[] = {"portable",     "avx2", "avx512",  "avx512_dot",
                                       "avx512_tiles", "neon", "neon_dot"};
     static const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW},
-                     shape[][3] = {{1100, 40, 200}, {40, 1100, 200}, {1100, 20, 800},
-                                   {33, 29, 1700},  {161, 97, 129},  {64, 96, 64}};
+                     shape[][3] = {{1100, 40, 200},  {40, 1100, 200}, {1100, 20, 800}, {25, 1100, 800},
+                                   {1100, 1100, 20}, {33, 29, 1700},  {161, 97, 129},  {64, 96, 64}};
     static const char *const names[] = {"forward", "dx", "dw"};
     static float x[2][MOST], got[MOST], expected[MOST];
     static uint16_t half[2][MOST];
