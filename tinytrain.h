@@ -1210,13 +1210,15 @@ const tt_source *tt_loader_source(tt_loader *l);
 /* ------------------------------------------------------------------------------------------ token streams */
 
 /* What language models train on: documents as tokens one after another, each with a token behind it that ends
-   it. In memory, or in a file that is read where it is needed. */
+   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. In memory, or in a file that
+   is read where it is needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
     const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
     int end;                       /* ends a document. Default -1: the tokenizer's TT_TOKEN_EOS */
     int vocab;                     /* the model's: a text with an id that is not below it is refused.
                                       Default 0: as many as the tokenizer has */
+    bool bare;                     /* nothing is put in front of a document. Default false */
     const char *separator;         /* a line of a text that parts two documents, as "<|endoftext|>"; "": any
                                       number of empty lines. Default NULL: a text is one document */
 } tt_stream_options;
@@ -1228,7 +1230,9 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
 /* A text file, or all files of a folder whose names end in .txt, in the order of their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
-   1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). Ids are 0 to vocab - 1, `end` ends a document. */
+   1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). width 0: what the header says, or else 4 for a vocab
+   above 65536 and where the upper halves of the first ids would be 0, or else 2. Ids are 0 to vocab - 1,
+   `end` ends a document. */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
 /* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
@@ -1239,8 +1243,8 @@ int64_t tt_token_stream_count(const tt_token_stream *s);
 int tt_token_stream_vocab(const tt_token_stream *s);
 /* Copies n ids from number `first` on. TT_ERR_FORMAT: one is not below vocab. */
 tt_status tt_token_stream_get(const tt_token_stream *s, int64_t first, int64_t n, int32_t *to);
-/* Bytes of text that the tokens are, without those that end documents; 0: it has no tokenizer. A loss is
-   loss / log(2) * count / bytes bits per byte. -1 after an error. */
+/* Bytes of text that the tokens are, without those before documents and behind them; 0: it has no tokenizer.
+   A loss is loss / log(2) * count / bytes bits per byte. -1 after an error. */
 int64_t tt_token_stream_bytes(const tt_token_stream *s);
 
 typedef struct tt_token_loader_options {
@@ -1485,8 +1489,8 @@ typedef struct tt_lm {
     tt_param *norm_w, *norm_b;
     tt_param *head;            /* (vocab, hidden); NULL: tied */
     size_t shard_bytes;        /* of files that tt_lm_save writes, at most; 0: any number. Default 5e9 */
-    int32_t *stop;             /* (n_stop) eos_token_id of generation_config.json, or else of config.json: ids
-                                  that end an answer, as tt_sampling.stop */
+    int32_t *stop;             /* (n_stop) eos_token_id of generation_config.json, or of config.json where
+                                  that file is missing: ids that end an answer, as tt_sampling.stop */
     int n_stop;
     char *generation;          /* generation_config.json, which tt_lm_save writes again; NULL: none */
     char *kept;                /* what config.json has besides, which tt_lm_save writes again */
@@ -27844,7 +27848,7 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     for (int i = 0; i < b->n_splitters && metaspace; i++)
         if (b->splitters[i].kind == TT__STAGE_METASPACE)
-            return tt__bpe_unknown(j, node, "pre_tokenizer", type, "one Metaspace at most");
+            return tt__bpe_unknown(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
     const int place = b->n_splitters;
     s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
                       bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
@@ -30538,6 +30542,7 @@ struct tt_token_stream {
     tt__token_store *store;
     int64_t first, count;
     int vocab, end;
+    int fronts;         /* ids before a document: so many of the tokenizer's */
     bool texts;         /* ids are of the tokenizer, or bytes */
 };
 
@@ -30545,7 +30550,7 @@ enum { TT__BYTE_END = 256, TT__TOKENS_AT_ONCE = 16384 };
 
 tt_stream_options tt_stream_options_default(void)
 {
-    const tt_stream_options o = {NULL, -1, 0, NULL};
+    const tt_stream_options o = {NULL, -1, 0, false, NULL};
     return o;
 }
 
@@ -30598,7 +30603,7 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
-/* Adds a document and its end. scratch (*capacity) grows as it must. */
+/* Adds a document, what goes before it and its end. scratch (*capacity) grows as it must. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
@@ -30622,7 +30627,8 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
         if (n < 0)
             return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
     }
-    if (!tt__stream_grow(s, n + 1, room)) return TT_ERR_MEMORY;
+    if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
+    for (int k = 0; k < s->fronts; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -30679,6 +30685,7 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     s->tokenizer = o->tokenizer;
     s->texts = true;
     s->vocab = o->vocab ? o->vocab : o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
+    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->n_before : 0;
     const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
     s->end = o->end >= 0 ? o->end : usual;
     s->store->width = s->vocab > 65536 ? 4 : 2;
@@ -30762,6 +30769,23 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* of 4 */
 
+/* Bytes of an id in a file of `bytes` that does not say it. */
+static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
+                               int *width)
+{
+    uint16_t half[1024] = {0}, low = 0, high = 0;
+    const size_t n = (bytes - (size_t)store->skip) / 4;
+    const int pairs = n < 512 ? (int)n : 512;
+    tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
+                                     4 * (size_t)pairs);
+    for (int k = 0; k < pairs; k++) {
+        low |= half[2 * k];
+        high |= half[2 * k + 1];
+    }
+    *width = vocab > 65536 || (low && !high && (bytes - (size_t)store->skip) % 4 == 0) ? 4 : 2;
+    return status;
+}
+
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)
 {
     size_t bytes = 0;
@@ -30770,7 +30794,7 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
     if (!s) return NULL;
     tt__token_store *store = s->store;
     tt_status status = TT_OK;
-    if ((width != 2 && width != 4) || vocab < 1 || end >= vocab || end < -1)
+    if ((width != 0 && width != 2 && width != 4) || vocab < 1 || end >= vocab || end < -1)
         status = tt__fail(ctx, TT_ERR_ARGUMENT, "token stream of '%s': ids of %d bytes, %d of them, end %d; "
                           "expected 2 or 4 bytes and an end below vocab (or -1: none)", path, width, vocab,
                           end);
@@ -30779,10 +30803,12 @@ tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int wid
         status = tt__file_read(ctx, path, store->file, 0, header, sizeof header);
     const int told = header[0] == TT__LLMC_HALVES ? 2 : header[0] == TT__LLMC_WORDS ? 4 : 0;
     if (told) store->skip = 1024;
+    if (status == TT_OK && !width && told) width = told;
+    if (status == TT_OK && !width) status = tt__ids_width(store, ctx, bytes, vocab, &width);
     if (status == TT_OK && told && told != width)
         status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': its header tells of ids of %d bytes, not %d", path, told,
                           width);
-    if (status == TT_OK && (bytes - store->skip) % (size_t)width)
+    if (status == TT_OK && (bytes - store->skip) % (size_t)width != 0)
         status = tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu bytes are no whole number of ids of %d bytes", path,
                           bytes - (size_t)store->skip, width);
     store->width = width;
@@ -30907,7 +30933,12 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
             x->document[x->n++] = ids[k];
             continue;
         }
-        const int64_t bytes = tt_tokenizer_decode(s->tokenizer, x->document, x->n, false, NULL, 0);
+        const int32_t *from = x->document;
+        const size_t front = sizeof *from * (size_t)s->fronts;
+        /* a stream may begin within a document */
+        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->before, front) == 0) from += s->fronts;
+        const int64_t n_text = x->n - (from - x->document);
+        const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);
         if (bytes < 0) return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for a document's text");
         x->bytes += bytes;
         x->n = 0;
@@ -33738,12 +33769,11 @@ static tt_status tt__lm_check_tied(const tt_lm *m, const tt__shards *s)
     return TT_OK;
 }
 
-/* The ids of an "eos_token_id", a number or a list, as far as they are tokens of the model; or of `other` if
-   j does not have it. *ids is to be freed. */
-static tt_status tt__lm_read_stop(const tt__json *j, const tt__json *other, int vocab, int32_t **ids, int *n)
+/* The ids of an "eos_token_id", a number or a list, as far as they are tokens of the model. *ids is to be
+   freed. */
+static tt_status tt__lm_read_stop(const tt__json *j, int vocab, int32_t **ids, int *n)
 {
-    int node = tt__json_get(j, 0, "eos_token_id");
-    if (node < 0) node = tt__json_get(j = other, 0, "eos_token_id");
+    const int node = tt__json_get(j, 0, "eos_token_id");
     const tt__json_node *at = node < 0 ? NULL : &j->nodes[node];
     const bool list = at && at->kind == TT__JSON_ARRAY;
     const int64_t count = list ? at->count : at && at->kind != TT__JSON_NULL;
@@ -33778,7 +33808,7 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
         status = tt__fail(m->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", path,
                           tt__json_kind_name(&j, 0));
     if (status == TT_OK)
-        status = tt__lm_read_stop(there ? &j : config, config, m->config.vocab_size, &m->stop, &m->n_stop);
+        status = tt__lm_read_stop(there ? &j : config, m->config.vocab_size, &m->stop, &m->n_stop);
     m->generation = file.bytes;
     tt__json_free(&j);
     return status;
@@ -33941,6 +33971,26 @@ static bool tt__lora_targets(const char *patterns, const char *module)
     return false;
 }
 
+/* Refuses a pattern that no module matches. */
+static tt_status tt__lora_check_targets(const tt_lm *m, const char *patterns)
+{
+    char one[256], name[256];
+    tt__packing order;
+    bool any = false;
+    for (size_t n; *patterns; patterns += n + (patterns[n] == ',')) {
+        n = strcspn(patterns, ",");
+        snprintf(one, sizeof one, "%.*s", (int)tt__min((int64_t)n, 250), patterns);
+        bool found = !n;
+        for (int k = 0; !found && tt__lm_module(m, k, name, &order); k++) found = tt__lora_targets(one, name);
+        any = any || n;
+        if (!found) break;
+    }
+    if (!*patterns && any) return TT_OK;
+    tt__lm_module(m, 0, name, &order);
+    return tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: no module that can have one is called '%s'; the "
+                    "first is '%s'", any ? one : "", name);
+}
+
 /* Without adapters, after a failure: parameters that were made stay with the context. */
 static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 {
@@ -33972,16 +34022,12 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     char name[256];
     tt__packing order;
     tt_param *weight;
-    tt_status status = tt__lora_begin(m, &o);
+    tt_status status = o.targets ? tt__lora_check_targets(m, o.targets) : TT_OK;
+    if (status == TT_OK) status = tt__lora_begin(m, &o);
     if (status != TT_OK) return status;
     for (int k = 0; status == TT_OK && (weight = tt__lm_module(m, k, name, &order)) != NULL; k++)
         if (tt__lora_targets(o.targets ? o.targets : usual, name))
             status = tt__lora_add(m, weight, name, o.rank);
-    if (status == TT_OK && !m->n_lora) {
-        tt__lm_module(m, 0, name, &order);
-        status = tt__fail(m->ctx, TT_ERR_ARGUMENT, "adapters: no module of the model is called '%s'; the "
-                          "first is '%s'", o.targets, name);
-    }
     if (status == TT_OK) tt__lora_freeze(m);
     return tt__lora_drop(m, status);
 }
@@ -34142,9 +34188,19 @@ static tt_status tt__lora_read_all(tt_lm *m, const tt_safetensors *s)
         for (int i = 0; i < 2 && status == TT_OK; i++)
             status = tt__lora_read(s, name, i, i ? l->b : l->a, &order, m->lora_options.rank);
     }
-    if (status != TT_OK || 2 * m->n_lora == tt_safetensors_count(s)) return status;
-    return tt__fail(m->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, of which %d belong to modules of this model "
-                    "(%s)", s->path, tt_safetensors_count(s), 2 * m->n_lora, m->config.kind);
+    for (int k = 0; k < tt_safetensors_count(s) && status == TT_OK; k++) {
+        const char *tensor = tt_safetensors_info(s, k)->name;
+        bool known = false;
+        for (int n = 0; n < 2 * m->n_lora && !known; n++) {
+            const tt_lora *l = &m->lora[n / 2];
+            snprintf(a, sizeof a, "base_model.model.%.270s", tt_param_name(n % 2 ? l->b : l->a));
+            known = strcmp(a, tensor) == 0;
+        }
+        if (!known)
+            status = tt__fail(m->ctx, TT_ERR_UNSUPPORTED, "'%s': tensor '%.200s' belongs to no module of "
+                              "this model (%s) that can have an adapter", s->path, tensor, m->config.kind);
+    }
+    return status;
 }
 
 tt_status tt_lm_lora_load(tt_lm *m, const char *folder)
@@ -34957,6 +35013,25 @@ static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
     return NULL;
 }
 
+/* A hash of some values of each parameter whose first values are read from somewhere, as from a file, which
+   tells other weights of a model of the same shape. */
+static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
+{
+    enum { PLACES = 16, EACH = 32 };
+    float values[EACH];
+    tt_status status = TT_OK;
+    *hash = TT__HASH_BEGIN;
+    for (int k = 0; k < ctx->n_params; k++) {
+        const tt_param *p = ctx->params[k];
+        const int64_t n = tt__min(p->size, EACH);
+        for (int64_t at = 0; at < PLACES && p->read && status == TT_OK; at++) {
+            status = p->read(p->source, (p->size - n) * at / (PLACES - 1), n, values);
+            *hash = tt__hash_on(*hash, values, sizeof *values * (size_t)n);
+        }
+    }
+    return status;
+}
+
 /* Where sequences of the same length have their rows. */
 static tt_status tt__length_rows(tt_trainer *r)
 {
@@ -34994,6 +35069,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
              kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
              tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
              (long long)o.schedule.total_steps);
+    uint64_t hash = 0;
+    if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
+    snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "
+             "%016llx\n", (unsigned long long)hash);
     status = tt__agree_lines(ctx, "tt_trainer_new", status, lines);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
@@ -35554,9 +35633,9 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
 {
     tt_context *ctx = s->p->ctx;
     const size_t bytes = sizeof(uint64_t) * (size_t)s->frozen;
-    uint64_t *hash = (uint64_t *)tt__alloc(ctx, 2 * bytes + 1), *read = hash + s->frozen;
+    uint64_t *hash = (uint64_t *)tt__alloc(ctx, bytes + 1), *read = (uint64_t *)tt__alloc(ctx, bytes + 1);
     const int tensor = w ? -1 : tt_safetensors_find(s->file, "tinytrain.frozen");
-    tt_status status = hash ? TT_OK : TT_ERR_MEMORY;
+    tt_status status = hash && read ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < s->frozen && status == TT_OK; k++) {
         hash[k] = TT__HASH_BEGIN;
         status = tt__state_write(s, s->count + k, NULL, &hash[k]);
@@ -35571,6 +35650,7 @@ static tt_status tt__state_frozen(const tt__state *s, tt_safetensors_writer *w)
                               "frozen, has other values: go on with the model that it began with", s->path,
                               s->kept[s->count + k].name);
     tt__free(ctx, hash);
+    tt__free(ctx, read);
     return status;
 }
 

@@ -27,7 +27,7 @@ static struct {
 
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.data, .help = "text file, folder of *.txt, or .bin file of token ids, "
-     "as nanoGPT's or llm.c's, of 2 bytes, or 4 for more than 65536 (examples/data/pride_and_prejudice.txt)"},
+     "as nanoGPT's or llm.c's, of 2 or 4 bytes (examples/data/pride_and_prejudice.txt)"},
     {"--separator", "LINE", CLI_TEXT, &opt.separator, .help = "a line that parts two documents of a text, as "
      "'<|endoftext|>'; '' for empty lines (none: a file is one document)", .most = 1000},
     {"--across", "", CLI_SWITCH, &opt.across,
@@ -78,8 +78,11 @@ static void read_options(int argc, char **argv)
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "gpt",
               "Trains language models and continues texts with them.");
     const bool shaped = opt.kind || opt.layers || opt.hidden || opt.heads;
-    if (opt.model && shaped)
-        die("--kind, --layers, --hidden and --heads make a new model, and --model has one: leave them out");
+    if (shaped && (opt.model || opt.generate))
+        die("--kind, --layers, --hidden and --heads make a new model, and --%s %s: leave them out",
+            opt.model ? "model" : "generate", opt.model ? "has one" : "uses one");
+    if (opt.generate && (opt.data || opt.run.resume))
+        die("--generate trains nothing: leave out --data and --resume");
     if (!opt.kind) opt.kind = "llama";
     if (!opt.layers) opt.layers = 4;
     if (!opt.hidden) opt.hidden = 160;
@@ -117,6 +120,13 @@ static tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder, const t
     return bytes ? NULL : (tt_tokenizer *)made(ctx, tt_tokenizer_load(ctx, folder));
 }
 
+/* The token that ends a document; -1: there is none. */
+static int document_end(const tt_tokenizer *k, const tt_lm *m)
+{
+    const int end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
+    return end < 0 && m->n_stop ? m->stop[0] : end;
+}
+
 static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const tt_lm *m)
 {
     const char *ending = strrchr(opt.data, '.');
@@ -124,11 +134,10 @@ static tt_token_stream *read_data(tt_context *ctx, const tt_tokenizer *k, const 
     o.tokenizer = k;
     o.separator = opt.separator;
     o.vocab = m->config.vocab_size;
+    o.end = document_end(k, m);
     if (!ending || strcmp(ending, ".bin") != 0)
         return (tt_token_stream *)made(ctx, tt_token_stream_read(ctx, opt.data, &o));
-    const int end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
-    const int vocab = m->config.vocab_size, width = vocab > 65536 ? 4 : 2;
-    return (tt_token_stream *)made(ctx, tt_token_stream_open(ctx, opt.data, width, vocab, end));
+    return (tt_token_stream *)made(ctx, tt_token_stream_open(ctx, opt.data, 0, o.vocab, o.end));
 }
 
 /* The start of training: a checkpoint, or a small model with random weights. */
@@ -229,7 +238,7 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     int64_t n = bytes;
     if (k) n = tt_tokenizer_encode(k, text, (size_t)bytes, true, ids, room);
     else for (int64_t i = 0; i < bytes; i++) ids[i] = (uint8_t)text[i];
-    int32_t end = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : BYTES - 1;
+    const int end = document_end(k, &m);
     int32_t *stop = (int32_t *)made(NULL, malloc(sizeof *stop * (size_t)(m.n_stop + 1)));
     for (int i = 0; i < m.n_stop; i++) stop[i] = m.stop[i];
     stop[m.n_stop] = end;
@@ -238,8 +247,12 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     if (n == 0) ids[n++] = end < 0 ? 0 : end; /* as at the beginning of a document */
 
     tt_generator_options o = tt_generator_options_default();
+    char device[64]; /* the first, which is enough */
+    if (opt.run.device) {
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(opt.run.device, "*,"), opt.run.device);
+        o.device = device;
+    }
     o.precision = opt.run.precision;
-    o.device = opt.run.device;
     o.memory_budget = opt.run.budget;
     const int64_t most = n + opt.tokens;
     o.context = (int)(most < m.config.max_positions ? most : m.config.max_positions);
@@ -356,11 +369,6 @@ static int train(void)
         printf("saved: %s\n\n", opt.run.out);
         if (!alone) return result; /* a text is continued by one process */
         const bool adapts = opt.lora || opt.adapter;
-        char device[64]; /* of the first rank, which is enough to generate */
-        if (opt.run.device) {
-            snprintf(device, sizeof device, "%.*s", (int)strcspn(opt.run.device, "*,"), opt.run.device);
-            opt.run.device = device;
-        }
         continue_text(adapts ? opt.model : opt.run.out, adapts ? opt.run.out : NULL,
                       opt.model ? "" : "It is a truth ");
     }
@@ -371,6 +379,8 @@ int main(int argc, char **argv)
 {
     read_options(argc, argv);
     if (!opt.generate) return train();
+    if (!opt.model && holds(opt.run.out, "adapter_config.json"))
+        die("'%s' holds an adapter: name its model by --model, and it by --adapter", opt.run.out);
     if (!opt.model && !holds(opt.run.out, "config.json"))
         die("'%s' holds no trained model: --model names one, or train", opt.run.out);
     continue_text(opt.model ? opt.model : opt.run.out, opt.adapter, opt.generate);

@@ -483,6 +483,8 @@ def language_models(folder):
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
     expect(bits < 3, bits)
     loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
+    for other, what in ("--layers=1", "and --generate uses one"), ("--resume", "--generate trains nothing"):
+        refused(*loads, "--out", path("run"), other, saying=what)
     status, made, err = call(*loads, "--out", path("run"))
     expect(status == 0 and made.startswith("the ") and len(made) > 6, status, made, err)
     stopped(GPT, (*tiny[1:], "--epochs=3", "--out", path("again")), signal.SIGINT)
@@ -502,6 +504,7 @@ def language_models(folder):
            "model.safetensors" not in os.listdir(path("adapter")), status, out, err)
     status, adapted, err = call(*loads, "--model", path("run"), "--adapter", path("adapter"))
     expect(status == 0 and adapted.startswith("the "), status, adapted, err)
+    refused(*loads, "--out", path("adapter"), saying="holds an adapter: name its model by --model")
     sampled = [call(*loads[:-1], "--temperature=1", "--seed=3", "--out", path("run")) for _ in range(2)]
     expect(sampled[0][0] == 0 and sampled[0] == sampled[1], *sampled)
 
@@ -540,7 +543,7 @@ def language_models(folder):
         refused(GPT, "--model", path("run"), shape, saying="--kind, --layers, --hidden and --heads make a")
     refused(GPT, "--generate", "a" * 50, "--out", path("run"), saying="50 tokens, and the model 32 positions")
     refused(*lora, "--lora-targets=q", "--out", path("x"),
-            saying="no module of the model is called 'q'")
+            saying="no module that can have one is called 'q'")
     refused(GPT, "--model", path("text.txt"), "--data", path("text.txt"), "--out", path("x"),
             saying="config.json'")
     refused(*tuned, "--model", path("run"), "--length=64", "--out", path("x"),

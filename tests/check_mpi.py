@@ -235,6 +235,15 @@ def examples(folder):
     status, out, _ = mpirun(2, GPT, "--out", together, "--generate", "x")
     refused = status and "--generate runs in one process, and there are 2" in out
     check("texts_are_continued_by_one_process", None if refused else f"status {status}: {out[-600:]}")
+    other = f"{folder}/other_gpt"
+    shutil.copytree(together, other)
+    with open(f"{other}/model.safetensors", "r+b") as f:
+        f.seek(-4, os.SEEK_END)
+        f.write(b"\0\0\0\x3f")
+    begin = [GPT, "--data", text, "--length", 32, "--batch", 2, "--out", f"{folder}/tuned", "--model"]
+    status, out, _ = mpirun(1, *begin, together, ":", "-n", "1", *begin, other)
+    refused = status and re.search("process 1 .* has parameters whose values .* and process 0 has", out)
+    check("weights_of_one_process_differ", None if refused else f"status {status}: {out[-600:]}")
 
     small = "--train 60 --test 40 --epochs 1 --threads 1 --timeout 60 --out".split()
     small = [VIT, *small, f"{folder}/other"]

@@ -973,7 +973,7 @@ TEST(tokenizer_unigram_refused)
         {WITH("pre_tokenizer", "{\"type\":\"Sequence\",\"pretokenizers\":["
               "{\"type\":\"Metaspace\",\"replacement\":\"_\"},{\"type\":\"Digits\"},"
               "{\"type\":\"Metaspace\",\"replacement\":\"_\"}]}"),
-         "the pre_tokenizer Metaspace is not supported; expected one Metaspace at most"},
+         "the pre_tokenizer Metaspace behind Metaspace is not supported; expected one of them"},
     };
 #undef WITH
 #undef MODEL

@@ -421,7 +421,7 @@ TEST(what_ends_an_answer)
     snprintf(generation, sizeof generation, "%s/generation_config.json", folder);
     replace(config, "\"eos_token_id\": null", "\"eos_token_id\": [3, 5]");
     static const struct { const char *text; int n; int32_t id[3]; const char *error; } rows[] = {
-        {NULL, 2, {3, 5}, NULL}, {"{}", 2, {3, 5}, NULL}, {"{\"eos_token_id\": null}", 0, {0}, NULL},
+        {NULL, 2, {3, 5}, NULL}, {"{}", 0, {0}, NULL}, {"{\"eos_token_id\": null}", 0, {0}, NULL},
         {"{\"top_k\": 7,\n \"eos_token_id\": 2}\n", 1, {2}, NULL},
         {"{\"eos_token_id\": [1, -1, 4, 99999, 2]}", 3, {1, 4, 2}, NULL},
         {"{\"eos_token_id\": []}", 0, {0}, NULL},
@@ -1495,9 +1495,12 @@ TEST(adapters_that_are_refused)
     CHECK(tt_lm_lora_save(&g.m, "nowhere") == TT_ERR_ARGUMENT);
     CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "the model has no adapters");
     static const struct { const char *targets; int rank; float alpha, dropout; const char *error; } rows[] = {
-        {"c_attn", 8, 8, 0, "no module of the model is called 'c_attn'; the first is "
+        {"c_attn", 8, 8, 0, "no module that can have one is called 'c_attn'; the first is "
          "'model.layers.0.self_attn.q_proj'"},
-        {"", 8, 8, 0, "no module of the model"}, {NULL, 0, 8, 0, "rank 0 is not above 0"},
+        {"", 8, 8, 0, "no module that can have one is called ''"},
+        {"q_proj,v_porj", 8, 8, 0, "no module that can have one is called 'v_porj'"},
+        {"q_proj,lm_head", 8, 8, 0, "no module that can have one is called 'lm_head'"},
+        {NULL, 0, 8, 0, "rank 0 is not above 0"},
         {NULL, 8, NAN, 0, "alpha nan is not above 0"}, {NULL, 8, 8, 1, "dropout 1 is not in [0, 1)"}};
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         const tt_lora_options o = {rows[k].targets, rows[k].rank, rows[k].alpha, rows[k].dropout};
@@ -1505,7 +1508,7 @@ TEST(adapters_that_are_refused)
         CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, rows[k].error);
         CHECK(g.m.n_lora == 0 && !g.m.lora && !g.m.word->frozen);
     }
-    const tt_lora_options some = {"layers.1.*_proj,,lm_head", 1, 1, 0};
+    const tt_lora_options some = {"layers.1.*_proj,,", 1, 1, 0};
     CHECK(tt_lm_lora(&g.m, &some) == TT_OK && g.m.n_lora == 7 && g.m.word->frozen);
     golden_close(&g);
 

@@ -107,7 +107,7 @@ TEST(texts_with_a_tokenizer)
         o.end = tt_tokenizer_special(t, TT_TOKEN_EOS) < 0 ? 1 : -1;
         const int end = o.end < 0 ? tt_tokenizer_special(t, TT_TOKEN_EOS) : o.end;
         for (int d = 0; d < TEST_COUNT(documents); d++) {
-            n += tt_tokenizer_encode(t, documents[d], strlen(documents[d]), false, expected + n, MOST - n);
+            n += tt_tokenizer_encode(t, documents[d], strlen(documents[d]), true, expected + n, MOST - n);
             expected[n++] = end;
             strcat(all, documents[d]);
             strcat(all, d < 2 ? "---\n" : "");
@@ -118,6 +118,11 @@ TEST(texts_with_a_tokenizer)
         CHECK(tt_token_stream_get(s, 0, n, ids) == TT_OK);
         CHECK(memcmp(ids, expected, sizeof *ids * (size_t)n) == 0);
         CHECK(tt_token_stream_bytes(s) == bytes);
+        tt_token_stream_free(s);
+        o.bare = true;
+        s = tt_token_stream_text(ctx, all, strlen(all), &o); /* LLaMA's put a token in front of each */
+        CHECK(s && tt_token_stream_count(s) == n - (k ? TEST_COUNT(documents) : 0));
+        CHECK(s && tt_token_stream_bytes(s) == bytes);
         tt_token_stream_free(s);
         o.end = tt_tokenizer_size(t);
         CHECK(tt_token_stream_text(ctx, all, strlen(all), &o) == NULL);
@@ -195,6 +200,19 @@ TEST(files_and_folders)
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "no tokens to train on");
 
+    /* ids of 2 or 4 bytes, told by the zeros */
+    static const uint16_t narrow[6] = {1, 2, 3, 0, 5, 6}, zeros[4] = {0, 0, 0, 0}, five[3] = {7, 0, 9};
+    static const uint32_t wide[3] = {1, 0, 4};
+    const struct { const void *data; size_t bytes; int vocab, count; } files[] = {
+        {narrow, sizeof narrow, 10, 6}, {zeros, sizeof zeros, 10, 4}, {five, sizeof five, 10, 3},
+        {wide, sizeof wide, 10, 3}, {narrow, sizeof narrow, 70000, 3}};
+    for (int k = 0; k < TEST_COUNT(files); k++) {
+        test_write(path, files[k].data, files[k].bytes);
+        s = tt_token_stream_open(ctx, path, 0, files[k].vocab, -1);
+        CHECK(s && tt_token_stream_count(s) == files[k].count);
+        tt_token_stream_free(s);
+    }
+
     int32_t header[260] = {20240520, 1, 4}; /* llm.c's */
     uint16_t tail[4] = {7, 8, 9, 1};
     const uint32_t words[2] = {70000, 128255};
@@ -202,7 +220,7 @@ TEST(files_and_folders)
     memcpy(bytes, header, 1024);
     memcpy(bytes + 1024, tail, sizeof tail);
     test_write(path, bytes, sizeof bytes);
-    s = tt_token_stream_open(ctx, path, 2, 10, -1);
+    s = tt_token_stream_open(ctx, path, 0, 10, -1);
     CHECK(s && tt_token_stream_count(s) == 4 && tt_token_stream_get(s, 1, 3, ids) == TT_OK && ids[0] == 8 &&
           ids[2] == 1);
     tt_token_stream_free(s);
