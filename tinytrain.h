@@ -1769,7 +1769,7 @@ typedef enum tt__act {
 #define TT__MAX_IN 11
 #define TT__RUN_IN 8 /* the operand that is the step's settings, of ops with TT__WITH_RUN                   */
 #define TT__UNSCALE_IN 9 /* and the next: of an fp8 product, what its operands are to be multiplied by      */
-#define TT__MAX_OUT 5
+#define TT__MAX_OUT 6
 
 /* What distinguishes two instructions of the same op. X(type, name): 0 where an op does not use it. What a
    state is hashed over is read from this list, so a type may have no padding. */
@@ -1919,8 +1919,9 @@ typedef struct tt__instr {
 #define TT__WEIGHT(operand) ((operand) << 24)
 #define TT__RESIDUAL(operand) ((operand) << 26)
 #define TT__NUMBERS(operand) ((operand) << 28)
-/* The last output, where it is there, is (1, columns of out[0]): the sum of the rows that out[0] has then.
-   Only backwards have it, and only where the device's memory is not the host's: see tt__fuse_column_sums. */
+/* The last output, where it is there, is (1, columns of out[0]): the sum of the rows that out[0] has then. Of
+   attention's backward the last three are, of out[0], out[1] and out[2]. Only backwards have it, and only
+   where the device's memory is not the host's: see tt__fuse_column_sums. */
 #define TT__COLUMN_SUMS 0x80000000u
 
 enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* operands, and an output */
@@ -1975,8 +1976,8 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* dy, x, w, stats -> [dx], [dw], [db], [column sums of dx] */ \
     X(ACTIVATION_BACKWARD, "activation_backward", 2, 2, TT__INPLACE0 | TT__INPLACE1 | TT__COLUMN_SUMS) \
         /* dy, saved -> dx, [column sums of dx] */ \
-    X(ATTENTION_BACKWARD, "attention_backward", 8, 3, TT__WITH_RUN) \
-        /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv */ \
+    X(ATTENTION_BACKWARD, "attention_backward", 8, 6, TT__WITH_RUN | TT__COLUMN_SUMS) \
+        /* dout, q, k, v, seq_start, out, lse, [row numbers] -> dq, dk, dv, [column sums of each] */ \
     X(GATHER_ROWS_BACKWARD, "gather_rows_backward", 2, 1, 0) /* dy, index -> dx */ \
     X(MEAN_POOL_BACKWARD, "mean_pool_backward", 2, 1, 0) /* dy, seq_start -> dx */ \
     X(SET_ROWS_BACKWARD, "set_rows_backward", 2, 2, TT__INPLACE0) /* dy, index -> [dx], [drow] */ \
@@ -3909,19 +3910,27 @@ static const tt__rules *tt__rules_of(const tt__instr *i); /* the table stands be
 
 /* ---------------------------------------------------------------------------------------------- recording */
 
-/* The output that has the sums of columns of out[0]; 0: i has none. */
-static int tt__column_sums(const tt__instr *i)
+/* How many outputs, from the first on, have sums of their columns among the last. */
+static int tt__summed(const tt__instr *i)
 {
-    const int last = tt__ops[i->op].outputs - 1;
-    return tt__is(i, TT__COLUMN_SUMS) && i->out[last] ? last : 0;
+    return !tt__is(i, TT__COLUMN_SUMS) ? 0 : i->op == TT__OP_ATTENTION_BACKWARD ? 3 : 1;
+}
+
+/* The output that has the sums of columns of out[o]; 0: i has none. */
+static int tt__column_sums(const tt__instr *i, int o)
+{
+    const int sums = tt__ops[i->op].outputs - tt__summed(i) + o;
+    return o < tt__summed(i) && i->out[sums] ? sums : 0;
 }
 
 static bool tt__shape_of(tt_tape *t, const tt__instr *i, tt__shape out[TT__MAX_OUT])
 {
     memset(out, 0, sizeof *out * TT__MAX_OUT);
     if (!tt__rules_of(i)->shape(t, i, out)) return false;
-    const tt__shape sums = {TT_F32, 1, out[0].cols, 0, 0};
-    if (tt__column_sums(i)) out[tt__column_sums(i)] = sums;
+    for (int o = 0; o < tt__summed(i); o++) {
+        const tt__shape sums = {TT_F32, 1, out[o].cols, 0, 0};
+        if (tt__column_sums(i, o)) out[tt__column_sums(i, o)] = sums;
+    }
     return true;
 }
 
@@ -4670,13 +4679,6 @@ static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *
 
 enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an operand */
 
-/* v and w are the same part of a storage. */
-static bool tt__same_place(const tt__value *v, const tt__value *w)
-{
-    return v->base == w->base && v->offset == w->offset && v->ld == w->ld && v->shape.cols == w->shape.cols &&
-           tt__same_rows(&v->shape, &w->shape);
-}
-
 /* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
@@ -4698,14 +4700,40 @@ static void tt__sum_columns_apart(tt_tape *t, int k, int o)
     else tt__drop(t, k);
 }
 
+/* Which outputs of i, of those whose columns it can sum and does not yet, make up v, as bits: one, or several
+   side by side. 0: none do. Attention's backward sums what its kernels of 16-bit numbers write. */
+static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
+{
+    const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
+    unsigned parts = 0;
+    int64_t columns = 0;
+    if (i->op == TT__OP_ATTENTION_BACKWARD && v->shape.dtype == TT_F32) return 0;
+    for (int j = 0; j < TT__MAX_OUT; j++) {
+        const tt__value *y = &t->values[i->out[j]];
+        if (!i->out[j] || y->base != v->base) continue;
+        const bool rows = tt__same_rows(&y->shape, &v->shape) && y->ld == v->ld &&
+                          y->offset / y->ld == v->offset / v->ld;
+        const bool beside = rows && (y->offset + y->shape.cols <= v->offset ||
+                                     v->offset + v->shape.cols <= y->offset);
+        if (beside) continue;
+        if (!rows || j >= summed || y->offset != v->offset + columns) return 0;
+        if (i->out[first + j] || (i->add_later >> j & 1)) return 0;
+        columns += y->shape.cols;
+        parts |= 1u << j;
+    }
+    return columns == v->shape.cols ? parts : 0;
+}
+
 /* Result o of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that wrote
-   in[0] last, if its op can (TT__COLUMN_SUMS): a kernel that has a gradient in registers adds it up at once,
-   where another would read all of it again. Not where memory is the host's, as kernels there make no use of
-   it, nor of tensor ranks, which add to gradients in between. */
+   in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS): a
+   kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
+   where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
+   in between. */
 static void tt__fuse_column_sums(tt_tape *t, int k, int o)
 {
     tt__instr i = t->code[k];
     const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
+    const int64_t begin = v->offset;
     if (!i.out[o] || t->host || t->tensor > 1) return;
     for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
         tt__instr from = t->code[m];
@@ -4718,18 +4746,25 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int o)
             writes |= from.out[j] && t->values[from.out[j]].base == v->base;
         }
         if (!writes) continue;
-        const int last = tt__ops[from.op].outputs - 1;
-        const bool can_sum = tt__is(&from, TT__COLUMN_SUMS) && !from.out[last] && !(from.add_later & 1);
         const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
-        if (!can_sum || product || !tt__same_place(&t->values[from.out[0]], v)) return;
+        const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
+        if (!parts) return;
         if (from.segment != i.segment || from.slot != i.slot) return;
         if (from.stage != i.stage) { /* the same sums, on the stage that has the bias */
             tt__sum_columns_apart(t, k, o);
             return;
         }
-        from.out[last] = i.out[o];
-        from.add |= (i.add >> o & 1) << last;
-        from.add_later |= (i.add_later >> o & 1) << last;
+        for (int j = 0, first = tt__ops[from.op].outputs - tt__summed(&from); j < tt__summed(&from); j++) {
+            if (!(parts >> j & 1)) continue;
+            const tt__value y = t->values[from.out[j]], whole = t->values[i.out[o]];
+            const tt__shape columns = {whole.shape.dtype, 1, y.shape.cols, 0, 0};
+            const bool all = y.shape.cols == whole.shape.cols;
+            from.out[first + j] = all ? i.out[o]
+                : tt__new_view(t, i.out[o], &columns, y.offset - begin, whole.ld, whole.name);
+            if (!from.out[first + j]) return;
+            from.add |= (i.add >> o & 1) << (first + j);
+            from.add_later |= (i.add_later >> o & 1) << (first + j);
+        }
         i.out[o] = 0;
         i.add &= ~(1u << o);
         i.add_later &= ~(1u << o);
@@ -6389,10 +6424,13 @@ static size_t tt__cpu_workspace(int threads, const tt_tape *t, const tt__instr *
 {
     const tt__rules *r = tt__rules_of(i);
     const size_t own = r->cpu_scratch ? r->cpu_scratch(threads, t, i) : tt__widen_bytes(threads, t, i);
-    if (!tt__column_sums(i)) return own;
-    const tt__shape *y = &t->values[i->out[0]].shape;
-    const size_t sums = tt__sum_rows_bytes(threads, y->rows, y->cols);
-    return own > sums ? own : sums;
+    size_t most = own;
+    for (int o = 0; o < tt__summed(i); o++) {
+        const tt__shape *y = &t->values[i->out[o]].shape;
+        const size_t sums = tt__column_sums(i, o) ? tt__sum_rows_bytes(threads, y->rows, y->cols) : 0;
+        if (sums > most) most = sums;
+    }
+    return most;
 }
 
 static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr *i)
@@ -6547,7 +6585,8 @@ static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *l
         partial |= in[j] == TT__PARTIAL;
     }
     const bool fits = rules->layout ? rules->layout(t, i, in, out) : whole;
-    if (tt__column_sums(i)) out[tt__column_sums(i)] = out[0] == TT__ROWS ? TT__PARTIAL : out[0];
+    for (int o = 0; o < tt__summed(i); o++)
+        if (tt__column_sums(i, o)) out[tt__column_sums(i, o)] = out[o] == TT__ROWS ? TT__PARTIAL : out[o];
     if (!fits)
         return partial ? "reads what is yet to be summed over ranks"
                        : "has operands that are split over ranks in ways that do not fit";
@@ -9700,7 +9739,8 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
         for (int j = 0; j < TT__MAX_OUT && of_ranks; j++) needed[t->values[i->out[j]].base] = true;
         for (int j = 0; j < TT__MAX_IN && live; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
         /* Sums are of what is there already, too. */
-        if (live && tt__column_sums(i)) needed[t->values[i->out[0]].base] = true;
+        for (int o = 0; o < tt__summed(i) && live; o++)
+            if (tt__column_sums(i, o)) needed[t->values[i->out[o]].base] = true;
         if (!live) i->op = -1;
         if (!live || !drop_saved || !tt__is(i, TT__SAVES1) || !i->out[1]) continue;
         const tt__value *x = &t->values[i->out[1]];
@@ -16403,14 +16443,16 @@ static tt_status tt__cpu_launch(const tt__launch *l, int n)
     for (int k = 0; k < n && status == TT_OK; k++) {
         const tt__instr *i = l[k].instr;
         const tt__isa_table *isa = tt__cpu_of(l)->isa;
-        const int sums = tt__ops[i->op].outputs - 1;
         status = isa->run[i->op](&l[k]);
-        if (status != TT_OK || !tt__is(i, TT__COLUMN_SUMS) || !l[k].out[sums].data) continue;
-        tt__launch of_sums = l[k];
-        of_sums.in[0] = l[k].out[0];
-        of_sums.out[0] = l[k].out[sums];
-        of_sums.add[0] = l[k].add[sums];
-        status = isa->run[TT__OP_SUM_ROWS](&of_sums);
+        for (int o = 0; o < tt__summed(i) && status == TT_OK; o++) {
+            const int sums = tt__ops[i->op].outputs - tt__summed(i) + o;
+            if (!l[k].out[sums].data) continue;
+            tt__launch of_sums = l[k];
+            of_sums.in[0] = l[k].out[o];
+            of_sums.out[0] = l[k].out[sums];
+            of_sums.add[0] = l[k].add[sums];
+            status = isa->run[TT__OP_SUM_ROWS](&of_sums);
+        }
     }
     return status;
 }

@@ -79,6 +79,14 @@ __device__ __forceinline__ void tt__begin_kernel()
 #endif
 }
 
+// x, of which the compiler knows nothing: what comes of it is not computed before a loop that has no register
+// for it.
+__device__ __forceinline__ int tt__opaque(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 __device__ __forceinline__ uint32_t tt__shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -1152,30 +1160,63 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
     return load_any(m.data, m.dtype, i * m.ld + j);
 }
 
-// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. 32 columns a block; its warps
-// take every eighth part.
-__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const float *partial, int64_t parts,
-                                                               int64_t stride, tt__mat to, bool add)
+// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. There is nothing between the
+// members: gcc 12 with -ftrivial-auto-var-init clears other bytes than those between members of an array's.
+struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
+struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
+
+// 32 columns a block; its warps take every eighth part.
+__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
     TT__SHARED(float, sums, [8][33]);
+    const sums_to_finish &s = all.of[blockIdx.y];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t c = (int64_t)blockIdx.x * 32 + lane;
     float sum = 0;
-    for (int64_t k = warp; k < parts && c < to.cols; k += 8) sum += partial[k * stride + c];
+    for (int64_t k = warp; k < s.parts && c < s.cols; k += 8) sum += s.partial[k * s.stride + c];
     sums[warp][lane] = sum;
     __syncthreads();
-    if (warp || c >= to.cols) return;
+    if (warp || c >= s.cols) return;
     for (int k = 1; k < 8; k++) sum += sums[k][lane];
-    if (add) sum += load_any(to.data, to.dtype, c);
-    store_any(to.data, to.dtype, c, sum);
+    if (s.add) sum += load_any(s.to, (tt_dtype)s.dtype, c);
+    store_any(s.to, (tt_dtype)s.dtype, c, sum);
+}
+
+void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t parts, int64_t stride,
+                        const tt__mat *to, bool add)
+{
+    all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
+}
+
+// In one launch, but for those that add to the same.
+cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
+{
+    all_sums_to_finish some = *all;
+    cudaError_t e = cudaSuccess;
+    for (int64_t from = 0; from < all->count && e == cudaSuccess; from += some.count) {
+        int64_t columns = 0;
+        bool apart = true;
+        some.count = 0;
+        for (int64_t k = from; k < all->count; k++) {
+            for (int64_t j = from; j < k; j++) apart = apart && all->of[j].to != all->of[k].to;
+            if (!apart) break;
+            some.of[some.count++] = all->of[k];
+            columns = max(columns, all->of[k].cols);
+        }
+        e = TT__LAUNCH(finish_sums, dim3(blocks_for(columns, 32), (unsigned)some.count), TT__ROW_THREADS, 0,
+                       d->stream, some);
+    }
+    return e;
 }
 
 cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride,
                             const tt__mat *to, bool add)
 {
-    return TT__LAUNCH(finish_sums, blocks_for(to->cols, 32), TT__ROW_THREADS, 0, d->stream, partial, parts,
-                      stride, *to, add);
+    all_sums_to_finish all;
+    memset(&all, 0, sizeof all);
+    add_sums_to_finish(&all, partial, parts, stride, to, add);
+    return run_all_finish_sums(d, &all);
 }
 
 // Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
@@ -2561,9 +2602,12 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
     const tt__mat *const of[3] = {&l->out[1], biased ? &l->out[2] : &no_operand,
                                   kinds == 3 ? sums : &no_operand};
     const bool adds[3] = {l->add[1], l->add[2], add_sums};
-    for (int k = 0; k < 3 && e == cudaSuccess; k++)
+    all_sums_to_finish all;
+    memset(&all, 0, sizeof all);
+    for (int k = 0; k < 3; k++)
         if (of[k]->data)
-            e = run_finish_sums(d, partial + k * x->cols, blocks, kinds * x->cols, of[k], adds[k]);
+            add_sums_to_finish(&all, partial + k * x->cols, blocks, kinds * x->cols, of[k], adds[k]);
+    if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
     return e == cudaSuccess && sums->data && wide ? run_column_sums(l, dx, sums, add_sums) : e;
 }
 
@@ -4242,6 +4286,10 @@ struct attention_args {
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
     float scale, factor, keep_scale;        // of the scores; the same for powers of 2; of kept weights
+    // Sums of columns of dq, dk and dv, a row for each of so many blocks of threads that have the same
+    // columns; NULL: none are asked for.
+    float *sums_q, *sums_k, *sums_v;
+    int parts_q, parts_k;
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
 };
@@ -4980,14 +5028,58 @@ __device__ __forceinline__ void attention_mma_add(float (&to)[MT][D / 8][4], con
     }
 }
 
+// Sums of columns of what attention_store writes, of the numbers of T as they are stored: of the thread's
+// elements, in `sum`, then of the warp's rows, part[column] = or += them. lane: the thread's.
+template <class T, int D> struct attention_columns {
+    enum { N = (D / 4 + 7) / 8 * 8 }; // elements of a row that a thread has, in eighths
+    float sum[N];
+    __device__ __forceinline__ void clear() { TT__UNROLL for (int i = 0; i < N; i++) sum[i] = 0; }
+    __device__ __forceinline__ void add(int n, uint32_t pair) // which is in tile n of 8 columns
+    {
+        float x[8];
+        widen8<T>(x, {(uint32_t)tt__opaque((int)pair), 0, 0, 0}); // not of its parts before they were packed
+        sum[2 * n] += x[0];
+        sum[2 * n + 1] += x[1];
+    }
+    __device__ __forceinline__ void write(float *part, int lane, bool add)
+    {
+        // The eight threads that have the same columns share them: each time half of one's go to another.
+        int n = N, first = 0;
+        TT__UNROLL for (int bit = 16; bit > 2; bit /= 2) {
+            const bool upper = lane & bit;
+            n /= 2;
+            if (upper) first += n;
+            TT__UNROLL for (int i = 0; i < N / 2; i++) {
+                if (i >= n) continue;
+                const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[i] : sum[i + n], bit);
+                sum[i] = (upper ? sum[i + n] : sum[i]) + other;
+            }
+        }
+        TT__UNROLL for (int i = 0; i < N / 8; i++) {
+            const int column = (first + i) / 2 * 8 + lane % 4 * 2 + (first + i) % 2;
+            if (D == N * 4 || column < D) part[column] = add ? part[column] + sum[i] : sum[i];
+        }
+    }
+};
+
 // Row `row` of a head of an output (+)= scale * the thread's elements 2 h, 2 h + 1 of each tile of 8 columns,
-// of which the first is `column` of the head.
+// of which the first is `column` of the head. sums: of what is stored, in 16 bits and alone, to `columns`.
 template <class T, int D>
 __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int head, int head_size,
                                                 const float (&from)[D / 8][4], int h, float scale, bool add,
+                                                int lane, attention_columns<T, D> &columns, bool sums,
                                                 int column = 0)
 {
-    const int64_t start = row * m.ld + (int64_t)head * head_size + column + threadIdx.x % 4 * 2;
+    const int64_t start = row * m.ld + (int64_t)head * head_size + column + lane % 4 * 2;
+    if (m.dtype != TT_F32 && !add) {
+        T *to = (T *)m.data + start;
+        TT__UNROLL for (int n = 0; n < D / 8; n++) {
+            const uint32_t pair = attention_pack<T>(from[n][2 * h] * scale, from[n][2 * h + 1] * scale);
+            if (column + 8 * n < head_size) *(uint32_t *)(to + 8 * n) = pair;
+            if (sums) columns.add(n, pair);
+        }
+        return;
+    }
     TT__UNROLL for (int n = 0; n < D / 8; n++) {
         if (column + 8 * n >= head_size) break;
         float x = from[n][2 * h] * scale, y = from[n][2 * h + 1] * scale;
@@ -5000,6 +5092,24 @@ __device__ __forceinline__ void attention_store(const tt__mat &m, int row, int h
             *(uint32_t *)to = attention_pack<T>(x, y);
         }
     }
+}
+
+// The block's sums of a head's columns, from `at` on where `to` is there: of `parts` of its warps.
+template <int D>
+__device__ __forceinline__ void attention_write_sums(float *to, int64_t at, const float (*part)[D], int parts,
+                                                     int head_size, int thread)
+{
+    for (int c = thread; c < head_size && to; c += (int)blockDim.x) {
+        float sum = 0;
+        for (int k = 0; k < parts; k++) sum += part[k][c];
+        to[at + c] = sum;
+    }
+}
+
+// Where, in parts of such sums, the block has those of a head of an output that has so many.
+__device__ __forceinline__ int64_t attention_sums_begin(const attention_args &p, int heads, int head)
+{
+    return ((int64_t)(blockIdx.x / heads) * heads + head) * p.head_size;
 }
 
 // Rows of the batch of a warp's queries, in the forward and dq: [m][h] is that of row mine + 16 m + 8 h +
@@ -5226,6 +5336,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
             attention_wide_mma_add<T>(out, s, vt);
         } else attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
+    attention_columns<T, D> none;
+    none.clear();
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
             float total = sum[m][h] + __shfl_xor_sync(0xffffffffu, sum[m][h], 1);
@@ -5233,7 +5345,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
             const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4;
             const int at = i >= count ? -1 : p.query_at ? p.query_at[first + i] : first + i;
             if (at < 0) continue;
-            attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false);
+            attention_store<T, D>(p.out, at, head, p.head_size, out[m], h, p.keep_scale / total, false,
+                                  threadIdx.x % 32, none, false);
             if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
         }
 }
@@ -5249,12 +5362,17 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
            PITCH = GROUPS ? D : D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__SHARED(attention_sums, sums, [GROUPS ? QUERIES : 1]); // which take registers else
+    TT__SHARED(float, part, [WARPS][D]);
     TT__DYN_SHARED(T, shared);
     T *qs = attention_room<GROUPS>(shared), *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
     T *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
-    if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
+    if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) {
+        attention_write_sums<D>(p.sums_q, attention_sums_begin(p, p.heads, b.head), part, 0, p.head_size,
+                                (int)threadIdx.x);
+        return;
+    }
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
     const int team = attention_team<GROUPS>(mine);
@@ -5336,13 +5454,20 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
             attention_wide_mma_add<T>(dq, g, kt);
         } else attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
     }
+    attention_columns<T, D> columns;
+    columns.clear();
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int h = 0; h < 2; h++) {
             const int i = mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4;
-            if (i < count)
-                attention_store<T, D>(p.dq, p.query_at ? p.query_at[first + i] : first + i, head, p.head_size,
-                                      dq[m], h, p.scale, p.add_dq);
+            if (i >= count) continue;
+            attention_store<T, D>(p.dq, p.query_at ? p.query_at[first + i] : first + i, head, p.head_size,
+                                  dq[m], h, p.scale, p.add_dq, threadIdx.x % 32, columns, p.sums_q);
         }
+    if (!p.sums_q) return;
+    columns.write(part[threadIdx.x / 32], threadIdx.x % 32, false);
+    __syncthreads();
+    attention_write_sums<D>(p.sums_q, attention_sums_begin(p, p.heads, head), part, WARPS, p.head_size,
+                            (int)threadIdx.x);
 }
 
 // Queries `first` ... of p, of which the sequence has n (QUERIES or more fill the tile), into one of two
@@ -5355,10 +5480,10 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
 {
     enum { PITCH = WIDE ? D : D + 8 };
     const int i = threadIdx.x;
-    T *q = qs + stage * QUERIES * PITCH;
-    attention_fetch<T, D, QUERIES, THREADS, WIDE>(q, p.q, p.query_at, first, n, head, p.head_size);
-    attention_fetch<T, D, QUERIES, THREADS, WIDE>(q + 2 * QUERIES * PITCH, p.dout, p.query_at, first, n, head,
-                                                  p.head_size);
+    const int at = stage * QUERIES * PITCH, behind = at + 2 * QUERIES * PITCH;
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(behind) : behind), p.dout,
+                                                  p.query_at, first, n, head, p.head_size);
     if (i < QUERIES) {
         const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
         const int64_t at = attention_sums_at(p, query, head);
@@ -5375,8 +5500,9 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, GROUPS == 1 ? 3 : 2)
 void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = GROUPS ? 128 * GROUPS : 128, KEYS = MT * THREADS / 2, PITCH = GROUPS ? D : D + 8,
-           WIDE = GROUPS > 0 };
+    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, KEYS = MT * THREADS / 2,
+           PITCH = GROUPS ? D : D + 8, WIDE = GROUPS > 0 };
+    TT__SHARED(int64_t, sums_begin, ); // here, as else it takes a register of the loop's
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // these two of BY_BLOCKS, which has no registers left for them
     TT__SHARED(attention_tile, tile, );
@@ -5389,7 +5515,18 @@ void attention_dkdv(attention_args p)
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
     const attention_tile found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
-    if (found.at < 0) return;
+    float (*const part)[D] = (float (*)[D])ks; // sums of dk of each warp, then of dv, at the end
+    static_assert(2 * WARPS * D * sizeof(float) <= KEYS * PITCH * sizeof(T), "their place is that of keys");
+    const auto write_sums = [&](int parts, int thread) {
+        attention_write_sums<D>(p.sums_k, sums_begin, part, parts, p.head_size, thread);
+        attention_write_sums<D>(p.sums_v, sums_begin, part + WARPS, parts, p.head_size, thread);
+    };
+    if (threadIdx.x == 0) sums_begin = attention_sums_begin(p, key_heads, key_head);
+    if (found.at < 0) {
+        __syncthreads();
+        write_sums(0, (int)threadIdx.x);
+        return;
+    }
     if (KIND == BY_BLOCKS) {
         if (threadIdx.x == 0) {
             tile = found;
@@ -5441,7 +5578,8 @@ void attention_dkdv(attention_args p)
             often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
-        const bool masked = p.causal && (!diagonal || t.at + mine + 16 * MT - 1 > from);
+        const int first = GROUPS ? tt__opaque(t.at + mine) : t.at + mine; // of the warp's keys
+        const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         if constexpr (GROUPS > 0) {
             tt__wgmma_fence();
@@ -5449,7 +5587,7 @@ void attention_dkdv(attention_args p)
             attention_wide<T>(g, vs + team * PITCH, dt);
             tt__wgmma_commit();
         }
-        const uint32_t keep = attention_draw_columns<MT, QUERIES>(p, random, row, (t.at + mine) / 8, head);
+        const uint32_t keep = attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
         if constexpr (GROUPS > 0) {
             tt__wgmma_wait(s[0]);
             tt__wgmma_done(g[0]);
@@ -5492,17 +5630,27 @@ void attention_dkdv(attention_args p)
             attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
         }
     }
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        // One thread has an element of dk and of dv, which may be the same.
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            const int r = mine + 16 * m + 8 * h + group, row = t.begin + t.at + r;
-            if (r >= count) continue;
-            if (p.dk.data)
-                attention_store<T, D>(p.dk, row, key_head, p.head_size, dk[m], h, p.scale, p.add_dk);
-            if (p.dv.data)
-                attention_store<T, D>(p.dv, row, key_head, p.head_size, dv[m], h, p.keep_scale, p.add_dv);
-        }
     tt__cp_async_wait<0>(); // where no query came, of k and v
+    if (p.sums_k || p.sums_v) __syncthreads();
+    // One thread has an element of dk and of dv, which may be the same.
+    const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
+    TT__UNROLL for (int k = 0; k < 2; k++) {
+        float *const sums = k ? p.sums_v : p.sums_k;
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int r = 16 * MT * warp + 16 * m + 8 * h + lane / 4, row = t.begin + t.at + r;
+                if (r >= count || !(k ? p.dv : p.dk).data) continue;
+                attention_store<T, D>(k ? p.dv : p.dk, row, key_head, p.head_size, k ? dv[m] : dk[m], h,
+                                      k ? p.keep_scale : p.scale, k ? p.add_dv : p.add_dk, lane, columns,
+                                      sums);
+            }
+        if (sums) columns.write(part[WARPS * k + warp], lane, false);
+    }
+    if (!p.sums_k && !p.sums_v) return;
+    __syncthreads();
+    write_sums(WARPS, thread);
 }
 
 // From products q k^T (s) and dout v^T (g), of keys (rows) and queries (columns): weights that are kept (s)
@@ -5548,6 +5696,8 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     enum { QM = WARPS * D > 256 ? 2 : 1, DOWN = QUERIES / (16 * QM), COLUMNS = D * DOWN / WARPS };
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_whole, of, ); // here, as else the loop keeps it and what follows of it in registers
+    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part_q, [DOWN][D]); // sums of dq so far, of a head
     TT__DYN_SHARED(T, ks);
     T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH, *ds = qs + 2 * QUERIES * PITCH;
     T *slopes = ds + 2 * QUERIES * PITCH; // (KEYS, ACROSS)
@@ -5567,6 +5717,17 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
         of.heads_end = of.queries > 0 ? (of.key_head + 1) * p.group : 0;
         of.thread = 0;
     }
+    const auto clear_sums = [&]() {
+        for (int c = (int)threadIdx.x; c < D; c += 32 * WARPS)
+            for (int k = 0; k < DOWN; k++) part_q[k][c] = 0;
+    };
+    const auto write_sums = [&](int of_head) { // of dq; they are cleared by the threads that have read them
+        const int64_t sequence = blockIdx.x / (p.heads / p.group);
+        attention_write_sums<D>(p.sums_q, (sequence * p.heads + of_head) * p.head_size, part_q, DOWN,
+                                p.head_size, (int)threadIdx.x);
+        clear_sums();
+    };
+    clear_sums();
     __syncthreads();
     float dk[MT][D / 8][4], dv[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++)
@@ -5584,6 +5745,7 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     for (int stage = 0; head < of.heads_end; stage ^= 1) {
         tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one and `slopes` were used
+        if (p.sums_q && from == 0 && head > of.key_head * p.group) write_sums(head - 1);
         if (from + QUERIES < of.queries) fetch(from + QUERIES, head, stage ^ 1);
         else if (head + 1 < of.heads_end) fetch(0, head + 1, stage ^ 1);
         for (int part = 0; part < QUERIES && mine < of.count; part += PART) {
@@ -5632,30 +5794,46 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
                 }
             }
         }
+        attention_columns<T, COLUMNS> columns;
+        columns.clear();
         TT__UNROLL for (int m = 0; m < QM; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int query = from + row + 16 * m + 8 * h + lane / 4, i = of.first + query;
-                if (query < of.queries)
-                    attention_store<T, COLUMNS>(p.dq, p.query_at ? p.query_at[i] : i, head, p.head_size,
-                                                dq[m], h, p.scale, p.add_dq, column);
+                if (query >= of.queries) continue;
+                attention_store<T, COLUMNS>(p.dq, p.query_at ? p.query_at[i] : i, head, p.head_size, dq[m], h,
+                                            p.scale, p.add_dq, threadIdx.x % 32, columns, p.sums_q, column);
             }
+        if (p.sums_q) columns.write(part_q[warp % DOWN] + column, lane, true);
         from += QUERIES;
         if (from >= of.queries) { from = 0; head++; }
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     __syncthreads();        // dq may be dk, which is added to it then
-    TT__UNROLL for (int m = 0; m < MT; m++)
-        // One thread has an element of dk and of dv, which may be the same.
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            const int r = mine + 16 * m + 8 * h + group;
-            if (r >= of.count) continue;
-            if (p.dk.data)
-                attention_store<T, D>(p.dk, of.begin + r, of.key_head, p.head_size, dk[m], h, p.scale,
-                                      p.add_dk);
-            if (p.dv.data)
-                attention_store<T, D>(p.dv, of.begin + r, of.key_head, p.head_size, dv[m], h, p.keep_scale,
-                                      p.add_dv);
-        }
+    if (p.sums_q) // without queries, of all heads 0
+        for (int h = of.queries > 0 ? of.heads_end - 1 : of.key_head * p.group;
+             h < (of.key_head + 1) * p.group; h++)
+            write_sums(h);
+    // One thread has an element of dk and of dv, which may be the same.
+    const int last = tt__opaque((int)threadIdx.x);
+    TT__UNROLL for (int k = 0; k < 2; k++) {
+        float *const sums = k ? p.sums_v : p.sums_k;
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int m = 0; m < MT; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int r = last / 32 * 16 * MT + 16 * m + 8 * h + last % 32 / 4;
+                if (r >= of.count || !(k ? p.dv : p.dk).data) continue;
+                attention_store<T, D>(k ? p.dv : p.dk, of.begin + r, of.key_head, p.head_size,
+                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
+                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+            }
+        if (sums) columns.write(part[k][last / 32], last % 32, false);
+    }
+    if (!p.sums_k && !p.sums_v) return;
+    const int64_t at = attention_sums_begin(p, p.heads / p.group, of.key_head);
+    __syncthreads();
+    attention_write_sums<D>(p.sums_k, at, part[0], WARPS, p.head_size, (int)threadIdx.x);
+    attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
 }
 
 // ---- the ops
@@ -5742,12 +5920,15 @@ bool attention_fast(const attention_args *p)
         attention_paired(&p->dk, dtype) && attention_paired(&p->dv, dtype);
 }
 
+// Tiles of so many rows, and numbers of tiles that are left over.
+int attention_tiles(const attention_args *p, int64_t rows, int size) { return (int)(rows / size + p->seqs); }
+
 // Launches with a block of `threads` for each tile of `size` of these rows, each of so many heads and parts.
 template <class K>
 cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, int64_t rows, int size,
                              int heads, int parts, unsigned threads, size_t shared)
 {
-    const unsigned blocks = (unsigned)((rows / size + p->seqs) * heads * parts);
+    const unsigned blocks = (unsigned)(attention_tiles(p, rows, size) * heads * parts);
     cudaError_t e = shared > 48 << 10
         ? cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared)
         : cudaSuccess;
@@ -5783,13 +5964,15 @@ int attention_warps(const tt__device *d, const attention_args *p, int head_size)
     const int warps = p->longest <= 128 ? 4 : 8;
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
-    const size_t bytes = attention_backward_bytes(head_size, warps) + 256; // and static ones
+    const size_t bytes = attention_backward_bytes(head_size, warps)
+        + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static ones
     if (warps == 4 && head_size > 32) return 0; // of wider heads, 4 warps spill registers on 8.0
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
 }
 
-template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__device *d, const attention_args *p)
+template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__device *d, attention_args *p)
 {
+    p->parts_q = p->parts_k = p->seqs;
     const size_t shared = attention_backward_bytes(D, WARPS);
     const unsigned blocks = (unsigned)(p->seqs * (p->heads / p->group));
     const cudaError_t e = cudaFuncSetAttribute(attention_backward<T, D, WARPS>,
@@ -5799,10 +5982,12 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
 }
 
 // By warpgroups: two passes for sequences of any length, as they take less time than one of mma.sync.
-template <class T> cudaError_t attention_backward_wide(tt__device *d, const attention_args *p)
+template <class T> cudaError_t attention_backward_wide(tt__device *d, attention_args *p)
 {
     enum { TILE = 64 * 64 * sizeof(T), DQ_GROUPS = 2, KEY_GROUPS = 1 };
     cudaError_t e = cudaSuccess;
+    p->parts_q = attention_tiles(p, p->q.rows, 64 * DQ_GROUPS);
+    p->parts_k = attention_tiles(p, p->k.rows, 64 * KEY_GROUPS);
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq<T, 64, 1, 64, PLAIN, DQ_GROUPS>, p, p->q.rows, 64 * DQ_GROUPS,
                              p->heads, 1, 128 * DQ_GROUPS, (2 * DQ_GROUPS + 4) * TILE + TT__WIDE_ROOM);
@@ -5814,7 +5999,7 @@ template <class T> cudaError_t attention_backward_wide(tt__device *d, const atte
 }
 
 template <class T, int D, attention_kind KIND>
-cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
+cudaError_t attention_backward_on(tt__device *d, attention_args *p)
 {
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
@@ -5827,6 +6012,8 @@ cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
             if (warps == 4) return attention_backward_of<T, D, 4>(d, p);
         if (warps == 8) return attention_backward_of<T, D, 8>(d, p);
     }
+    p->parts_q = attention_tiles(p, p->q.rows, 64 * QMT);
+    p->parts_k = attention_tiles(p, p->k.rows, 64 * KMT);
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq<T, D, QMT, KEYS, KIND>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
                              (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
@@ -5838,7 +6025,7 @@ cudaError_t attention_backward_on(tt__device *d, const attention_args *p)
     return e;
 }
 
-template <class T, int D> cudaError_t attention_of_size(tt__device *d, const attention_args *p)
+template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention_args *p)
 {
     const bool near = p->window || p->alibi_heads;
     if (!p->dout.data)
@@ -5846,7 +6033,7 @@ template <class T, int D> cudaError_t attention_of_size(tt__device *d, const att
     return near ? attention_backward_on<T, D, NEARBY>(d, p) : attention_backward_on<T, D, PLAIN>(d, p);
 }
 
-template <class T> cudaError_t attention_on(tt__device *d, const attention_args *p)
+template <class T> cudaError_t attention_on(tt__device *d, attention_args *p)
 {
     if (p->block) // attention_fast has no larger heads
         return p->dout.data ? attention_backward_on<T, 64, BY_BLOCKS>(d, p)
@@ -5873,6 +6060,9 @@ cudaError_t attention_on_cores(tt__device *d, attention_args *p)
     }
     if (p->lse) p->lse -= p->first_head;
     if (p->delta) p->delta -= p->first_head;
+    if (p->sums_q) p->sums_q -= p->first_head * p->head_size;
+    if (p->sums_k) p->sums_k -= p->first_head / p->group * p->head_size;
+    if (p->sums_v) p->sums_v -= p->first_head / p->group * p->head_size;
     return p->q.dtype == TT_BF16 ? attention_on<bf16>(d, p) : attention_on<f16>(d, p);
 }
 
@@ -5903,6 +6093,21 @@ cudaError_t attention_deltas(tt__device *d, const attention_args *p)
                   return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
 }
 
+// Without sums of columns.
+cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
+{
+    const int parts = (p->head_size + 63) / 64;
+    cudaError_t e = cudaSuccess;
+    if (p->dq.data && p->q.rows > 0)
+        e = attention_launch(d, attention_dq_any, p, p->q.rows, 64, p->heads, parts, 256, 0);
+    // Where no query sees a key, its gradients are 0.
+    if (e == cudaSuccess && (p->dk.data || p->dv.data))
+        e = attention_launch(d, attention_dkdv_any, p, p->k.rows, 64, p->heads / p->group, parts, 256, 0);
+    return e;
+}
+
+// The kernels on tensor cores leave sums of columns of what they write alone and in 16 bits, if there is room
+// for a row of parts for each tile of 64 rows; what they do not sum is read again.
 cudaError_t run_attention_backward(const tt__launch *l)
 {
     tt__device *d = l->device;
@@ -5915,15 +6120,31 @@ cudaError_t run_attention_backward(const tt__launch *l)
     p.delta = (float *)((char *)l->workspace + used);
     p.dq = l->out[0]; p.dk = l->out[1]; p.dv = l->out[2];
     p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
-    if (e != cudaSuccess || p.seqs < 1) return e;
-    if (p.q.rows > 0) e = attention_deltas(d, &p);
-    if (e == cudaSuccess && attention_fast(&p)) return attention_on_cores(d, &p);
-    const int parts = (p.head_size + 63) / 64;
-    if (e == cudaSuccess && p.dq.data && p.q.rows > 0)
-        e = attention_launch(d, attention_dq_any, &p, p.q.rows, 64, p.heads, parts, 256, 0);
-    // Where no query sees a key, its gradients are 0.
-    if (e == cudaSuccess && (p.dk.data || p.dv.data))
-        e = attention_launch(d, attention_dkdv_any, &p, p.k.rows, 64, p.heads / p.group, parts, 256, 0);
+    if (e != cudaSuccess) return e;
+    const bool fast = p.seqs > 0 && attention_fast(&p);
+    float *next = resident_of(l)->sums, *const end = next + resident_workspace::BYTES / sizeof(float);
+    float *partial[3] = {NULL, NULL, NULL};
+    for (int k = 0; k < 3 && fast; k++) {
+        const tt__mat *y = &l->out[k];
+        const int64_t floats = y->cols * attention_tiles(&p, y->rows, 64);
+        if (!l->out[3 + k].data || l->add[k] || y->dtype == TT_F32 || floats > end - next) continue;
+        partial[k] = next;
+        next += floats;
+    }
+    p.sums_q = partial[0]; p.sums_k = partial[1]; p.sums_v = partial[2];
+    if (p.seqs > 0 && p.q.rows > 0) e = attention_deltas(d, &p);
+    if (p.seqs > 0 && e == cudaSuccess) e = fast ? attention_on_cores(d, &p) : attention_backward_any(d, &p);
+    all_sums_to_finish all;
+    memset(&all, 0, sizeof all);
+    for (int k = 0; k < 3; k++) {
+        const int parts = l->out[k].rows == 0 ? 0 : k ? p.parts_k : p.parts_q;
+        if (partial[k])
+            add_sums_to_finish(&all, partial[k], parts, l->out[k].cols, &l->out[3 + k], l->add[3 + k]);
+    }
+    if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
+    for (int k = 0; k < 3 && e == cudaSuccess; k++) // in the same place
+        if (l->out[3 + k].data && !partial[k])
+            e = run_column_sums(l, &l->out[k], &l->out[3 + k], l->add[3 + k]);
     return e;
 }
 

@@ -50,6 +50,7 @@ typedef struct cost { double launches, bytes, flops, seconds; } cost;
 static double gelu_instructions = 217, slope_instructions = 250, adam_instructions = 379, norm_rate = 4.3;
 static const double rounding_instructions = 181; /* at most, of a tensor and its transpose */
 static const double sum_instructions = 24; /* what column sums add to the slope of 8 elements */
+static const double attention_sum_instructions = 33; /* ... to 8 of dq, dk and dv */
 static bool one_pass_too = true, wgmma;
 
 static double bytes_of(const tt_tape *t, int32_t id)
@@ -71,15 +72,47 @@ static void add(cost *to, double launches, double bytes, double flops, double fl
     to->seconds += seconds + launches * 1e-6;
 }
 
+typedef struct attention_kernels { bool wide, one_pass; } attention_kernels;
+
+/* As tinytrain_cuda.cu chooses, of whole sequences. */
+static attention_kernels kernels_of(const tt_tape *t, const tt__instr *i)
+{
+    const bool backward = i->op == TT__OP_ATTENTION_BACKWARD;
+    const tt__shape *q = &t->values[i->in[backward]].shape;
+    const double head_size = (double)q->cols / i->attr.heads;
+    const int longest = i->attr.max_length;
+    const bool fits = longest && longest <= 256 && head_size <= (longest <= 128 ? 32 : 64);
+    const bool plain = q->dtype != TT_F32 && !i->attr.window && !i->attr.alibi_heads && !i->attr.block;
+    const bool wide = wgmma && plain && head_size > 32 && head_size <= 64;
+    const attention_kernels a = {wide, backward && one_pass_too && fits && plain && !wide};
+    return a;
+}
+
 /* Sums of columns by the kernel that writes them: 264 chunks of rows (two a processor) leave a part each,
-   which another launch adds up. Those of a GELU by tanh are taken to be the same work in the product's
-   epilogue (DGELU_BGRAD). */
+   which another launch adds up: for norms the one that also adds up the parts of dw and db, for attention one
+   for dq, dk and dv, of which each tile leaves a part. Those of a GELU by tanh are taken to be the same work
+   in the product's epilogue (DGELU_BGRAD). */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
 {
-    const int32_t sums = i->out[tt__column_sums(i)];
-    if (tt__column_sums(i))
-        add(&costs[BIASES], 1, 2 * 264.0 * 4 * (double)t->values[sums].shape.cols + bytes_of(t, sums), 0, 1,
-            0, 4.3);
+    const bool norm = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
+    const bool attention = i->op == TT__OP_ATTENTION_BACKWARD;
+    double launches = norm ? 0 : 1;
+    for (int o = 0; o < tt__summed(i); o++) {
+        const int32_t sums = i->out[tt__column_sums(i, o)];
+        const tt__shape *y = &t->values[i->out[o]].shape;
+        if (!tt__column_sums(i, o)) continue;
+        double parts = 264;
+        if (attention) {
+            const attention_kernels a = kernels_of(t, i);
+            const double tiles = (double)y->rows / (a.wide && o ? 64 : 128);
+            parts = (double)t->values[i->in[4]].shape.rows - 1 + (a.one_pass ? 0 : tiles);
+        }
+        add(&costs[BIASES], launches, 2 * parts * 4 * (double)y->cols + bytes_of(t, sums), 0, 1, 0, 4.3);
+        if (attention)
+            add(&costs[BIASES], 0, 0, 0, 1,
+                (double)y->rows * (double)y->cols / 8 * attention_sum_instructions, 4.3);
+        launches = 0;
+    }
 }
 
 static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes)
@@ -103,29 +136,30 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
         4.3);
 }
 
-/* The fused loss, by chunks of rows: logits, their loss and gradient, dx, dw. */
+/* The fused loss, by chunks of rows: logits in f32, their loss and gradient, dx, and dw, to which chunks add
+   in f32. As of other products, bytes count where they take longer than FLOPs. */
 static void count_head(const tt_tape *t, const tt__instr *i, cost *costs, int64_t chunk)
 {
     const tt__shape *x = &t->values[i->in[0]].shape, *w = &t->values[i->in[3]].shape;
     const double rows = (double)x->rows, chunks = ceil(rows / (double)chunk);
     const double logits = rows * (double)w->rows, weights = (double)w->rows * (double)w->cols;
-    const double products = 1 + (i->out[1] != 0) + (i->out[3] != 0), half = (double)tt_dtype_bytes(x->dtype);
-    add(&costs[PRODUCTS], products * chunks, 0, products * 2 * logits * (double)w->cols, 650e12, 0, 4.3);
-    if (i->out[3]) add(&costs[PRODUCTS], 0, chunks * 8 * weights, 0, 1, 0, 4.3); /* reads and writes dw */
-    add(&costs[OTHERS], chunks + 2, logits * (8 + 3 * half), 0, 1, 0, 4.3);
+    const double half = (double)tt_dtype_bytes(x->dtype), flops = 2 * logits * (double)w->cols;
+    const double operands = bytes_of(t, i->in[0]) + chunks * half * weights;
+    add(&costs[PRODUCTS], chunks, operands + 4 * logits, flops, 650e12, 0, 4.3);
+    if (i->out[1]) add(&costs[PRODUCTS], chunks, operands + half * logits, flops, 650e12, 0, 4.3);
+    if (i->out[3])
+        add(&costs[PRODUCTS], chunks, bytes_of(t, i->in[0]) + half * logits + chunks * 8 * weights, flops,
+            650e12, 0, 4.3);
+    add(&costs[OTHERS], chunks + 2, logits * (4 + half), 0, 1, 0, 4.3);
 }
 
 static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, double length)
 {
     const bool backward = i->op == TT__OP_ATTENTION_BACKWARD;
     const tt__shape *q = &t->values[i->in[backward]].shape;
-    const double head_size = (double)q->cols / i->attr.heads, heads = i->attr.heads;
-    /* As tinytrain_cuda.cu chooses, of whole sequences. */
-    const int longest = i->attr.max_length;
-    const bool fits = longest && longest <= 256 && head_size <= (longest <= 128 ? 32 : 64);
-    const bool plain = q->dtype != TT_F32 && !i->attr.window && !i->attr.alibi_heads && !i->attr.block;
-    const bool wide = wgmma && plain && head_size > 32 && head_size <= 64;
-    const bool one_pass = backward && one_pass_too && fits && plain && !wide;
+    const double heads = i->attr.heads;
+    const attention_kernels kernels = kernels_of(t, i);
+    const bool wide = kernels.wide, one_pass = kernels.one_pass;
     /* Tiles in which no query sees a key are left out. */
     const double pairs = (double)q->rows * length / (i->attr.causal ? 2 : 1);
     const double flops = 4 * pairs * (double)q->cols * (one_pass ? 2.5 : backward ? 3.5 : 1);
@@ -173,7 +207,7 @@ static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double len
         }
         case TT__OP_LAYERNORM: case TT__OP_RMSNORM: add(&costs[NORMS], 1, bytes, 0, 1, 0, 4.3); break;
         case TT__OP_LAYERNORM_BACKWARD: case TT__OP_RMSNORM_BACKWARD:
-            add(&costs[NORMS_BACKWARD], 3, bytes, 0, 1, 0, norm_rate);
+            add(&costs[NORMS_BACKWARD], 2, bytes, 0, 1, 0, norm_rate);
             break;
         case TT__OP_ADAM: { /* p, m and v are read and written; tensors share a launch */
             const double elements = bytes_of(t, i->out[0]) /

@@ -3737,6 +3737,105 @@ TEST(matmul_in_tf32)
 #endif
 }
 
+/* Gradients of the biases of q, k and v, of layers of their own or of one for the three, after two
+   micro-batches; how many of the tape's instructions sum columns of attention's gradients. */
+enum { BIASED_ROWS = 75, BIASED_HEAD = 24, BIASED_LISTED = 9 };
+static int biases_of_attention(const char *isa, const char *precision, bool packed, int key_heads,
+                               bool listed, float *got)
+{
+    enum { ROWS = BIASED_ROWS, HEADS = 2, WIDTH = HEADS * BIASED_HEAD, IN = 17 };
+    static const char *const names[] = {"q", "k", "v"};
+    const int widths[] = {WIDTH, key_heads * BIASED_HEAD, key_heads * BIASED_HEAD};
+    const int all = widths[0] + widths[1] + widths[2], queries = listed ? BIASED_LISTED : ROWS;
+    static const int32_t starts[] = {0, 40, 41, ROWS};
+    test_allocator a;
+    tt_context *ctx = open_isa(test_options(&a), isa);
+    tt_tape *t = tt_tape_new(ctx);
+    tt_compile_options c = tt_compile_options_default();
+    tt_attention_options o = tt_attention_options_default(HEADS);
+    const tt_init init = {TT_INIT_NORMAL, 0.4f};
+    tt_param *w[3], *b[3], *last;
+    tt_value parts[3];
+    float x[ROWS * IN], y[ROWS * WIDTH];
+    int32_t rows[BIASED_LISTED];
+    uint64_t s = 3;
+    int found = 0;
+    for (int k = 0; k < ROWS * IN; k++) x[k] = (float)test_random(&s) * 0x1p-31f - 1;
+    for (int k = 0; k < ROWS * WIDTH; k++) y[k] = (float)test_random(&s) * 0x1p-31f - 1;
+    for (int k = 0; k < BIASED_LISTED; k++) rows[k] = (k * 31 + 5) % ROWS;
+    o.causal = !listed;
+    const tt_value in = tt_input(t, "x", TT_F32, ROWS, IN), start = tt_input(t, "starts", TT_I32, 4, 1);
+    const tt_value at = tt_input(t, "rows", TT_I32, BIASED_LISTED, 1);
+    const tt_value target = tt_input(t, "y", TT_F32, queries, WIDTH);
+    for (int k = 0, from = 0; k < 3; from += widths[k++]) {
+        const int64_t dims[] = {packed ? all : widths[k], IN};
+        if (k == 0 || !packed) {
+            w[k] = tt_param_new(ctx, names[k], 2, dims, init);
+            b[k] = tt_param_new(ctx, packed ? "b" : k == 0 ? "bq" : k == 1 ? "bk" : "bv", 1, dims, init);
+        }
+        parts[k] = packed && k ? parts[0] : tt_linear(t, in, w[k], b[k]);
+        if (packed && k == 2) {
+            parts[1] = tt_slice(t, parts[0], widths[0], widths[1]);
+            parts[2] = tt_slice(t, parts[0], widths[0] + widths[1], widths[2]);
+            parts[0] = tt_slice(t, parts[0], 0, widths[0]);
+        }
+    }
+    const int64_t dims[] = {WIDTH, WIDTH};
+    last = tt_param_new(ctx, "last", 2, dims, init);
+    const tt_value q = listed ? tt_gather_rows(t, parts[0], at) : parts[0];
+    const tt_value out = listed ? tt_attention_rows(t, q, parts[1], parts[2], start, at, &o)
+                                : tt_attention(t, q, parts[1], parts[2], start, &o);
+    const tt_value loss = tt_mean_squared_error(t, tt_linear(t, out, last, NULL), target, tt__handle(0));
+    c.device = is_cuda(isa) ? "cuda" : "cpu";
+    c.precision = precision;
+    c.accumulate = true;
+    tt_program *p = tt_compile(t, loss, &c);
+    if (report(p != NULL, "%s", tt_error(ctx))) {
+        for (int k = 0; k < 2; k++)
+            CHECK(tt_set(p, in, x, ROWS) == TT_OK && tt_set(p, start, starts, 4) == TT_OK &&
+                  (!listed || tt_set(p, at, rows, BIASED_LISTED) == TT_OK) &&
+                  tt_set(p, target, y, queries) == TT_OK && tt_micro_step(p, NULL) == TT_OK);
+        for (int k = 0, from = 0; k < (packed ? 1 : 3); from += widths[k++])
+            CHECK(tt_get_gradient(p, b[k], got + from) == TT_OK);
+        for (int k = 0; k < p->built.t->n_code; k++)
+            for (int j = 0; j < 3 && p->built.t->code[k].op == TT__OP_ATTENTION_BACKWARD; j++)
+                found += tt__column_sums(&p->built.t->code[k], j) != 0;
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return found;
+}
+
+TEST(biases_of_attention_cuda)
+{
+    static const char *const precision[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed"};
+    if (!has_isa("cuda")) SKIP("this build is without TINYTRAIN_CUDA");
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)16 << 20, 1, 1);
+#endif
+    for (int c = 0; c < 4 * 8; c++) {
+        const bool packed = c / 4 % 2, listed = c / 16;
+        const int key_heads = c / 8 % 2 + 1, width = 2 * BIASED_HEAD, keys = key_heads * BIASED_HEAD;
+        float got[2][6 * BIASED_HEAD];
+        snprintf(where, sizeof where, "%s, %d heads of keys%s%s", precision[c % 4], key_heads,
+                 packed ? ", packed" : "", listed ? ", listed queries" : "");
+        biases_of_attention("portable", precision[c % 4], packed, key_heads, listed, got[0]);
+        const int found = biases_of_attention("cuda", precision[c % 4], packed, key_heads, listed, got[1]);
+        /* Of a packed gradient, listed queries' rows are not all: others add to it. */
+        const int expected = c % 4 == 0 || (listed && packed) ? 0 : 3;
+        report(found == expected, "attention's backward has %d sums of columns, not %d", found, expected);
+        for (int k = 0, from = 0; k < 3; from += k++ ? keys : width) {
+            double most = 0, off = 0; /* those of keys are 0 but for rounding */
+            for (int e = 0; e < (k == 1 ? width : k ? keys : width); e++)
+                most = fmax(most, fabs((double)got[0][(k == 1 ? 0 : from) + e]));
+            for (int e = 0; e < (k ? keys : width); e++)
+                off = fmax(off, fabs((double)got[1][from + e] - got[0][from + e]));
+            report(off <= 0.05 * most && most > 0, "biases of %c differ by %g of %g", "qkv"[k], off, most);
+        }
+    }
+}
+
 #ifdef TINYTRAIN_CUDA
 /* ------------------------------------------------------------- one instruction on the CPU and on a GPU */
 
@@ -3850,6 +3949,155 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
     for (int k = 0; k < 2; k++) l->in[5 + k] = forward.out[k];
     for (int k = 0; k < 3; k++) l->out[k] = some(dtype, rows, size, 0, 0, s);
     same_on_both(l, 2 * units, "attention_backward");
+}
+
+/* ---- sums of columns that attention's backward leaves */
+
+typedef struct attention_sums_case {
+    const char *name;
+    int head, heads, key_heads, rows, seqs, listed, window, block;
+    bool causal, alibi, add, wgmma;
+} attention_sums_case;
+
+/* The sums of the columns of result o of l, which has `old` added to them: of its numbers as they are. */
+static void check_column_sums(const tt__launch *l, int o, const tt__mat *old)
+{
+    const tt__mat *y = &l->out[o], *sums = &l->out[3 + o];
+    int wrong = 0;
+    for (int64_t c = 0; c < y->cols; c++) {
+        const size_t at = (size_t)c * tt_dtype_bytes(sums->dtype);
+        float x, got;
+        double sum = 0, size = 0;
+        for (int64_t r = 0; r < y->rows; r++) {
+            tt__convert(&x, TT_F32, (char *)y->data + (r * y->ld + c) * 2, y->dtype, 1);
+            sum += x;
+            size += fabs((double)x);
+        }
+        if (old->data) {
+            tt__convert(&x, TT_F32, (char *)old->data + at, old->dtype, 1);
+            sum += x;
+        }
+        tt__convert(&got, TT_F32, (char *)sums->data + at, sums->dtype, 1);
+        const double unit = sums->dtype == TT_F32 ? 0x1p-24 : sums->dtype == TT_F16 ? 0x1p-11 : 0x1p-8;
+        wrong += !(fabs(got - sum) <= 1.001 * unit * fabs(sum) + 0x1p-19 * size + (unit > 0x1p-12) * 0x1p-25);
+    }
+    report(wrong == 0, "%d of %d sums of result %d are wrong", wrong, (int)y->cols, o);
+}
+
+/* The forward and the numbers that come of it are the CPU's. */
+static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, tt_dtype dtype,
+                                   tt_dtype of_sums, uint64_t *s)
+{
+    const int queries = c->listed ? c->listed : c->rows, width = c->head * c->heads,
+              key_width = c->head * c->key_heads;
+    int32_t *starts = (int32_t *)calloc((size_t)c->seqs + 1 + (size_t)c->listed, sizeof *starts);
+    int32_t *numbers = starts + c->seqs + 1;
+    tt__mat old[3];
+    tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+    for (int k = 0; k <= c->seqs; k++) /* of other lengths each, none for one */
+        starts[k] = k < c->seqs ? (int32_t)((int64_t)k * c->rows / c->seqs - (k % 2 && c->rows > 2 * c->seqs))
+                                : c->rows;
+    for (int k = 0; k < c->listed; k++) numbers[k] = (int32_t)(test_random(s) % (uint32_t)c->rows);
+    i.attr.heads = c->heads;
+    i.attr.key_heads = c->key_heads;
+    i.attr.scale = 0.2f;
+    i.attr.causal = c->causal;
+    i.attr.window = c->window;
+    i.attr.alibi = c->alibi ? 0.5f : 0;
+    i.attr.alibi_heads = c->alibi ? c->heads : 0;
+    i.attr.block = c->block;
+    i.attr.listed = c->block ? 1 : 0;
+    i.attr.list_rows = c->block ? c->rows / c->block : 0;
+    i.attr.dropout = c->head % 3 ? 0.2f : 0;
+    l->instr = &i;
+    l->in[0] = some(dtype, queries, width, -1, 1, s);
+    for (int k = 1; k < 3; k++) l->in[k] = some(dtype, c->rows, key_width, -1, 1, s);
+    l->in[3] = some_indices(starts, c->seqs + 1);
+    if (c->listed) l->in[4] = some_indices(numbers, c->listed);
+    l->out[0] = some(dtype, queries, width, 0, 0, s);
+    l->out[1] = some(TT_F32, queries, c->heads, 0, 0, s);
+    report(run_on_cpu(l), "attention on the CPU");
+    i.op = TT__OP_ATTENTION_BACKWARD;
+    for (int k = 4; k >= 0; k--) l->in[k == 4 ? 7 : k + 1] = l->in[k];
+    l->in[0] = some(dtype, queries, width, -1, 1, s);
+    l->in[5] = l->out[0];
+    l->in[6] = l->out[1];
+    for (int k = 0; k < 3; k++) {
+        const int columns = k ? key_width : width;
+        l->out[k] = some(dtype, k ? c->rows : queries, columns, -(float)c->add, (float)c->add, s);
+        l->add[k] = c->add;
+        l->out[3 + k] = some(of_sums, 1, columns, -1, 1, s);
+        l->add[3 + k] = k != 1;
+        old[k] = some(of_sums, 1, columns, 0, 0, s);
+        memcpy(old[k].data, l->out[3 + k].data, (size_t)columns * tt_dtype_bytes(of_sums));
+    }
+    snprintf(where, sizeof where, "%s, %s, sums in %s", c->name, tt_dtype_name(dtype),
+             tt_dtype_name(of_sums));
+    if (report(run_on_cuda(l, (size_t)1 << 20), "fails"))
+        for (int k = 0; k < 3; k++) {
+            const tt__mat none = {NULL, TT_F32, 0, 0, 0};
+            check_column_sums(l, k, l->add[3 + k] ? &old[k] : &none);
+        }
+    for (int k = 0; k < 3; k++) free(old[k].data);
+    memset(l->add, 0, sizeof l->add);
+    free_operands(l);
+    free(starts);
+}
+
+/* Each kernel of attention's backward leaves the sums of columns of what it writes: of queries, or keys, that
+   fill no tile, of sequences without any, of few queries, of heads that share keys, of more parts than there
+   is room for, and of gradients that are added to. */
+TEST(cuda_column_sums_of_attention)
+{
+    static const attention_sums_case cases_of[] = {
+        {"heads of 32 in one pass", 32, 2, 2, 80, 2, 0, 0, 0, false, false, false, false},
+        {"heads of 24 in one pass of 8 warps", 24, 3, 1, 200, 3, 0, 0, 0, true, false, false, false},
+        {"heads of 64 in one pass", 64, 2, 1, 141, 1, 0, 0, 0, false, false, false, false},
+        {"listed queries in one pass", 64, 2, 2, 190, 4, 7, 0, 0, false, false, false, false},
+        {"heads of 24", 24, 2, 2, 280, 3, 0, 0, 0, true, false, false, false},
+        {"heads of 64", 64, 2, 1, 290, 2, 0, 0, 0, false, false, false, false},
+        {"listed queries", 64, 1, 1, 280, 5, 70, 0, 0, true, false, false, false},
+        {"a window", 64, 2, 2, 280, 2, 0, 20, 0, true, false, false, false},
+        {"ALiBi", 40, 2, 1, 270, 2, 0, 0, 0, false, true, false, false},
+        {"heads of 80", 80, 2, 2, 100, 3, 0, 0, 0, true, false, false, false},
+        {"heads of 96", 96, 2, 1, 100, 2, 0, 0, 0, false, false, false, false},
+        {"heads of 128", 128, 2, 1, 150, 2, 0, 0, 0, true, false, false, false},
+        {"blocks", 64, 1, 1, 320, 1, 0, 0, 64, false, false, false, false},
+        {"more sequences than there is room for", 64, 2, 2, 600, 600, 0, 0, 0, false, false, false, false},
+        {"gradients that are added to", 64, 2, 2, 270, 2, 0, 0, 0, false, false, true, false},
+        {"heads without vectors", 20, 2, 2, 70, 2, 0, 0, 0, false, false, false, false},
+        {"by warpgroups", 64, 2, 1, 200, 3, 0, 0, 0, false, false, false, true},
+        {"by warpgroups, heads of 40", 40, 2, 2, 270, 2, 0, 0, 0, true, false, false, true},
+        {"by warpgroups, listed queries", 64, 2, 2, 190, 4, 7, 0, 0, true, false, false, true},
+    };
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)96 << 20, 1, 1);
+    emu_set_guard(0);
+#endif
+    tt_context *ctx = tt_open(&co);
+    uint64_t s = 7;
+    tt__run run;
+    tt__launch l;
+    memset(&run, 0, sizeof run);
+    memset(&l, 0, sizeof l);
+    run.seed = 5;
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run};
+    l.in[TT__RUN_IN] = of_run;
+    for (int c = 0; c < TT__COUNT(cases_of); c++)
+        for (int f16 = 0; f16 < 2; f16++) {
+            const attention_sums_case *of = &cases_of[c];
+            const tt_dtype dtype = f16 ? TT_F16 : TT_BF16;
+#ifdef TT_EMULATE
+            if (of->wgmma) emu_set_capability(0, 9, 0);
+#endif
+            if (of->wgmma) setenv("TINYTRAIN_WGMMA", "1", 1);
+            attention_sums_on_cuda(&l, of, dtype, (c + f16) % 2 ? TT_F32 : dtype, &s);
+            unsetenv("TINYTRAIN_WGMMA");
+        }
+    TEST_CLOSE(ctx, &a);
 }
 
 /* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
@@ -3976,6 +4224,7 @@ TEST(cuda_kernels_of_each_dtype)
 
 #else
 TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA"); }
+TEST(cuda_column_sums_of_attention) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
 /* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to
@@ -4527,7 +4776,8 @@ static const test_case tests[] = {
     TEST_CASE(micro_batches_equal_a_batch), TEST_CASE(ops_refuse_wrong_operands),
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),
     TEST_CASE(failed_micro_batch_ends_the_step), TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
-    TEST_CASE(cuda_tensors_share_launches), TEST_CASE(cuda_kernels_of_each_dtype), TEST_CASE(matmul_in_tf32),
+    TEST_CASE(cuda_tensors_share_launches), TEST_CASE(cuda_kernels_of_each_dtype),
+    TEST_CASE(cuda_column_sums_of_attention), TEST_CASE(biases_of_attention_cuda), TEST_CASE(matmul_in_tf32),
     TEST_CASE(quantize), TEST_CASE(history_of_fp8_scales), TEST_CASE(matmul_in_fp8),
     TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device),
     TEST_CASE(device_described_cuda),

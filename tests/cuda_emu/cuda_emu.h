@@ -448,6 +448,7 @@ enum { warpSize = 32 };
 
 void emu_begin_kernel();
 inline void tt__begin_kernel() { emu_begin_kernel(); }
+inline int tt__opaque(int x) { return x; }
 inline void __syncthreads(EMU_HERE) { emu_block_barrier(emu_file, emu_line); }
 inline int __syncthreads_count(int p, EMU_HERE) { return emu_block_vote(p, 0, emu_file, emu_line); }
 inline int __syncthreads_and(int p, EMU_HERE) { return emu_block_vote(p, 1, emu_file, emu_line); }
