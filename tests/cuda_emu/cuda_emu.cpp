@@ -230,6 +230,8 @@ static struct {
     size_t called[32];                      // how many of them the warp has made
     // fenced: since the last wait; unpublished: has copies by cp.async that no tt__wgmma_publish came behind.
     bool fenced[EMU_MOST_THREADS], committed[EMU_MOST_THREADS], unpublished[EMU_MOST_THREADS];
+    // The shared memory of the launch as it was at the block's last tt__wgmma_publish; empty: there was none.
+    std::vector<char> published;
 } block;
 
 void emu_kernel_begins() { emu_block.in_kernel = true; }
@@ -373,6 +375,7 @@ static void run_block(const std::function<void()> &kernel, uint32_t index, threa
         block.copy_group[i] = 0;
         block.fenced[i] = block.committed[i] = block.unpublished[i] = false;
     }
+    block.published.clear();
     for (auto &calls : block.calls) calls.clear();
     memset(block.called, 0, sizeof block.called);
     for (int i = 0; i * 32 < emu_block.threads; i++) block.warp[i].exited = 0;
@@ -725,6 +728,10 @@ static const char *wide_part(uint32_t matrix, bool transposed, int i, const char
     require_shared(p, 16, 16, "wgmma", file, line);
     emu_block.in_kernel = false;
     emu_touch(p, 16, EMU_READS, file, line);
+    // By ordinary stores, of any thread: products do not see these before a fence.
+    if (at + 16 <= emu_block.dynamic && (block.published.empty() || memcmp(&block.published[at], p, 16) != 0))
+        emu_fatal("wgmma at %s:%d: what it reads at shared address %u has been written with no "
+                  "tt__wgmma_publish behind", file, line, at);
     return p;
 }
 
@@ -810,7 +817,11 @@ void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
 }
 
 void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
-void emu_wgmma_publish() { block.unpublished[emu_block.current] = false; }
+void emu_wgmma_publish()
+{
+    block.unpublished[emu_block.current] = false;
+    block.published.assign(emu_shared_arena, emu_shared_arena + emu_block.dynamic);
+}
 void emu_wgmma_commit() { block.committed[emu_block.current] = true; }
 
 void emu_wgmma_wait(const char *file, int line)

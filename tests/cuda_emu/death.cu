@@ -283,7 +283,7 @@ static int ldmatrix_misaligned()
 }
 
 // ===================================================================================== warpgroups
-enum wgmma_mistake { NO_PUBLISH, NO_BARRIER, NO_FENCE, NO_WAIT, OVERWRITTEN, NO_COMMIT, APART };
+enum wgmma_mistake { NO_PUBLISH, NO_BARRIER, NO_FENCE, NO_WAIT, OVERWRITTEN, NO_COMMIT, APART, STORED };
 __global__ void multiplies(float *out, const float *a, int mistake)
 {
     TT__DYN_SHARED(bf16, tile);
@@ -294,6 +294,10 @@ __global__ void multiplies(float *out, const float *a, int mistake)
     tt__cp_async_wait<0>();
     if (mistake != NO_PUBLISH) tt__wgmma_publish();
     if (mistake != NO_BARRIER) __syncthreads();
+    if (mistake == STORED) { // behind the fence
+        for (int i = t; i < 4096; i += 128) tile[i] = __float2bfloat16(-__bfloat162float(tile[i]));
+        __syncthreads();
+    }
     if (mistake == APART && t < 32) return;
     if (mistake != NO_FENCE) tt__wgmma_fence();
     tt__wgmma_rows<bf16>(d[0], tt__wgmma_matrix(tile), tt__wgmma_matrix(tile), false);
@@ -318,6 +322,7 @@ static int wgmma_used_before_wait() { return multiply_with(NO_WAIT); }
 static int wgmma_of_overwritten_rows() { return multiply_with(OVERWRITTEN); }
 static int wgmma_never_committed() { return multiply_with(NO_COMMIT); }
 static int wgmma_by_some_warps() { return multiply_with(APART); }
+static int wgmma_of_stores_not_published() { return multiply_with(STORED); }
 
 // ===================================================================================== device memory
 __global__ void ones(float *out, int n)
@@ -657,9 +662,12 @@ static const death deaths[] = {
     DEATH(wgmma_without_fence, "without a tt__wgmma_fence", "without a tt__wgmma_fence",
           "without a tt__wgmma_fence"),
     DEATH(wgmma_used_before_wait, "wrong result", "wrong result", "wrong result"),
-    DEATH(wgmma_of_overwritten_rows, "~wrong result", "~wrong result", "RACE between threads|~wrong result"),
+    DEATH(wgmma_of_overwritten_rows, "~wrong result|no tt__wgmma_publish",
+          "~wrong result|no tt__wgmma_publish", "RACE between threads|~wrong result|no tt__wgmma_publish"),
     DEATH(wgmma_never_committed, "never waited for", "never waited for", "never waited for"),
     DEATH(wgmma_by_some_warps, "warps of a group made", "warps of a group made", "warps of a group made"),
+    DEATH(wgmma_of_stores_not_published, "no tt__wgmma_publish", "no tt__wgmma_publish",
+          "no tt__wgmma_publish"),
     DEATH(write_out_of_bounds, "write out of bounds of allocation 0", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(read_out_of_bounds, "wrong result", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(far_out_of_bounds, "far beyond", "far beyond", "far beyond"),
