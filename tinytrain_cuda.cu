@@ -1192,13 +1192,14 @@ void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t p
 // In one launch, but for those that add to the same.
 cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
 {
+    const int64_t sums = all->count;
     all_sums_to_finish some = *all;
     cudaError_t e = cudaSuccess;
-    for (int64_t from = 0; from < all->count && e == cudaSuccess; from += some.count) {
+    for (int64_t from = 0; from < sums && e == cudaSuccess; from += some.count) {
         int64_t columns = 0;
         bool apart = true;
         some.count = 0;
-        for (int64_t k = from; k < all->count; k++) {
+        for (int64_t k = from; k < sums; k++) {
             for (int64_t j = from; j < k; j++) apart = apart && all->of[j].to != all->of[k].to;
             if (!apart) break;
             some.of[some.count++] = all->of[k];
