@@ -44,6 +44,14 @@ static inline bool test__error(tt_context *ctx, tt_status status, const char *pa
 /* Under sanitizers, and on an emulated CPU, a test takes about ten times as long. A sweep whose results other
    builds check takes there one of several combinations that run the same code on the same sizes;
    TEST_BY_TURNS, of .ci/run, asks for that elsewhere. */
+#ifdef __has_feature /* clang's word for what gcc defines */
+#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#if __has_feature(thread_sanitizer) && !defined(__SANITIZE_THREAD__)
+#define __SANITIZE_THREAD__ 1
+#endif
+#endif
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(TEST_BY_TURNS)
 #define TEST_SANITIZED true
 #else
