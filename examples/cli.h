@@ -63,6 +63,7 @@ typedef struct cli_flag {
     double least, most;       /* of an INTEGER or NUMBER; of a TEXT's length in bytes, if most is not 0 */
     const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
     const char *also;         /* of a CHOICE: another CHOICE's name, with which it may be given too */
+    bool *given;              /* becomes true where it is given; NULL: that is not asked */
 } cli_flag;
 
 enum { CLI_WORD = -1 };
@@ -279,6 +280,7 @@ static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int c
         for (int k = 0; k < count; k++)
             if (strlen(flags[k].name) == name && memcmp(flags[k].name, argument, name) == 0) f = &flags[k];
         if (!f) cli_unknown(flags, count, argument);
+        if (f->given) *f->given = true;
         if (value) cli_set(cli_meant(flags, count, f, value + 1), value + 1);
         else if (f->type == CLI_SWITCH) *(bool *)f->to = true;
         else if (i + 1 == argc) die("%s needs a value: %s %s", f->name, f->name, f->value);

@@ -20,9 +20,10 @@ static struct {
     const char *data, *separator, *model, *kind, *lora_targets, *adapter, *generate;
     int layers, hidden, heads, length, batch, accumulate, epochs, lora, tokens, top_k;
     double lora_alpha, held, temperature, top_p, penalty;
-    bool across;
+    bool across, shaped; /* shaped: one of --kind to --heads was given */
     cli_training run;
-} opt = {.accumulate = 1, .held = 0.05, .tokens = 400, .temperature = 0.5, .top_p = 1, .penalty = 1,
+} opt = {.kind = "llama", .layers = 4, .hidden = 160, .heads = 5, .accumulate = 1, .held = 0.05,
+         .tokens = 400, .temperature = 0.5, .top_p = 1, .penalty = 1,
          .run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
@@ -34,12 +35,14 @@ static const cli_flag flags[] = {
      .help = "tokens see the documents before theirs in a window"},
     {"--model", "DIR", CLI_TEXT, &opt.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors or its shards, tokenizer.json (none: from scratch, on bytes)"},
-    {"--kind", "NAME", CLI_CHOICE, &opt.kind, .help = "without --model: the architecture (llama)",
-     .choices = "gpt2 llama mistral qwen2 gpt_neox falcon"},
-    {"--layers", "N", CLI_INTEGER, &opt.layers, .help = "... its layers (0: 4)", .most = 1000},
-    {"--hidden", "N", CLI_INTEGER, &opt.hidden, .help = "... its width (0: 160)", .most = 65536},
-    {"--heads", "N", CLI_INTEGER, &opt.heads, .help = "... heads, of which --hidden is a multiple "
-     "(0: 5)", .most = 4096},
+    {"--kind", "NAME", CLI_CHOICE, &opt.kind, .help = "without --model: the architecture",
+     .choices = "gpt2 llama mistral qwen2 gpt_neox falcon", .given = &opt.shaped},
+    {"--layers", "N", CLI_INTEGER, &opt.layers, .help = "... its layers", .least = 1, .most = 1000,
+     .given = &opt.shaped},
+    {"--hidden", "N", CLI_INTEGER, &opt.hidden, .help = "... its width", .least = 1, .most = 65536,
+     .given = &opt.shaped},
+    {"--heads", "N", CLI_INTEGER, &opt.heads, .help = "... heads, of which --hidden is a multiple",
+     .least = 1, .most = 4096, .given = &opt.shaped},
     {"--lora", "N", CLI_INTEGER, &opt.lora, .help = "with --model: train adapters of rank N alone, and save "
      "these as a peft folder (0: train the model)", .most = 65536},
     {"--lora-targets", "LIST", CLI_TEXT, &opt.lora_targets, .help = "... of modules of these names, with "
@@ -77,16 +80,11 @@ static void read_options(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "gpt",
               "Trains language models and continues texts with them.");
-    const bool shaped = opt.kind || opt.layers || opt.hidden || opt.heads;
-    if (shaped && (opt.model || opt.generate))
+    if (opt.shaped && (opt.model || opt.generate))
         die("--kind, --layers, --hidden and --heads make a new model, and --%s %s: leave them out",
             opt.model ? "model" : "generate", opt.model ? "has one" : "uses one");
     if (opt.generate && (opt.data || opt.run.resume))
         die("--generate trains nothing: leave out --data and --resume");
-    if (!opt.kind) opt.kind = "llama";
-    if (!opt.layers) opt.layers = 4;
-    if (!opt.hidden) opt.hidden = 160;
-    if (!opt.heads) opt.heads = 5;
     if (!opt.batch) opt.batch = opt.accumulate * (opt.model ? 8 : 2);
     if (opt.accumulate > opt.batch) die("--accumulate %d is more than --batch %d", opt.accumulate, opt.batch);
     if (opt.hidden % opt.heads) die("--hidden %d is not a multiple of --heads %d", opt.hidden, opt.heads);
