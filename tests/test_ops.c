@@ -3767,7 +3767,7 @@ static int biases_of_attention(const char *isa, const char *precision, bool pack
     const tt_value in = tt_input(t, "x", TT_F32, ROWS, IN), start = tt_input(t, "starts", TT_I32, 4, 1);
     const tt_value at = tt_input(t, "rows", TT_I32, BIASED_LISTED, 1);
     const tt_value target = tt_input(t, "y", TT_F32, queries, WIDTH);
-    for (int k = 0, from = 0; k < 3; from += widths[k++]) {
+    for (int k = 0; k < 3; k++) {
         const int64_t dims[] = {packed ? all : widths[k], IN};
         if (k == 0 || !packed) {
             w[k] = tt_param_new(ctx, names[k], 2, dims, init);
