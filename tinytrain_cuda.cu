@@ -5049,7 +5049,7 @@ template <class T, int D> struct attention_columns {
         TT__UNROLL for (int bit = 16; bit > 2; bit /= 2) {
             const bool upper = lane & bit;
             n /= 2;
-            if (upper) first += n;
+            first += upper ? n : 0;
             TT__UNROLL for (int i = 0; i < N / 2; i++) {
                 if (i >= n) continue;
                 const float other = __shfl_xor_sync(0xffffffffu, upper ? sum[i] : sum[i + n], bit);
