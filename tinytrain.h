@@ -35068,7 +35068,7 @@ static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
         const int64_t n = tt__min(p->size, EACH);
         for (int64_t at = 0; at < PLACES && p->read && status == TT_OK; at++) {
             status = p->read(p->source, (p->size - n) * at / (PLACES - 1), n, values);
-            *hash = tt__hash_on(*hash, values, sizeof *values * (size_t)n);
+            if (status == TT_OK) *hash = tt__hash_on(*hash, values, sizeof *values * (size_t)n);
         }
     }
     return status;
