@@ -1270,10 +1270,7 @@ static void net_open(net *to, const op_case *c, const size_set *size, const char
     g->seed = o.seed;
 #ifdef TT_EMULATE /* a new device in each case, with another order of all that CUDA leaves open */
     static uint64_t seed;
-    if (is_cuda(isa)) {
-        emu_configure(1, (size_t)64 << 20, 1, ++seed);
-        emu_set_guard(seed / EMU_SCHEDULERS % 4 == 0); /* with each order */
-    }
+    if (is_cuda(isa)) emu_configure(1, (size_t)64 << 20, 1, ++seed);
 #endif
     g->ctx = open_isa(o, isa);
     g->tape = tt_tape_new(g->ctx);
@@ -4074,7 +4071,6 @@ TEST(cuda_column_sums_of_attention)
     tt_context_options co = test_options(&a);
 #ifdef TT_EMULATE
     emu_configure(1, (size_t)96 << 20, 1, 1);
-    emu_set_guard(0);
 #endif
     tt_context *ctx = tt_open(&co);
     uint64_t s = 7;
@@ -4119,7 +4115,6 @@ TEST(cuda_kernels_of_each_dtype)
     tt_context_options co = test_options(&a);
 #ifdef TT_EMULATE
     emu_configure(1, (size_t)96 << 20, 1, 1);
-    emu_set_guard(0);
 #endif
     tt_context *ctx = tt_open(&co);
     uint64_t s = 1;

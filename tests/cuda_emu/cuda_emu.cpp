@@ -887,9 +887,9 @@ int emu_device_of(const void *p)
 emu_allocation *emu_find_allocation(int device, const void *p)
 {
     auto &all = emu_devices[device].allocations;
-    auto it = std::upper_bound(all.begin(), all.end(), (char *)p,
-                               [](char *x, const emu_allocation &a) { return x < a.p; });
-    return it == all.begin() ? nullptr : &*--it;
+    auto it = std::lower_bound(all.begin(), all.end(), (char *)p,
+                               [](const emu_allocation &a, char *x) { return a.p > x; });
+    return it == all.end() ? nullptr : &*it;
 }
 
 void emu_describe(const void *p, char *text, size_t size)
@@ -924,11 +924,12 @@ bool emu_bad_range(const void *p, size_t n)
 }
 
 // Host code never sees device memory; a kernel (bit 31) sees its device and the peers that were enabled.
-// Copies check their ranges themselves, so nothing is taken away for them.
-static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+// Copies check their ranges themselves, so nothing is taken away for them. The rights are those of whole huge
+// pages, as the time goes with the number of pages: small ones take up to two fifths of a test's time.
+static const size_t page = (size_t)sysconf(_SC_PAGESIZE), huge_page = (size_t)2 << 20;
+static char *huge_page_of(const char *p) { return (char *)((uintptr_t)p & ~(huge_page - 1)); }
 static bool some_open; // managed memory that the host's code may use until the device works again
-static bool guarded = true;
-static void set_access(unsigned mask, bool unguarded_too = false)
+static void set_access(unsigned mask)
 {
     for (int d = 0; some_open && d < emu_device_count; d++) {
         for (auto &a : emu_devices[d].allocations) {
@@ -937,14 +938,13 @@ static void set_access(unsigned mask, bool unguarded_too = false)
         }
     }
     some_open = false;
-    if (!mask && !guarded && !unguarded_too) return;
     for (int d = 0; d < emu_device_count; d++) {
         emu_device &dev = emu_devices[d];
         bool on = mask >> d & 1;
         if (on == dev.readable || (mask && !(mask >> 31) && !on)) continue;
-        if (dev.top > dev.base)
-            mprotect(dev.base, ((size_t)(dev.top - dev.base) + page - 1) & ~(page - 1),
-                     on ? PROT_READ | PROT_WRITE : PROT_NONE);
+        char *first = huge_page_of(dev.bottom);
+        if (first < dev.end)
+            mprotect(first, (size_t)(dev.end - first), on ? PROT_READ | PROT_WRITE : PROT_NONE);
         dev.readable = on;
     }
 }
@@ -1309,7 +1309,6 @@ static void first_configuration()
 static bool peers_allowed;
 extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t seed)
 {
-    static const size_t unit = 1 << 16;
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     if (devices < 0 || devices > EMU_MOST_DEVICES)
         emu_fatal("emu_configure: %d devices, at most %d", devices, EMU_MOST_DEVICES);
@@ -1331,16 +1330,15 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     emu_trace_reset();
     for (auto &d : emu_devices) {
         if (!d.base) continue;
-        unpoison(d.base, (size_t)(d.top - d.base));
-        munmap(d.base, emu_address_space + FAR_REGION);
+        unpoison(huge_page_of(d.bottom), (size_t)(d.end - huge_page_of(d.bottom)));
+        munmap(d.mapped, emu_address_space + FAR_REGION + huge_page);
         emu_trace_device_gone(d);
         d = emu_device();
     }
     // Room for many rounds of allocating and freeing.
-    emu_address_space = (bytes * 4 + ((size_t)16 << 20) + unit - 1) / unit * unit;
+    emu_address_space = (bytes * 4 + ((size_t)16 << 20) + huge_page - 1) / huge_page * huge_page;
     emu_device_count = devices;
     peers_allowed = peers != 0;
-    guarded = true;
     current_device = 0;
     other_objects = user_streams = 0;
     op_count = 0;
@@ -1354,11 +1352,14 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     emu_reseed(seed);
     for (int i = 0; i < devices; i++) {
         emu_device &d = emu_devices[i];
-        void *m = mmap(nullptr, emu_address_space + FAR_REGION, PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (m == MAP_FAILED) emu_fatal("no address space for device %d: %s", i, strerror(errno));
-        d.base = d.top = (char *)m;
-        d.end = d.base + emu_address_space;
+        d.mapped = (char *)mmap(nullptr, emu_address_space + FAR_REGION + huge_page, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (d.mapped == MAP_FAILED) emu_fatal("no address space for device %d: %s", i, strerror(errno));
+        d.base = huge_page_of(d.mapped + huge_page - 1);
+        d.end = d.bottom = d.base + emu_address_space;
+#ifdef MADV_HUGEPAGE
+        madvise(d.base, emu_address_space, MADV_HUGEPAGE);
+#endif
         d.limit = bytes;
         d.legacy = new_stream(i, 0);
         emu_trace_device(d);
@@ -1412,12 +1413,6 @@ extern "C" void emu_set_capability(int device, int major, int minor)
         emu_fatal("emu_set_capability: device %d of %d", device, emu_device_count);
     emu_devices[device].major = major;
     emu_devices[device].minor = minor;
-}
-extern "C" void emu_set_guard(int on)
-{
-    std::lock_guard<std::recursive_mutex> lock(emu_lock);
-    guarded = on != 0;
-    set_access(0);
 }
 extern "C" void emu_library_copy(void *to, const void *from, size_t n)
 {
@@ -1777,22 +1772,25 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 
 // ============================================================================== runtime API: memory
 // At an address that is a multiple of 256 and, as CUDA promises no more, of nothing else; managed memory has
-// pages of its own.
+// pages of its own. From the end of the device's memory downwards, so that what runs beyond the end of memory
+// is caught at once, though rights are those of whole huge pages.
 static void *allocate(size_t n, size_t charged, bool managed)
 {
     emu_device &d = emu_devices[current_device];
     size_t total = (EMU_REDZONE + n + EMU_REDZONE + 511) & ~(size_t)511;
-    char *first = d.top;
+    char *last = d.bottom; // the end of what it takes
     if (managed) {
-        first += page - EMU_REDZONE - (size_t)(d.top - d.base) % page;
+        last -= (uintptr_t)(last - EMU_REDZONE) % page;
         total = ((n + page - 1) & ~(page - 1)) + 2 * EMU_REDZONE;
     }
-    if (first + total > d.end)
+    if (total > (size_t)(last - d.base))
         emu_fatal("cudaMalloc: the address space of device %d is used up by freed allocations",
                   current_device);
-    set_access(0, true); // the device's memory becomes longer
-    emu_allocation a{first + EMU_REDZONE, n, charged, false, (int)d.allocations.size(), managed};
-    d.top = first + total;
+    set_access(0); // the device's memory becomes longer
+    emu_allocation a{last - total + EMU_REDZONE, n, charged, false, (int)d.allocations.size(), managed};
+    char *before = huge_page_of(d.bottom);
+    d.bottom = last - total;
+    poison(huge_page_of(d.bottom), (size_t)(before - huge_page_of(d.bottom)));
     d.used += charged;
     d.allocations.push_back(a);
     set_access(1u << current_device);

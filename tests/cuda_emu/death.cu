@@ -346,6 +346,12 @@ static int read_out_of_bounds()
     TT__LAUNCH(copy_some, 1, 64, 0, 0, out, a, 50);
     return differs(out, 64, [](int) { return 0.f; });
 }
+static int page_out_of_bounds() // though the device's huge page is larger than what has been allocated
+{
+    float *out = device_floats(64);
+    TT__LAUNCH(add, 1, 1, 0, 0, out + (1 << 12), out, 1);
+    return done();
+}
 static int far_out_of_bounds()
 {
     float *out = device_floats(64);
@@ -670,6 +676,7 @@ static const death deaths[] = {
           "no tt__wgmma_publish"),
     DEATH(write_out_of_bounds, "write out of bounds of allocation 0", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(read_out_of_bounds, "wrong result", "use-after-poison", "OUT OF BOUNDS"),
+    DEATH(page_out_of_bounds, "far beyond", "far beyond", "far beyond"),
     DEATH(far_out_of_bounds, "far beyond", "far beyond", "far beyond"),
     DEATH(memory_never_written, "wrong result", "wrong result", "was never written"),
     DEATH(use_after_free, nullptr, "use-after-poison", "FREED"),

@@ -28,9 +28,6 @@ void emu_configure(int devices, size_t bytes_per_device, int peers, uint64_t see
 /* The compute capability of a device, until the next emu_configure, which makes it 9.0. */
 void emu_set_capability(int device, int major, int minor);
 
-/* 0: the host's code may touch device memory unnoticed, until the next emu_configure. For sweeps whose host
-   code is the same: to take the memory away whenever the host goes on is a third of the emulator's time. */
-void emu_set_guard(int on);
 /* Copies between any memory as another library does, a CUDA-aware MPI: at once, after no other stream. */
 void emu_library_copy(void *to, const void *from, size_t n);
 

@@ -81,15 +81,17 @@ struct emu_allocation {
     bool managed = false, open = false; // open: the host's code may use it at the moment
 };
 struct emu_device {
-    char *base = nullptr, *top = nullptr, *end = nullptr; // addresses are handed out once and never again
-    char *shadow = nullptr;                               // trace build
+    char *mapped = nullptr;               // what mmap gave
+    char *base = nullptr, *end = nullptr; // of the device's addresses: whole huge pages
+    char *bottom = nullptr; // [bottom, end) has been handed out; each address is handed out only once
+    char *shadow = nullptr; // trace build
     size_t used = 0, limit = 0;
     int major = 9, minor = 0;                // compute capability
     bool concurrent = true;                  // cudaDevAttrConcurrentManagedAccess
-    std::vector<emu_allocation> allocations; // by address
+    std::vector<emu_allocation> allocations; // by address, the highest first
     unsigned peers = 0;                      // mask of those it may reach
     unsigned wrong[EMU_MOST_DEVICES] = {};   // EMU_NO_ACCESS ... of what comes from each other one
-    bool readable = false;                   // the access rights of [base, top) at the moment
+    bool readable = false;                   // the access rights of [bottom, end) at the moment
     emu_stream *legacy = nullptr;
 };
 
