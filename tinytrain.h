@@ -2156,6 +2156,22 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
     return n * a->listed;
 }
 
+/* The backward of attention on CUDA draws which weights dropout keeps for dq, and has them as bits for dk and
+   dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries and 64 keys of a sequence and a head. The bytes of all, of
+   so many rows, where that is no more than q has, so that memory grows by the rows alone; else 0, and they
+   are drawn again. Up to 256 rows of a sequence one pass makes all three. */
+#define TT__CUDA_ATTENTION_BITS 512
+static inline size_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
+{
+    const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
+    const int64_t across = (longest + 63) / 64, tiles = q->rows / 64 + seqs;
+    const bool plain = !a->window && !a->alibi_heads && !a->block && q->cols / a->heads <= 64;
+    if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
+    const int64_t pairs = a->causal ? (tiles * (across + 1) + 1) / 2 : tiles * across;
+    const size_t bytes = (size_t)(pairs * a->heads) * TT__CUDA_ATTENTION_BITS;
+    return bytes <= (size_t)(q->rows * q->cols) * tt_dtype_bytes(q->dtype) ? bytes : 0;
+}
+
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
    another number, the heads after the largest power of two n have each second slope of 2 n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
@@ -5522,14 +5538,18 @@ static size_t tt__cpu_attention(int threads, const tt_tape *t, const tt__instr *
 }
 
 /* Row numbers put in order: starts, rows and places. Backward: the sum of dout * out of each row and head,
-   which all blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2). */
+   which all blocks that own queries or keys read (Dao: "FlashAttention-2", 2023, algorithm 2), and bits. */
 static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 {
     const tt__attention_operands at = tt__attention_of(i->op == TT__OP_ATTENTION_BACKWARD);
     size_t rows = (size_t)tt__in(t, i, at.q)->rows, starts = (size_t)tt__in(t, i, at.starts)->rows;
     size_t order = i->in[at.numbers] ? tt__align_to((starts + 2 * rows) * 4, TT__CUDA_ALIGN) : 0;
     order += tt__align_to(sizeof(uint16_t) * (size_t)tt__listed_blocks(&i->attr), TT__CUDA_ALIGN);
-    return order + (at.backward ? tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) : 0);
+    if (!at.backward) return order;
+    const tt__shape *q = tt__in(t, i, at.q);
+    const tt__mat all = {NULL, q->dtype, q->rows, q->cols, q->cols};
+    const size_t bits = i->in[at.numbers] ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
+    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + bits;
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,

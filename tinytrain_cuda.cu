@@ -4293,6 +4293,7 @@ struct attention_args {
     int parts_q, parts_k;
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
+    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -4320,6 +4321,7 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 
 // A tile of a sequence: of its queries or of its keys.
 struct attention_tile {
+    int sequence;
     int begin, length;  // rows of the batch
     int first, queries; // numbers of queries
     int at;             // where in these or in those the tile begins
@@ -4340,6 +4342,7 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
         n = min(step, n - last * step);
     }
     attention_tile t;
+    t.sequence = s;
     t.begin = p.seq_start[s];
     t.length = p.seq_start[s + 1] - t.begin;
     t.first = p.query_start[s];
@@ -4347,6 +4350,25 @@ __device__ __forceinline__ attention_tile attention_find(const attention_args &p
     t.at = (number - start[s] / SIZE - s) * SIZE;
     if (t.at >= start[s + 1] - start[s]) t.at = -1;
     return t;
+}
+
+// Where the kernel of dq leaves for that of dk and dv which weights dropout keeps, of 64 queries and 64 keys:
+// tiles number `queries` and `keys` of a sequence. (4, 64, 16) bits: of query i and key j, as of
+// attention_keep, number (j / 16 * 64 + i) * 16 + j % 16. Pairs of tiles lie in the order of a matrix, or, of
+// causal attention, which has none above the diagonal, of a triangle. See tt__cuda_attention_bits. begin: of
+// the sequence, see below.
+__device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
+                                                         int keys, int head)
+{
+    const int pair = p.causal ? queries * (queries + 1) / 2 : queries * ((p.longest + 63) / 64);
+    return p.bits + ((begin + pair + keys) * p.heads + head) * TT__CUDA_ATTENTION_BITS;
+}
+
+// How many pairs of tiles there is room for in front of t's sequence.
+__device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
+{
+    const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
+    return p.causal ? (tiles * (across + 1) + 1) / 2 : tiles * across;
 }
 
 // How many of the sequence's keys there are up to the last that any of a tile's `count` queries sees.
@@ -4821,6 +4843,18 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return keep;
 }
 
+// The same from bits: those of the warp's first 16 keys and the QUERIES queries, as attention_fetch_bits lays
+// them.
+template <int MT, int QUERIES>
+__device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
+{
+    const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    uint32_t keep = 0;
+    TT__UNROLL for (int i = MT * QUERIES / 8 - 1; i >= 0; i--) // two queries of 16 keys
+        keep = 2 * keep + (*(const uint32_t *)(bits + 16 * i + 2 * pair) >> group & 0x01010101u);
+    return keep;
+}
+
 // A row of scores is here a key, a column a query.
 __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
 {
@@ -5127,19 +5161,23 @@ __device__ __forceinline__ void attention_rows_of(int (&row)[MT][2], const atten
 }
 
 // Which of the weights for keys key ... key + KEYS - 1 the warp keeps; see attention_kept. Drawn before there
-// are scores, which take the registers. The four threads of a row draw for 8 keys each.
+// are scores, which take the registers. The four threads of a row draw for 8 keys each. to: attention_bits of
+// the warp's first query and the first of these keys; NULL: they are not left.
 template <int MT, int KEYS>
 __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS / 64], const attention_args &p,
                                                     uint64_t random, const int (&row)[MT][2], int key,
-                                                    int head)
+                                                    int head, unsigned char *to = NULL)
 {
+    enum { OCTETS = KEYS / 32 };
     const int t = threadIdx.x % 4;
+    uint16_t *const left = (uint16_t *)to + t / 2 * 64 + threadIdx.x % 32 / 4;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
     if (!p.drop) return;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
-        uint32_t bits = attention_keep(p, random, row[i / (KEYS / 16)][i / (KEYS / 32) % 2],
-                                       key / 8 + i % (KEYS / 32) * 4 + t, head) << 8 * t;
+        const int m = i / (2 * OCTETS), h = i / OCTETS % 2, octet = i % OCTETS;
+        uint32_t bits = attention_keep(p, random, row[m][h], key / 8 + 4 * octet + t, head) << 8 * t;
         bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
+        if (to && t % 2 == i % 2) left[128 * octet + 16 * m + 8 * h] = (uint16_t)(bits >> 16 * (t / 2));
         bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
         keep[i / 4] |= (bits >> 2 * t & 0x03030303u) << i % 4 * 2;
     }
@@ -5154,6 +5192,16 @@ __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS 
     return keep[i / 4] >> (n % 4 * 8 + i % 4 * 2 + e) & 1;
 }
 
+// The kernels of plain and causal attention; of a window and ALiBi; by blocks of a multiple of 64 rows.
+enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
+
+// Whether keys from `key` on are all behind those that the warp's queries, or its group's, from `at` on see.
+template <int MT, int GROUPS, attention_kind KIND>
+__device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
+{
+    return KIND == PLAIN && p.causal && !p.query_row && key >= at + (GROUPS ? 64 : 16 * MT);
+}
+
 // What forward and dq begin with: the block's tile of queries, and the part of its warp, which begins at
 // `mine`.
 template <int MT> struct attention_queries {
@@ -5163,9 +5211,6 @@ template <int MT> struct attention_queries {
     int begin, end, all;  // keys that any of them sees; up to `all` each of the warp's does
     int row[MT][2];       // attention_rows_of
 };
-
-// The kernels of plain and causal attention; of a window and ALiBi; by blocks of a multiple of 64 rows.
-enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 
 // Of block-sparse attention, for what a block of threads works on: its blocks of queries (or of keys) [from,
 // to] of a sequence that is taken by n blocks; 0: it is not.
@@ -5273,7 +5318,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
             __syncthreads();
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        if (team >= count) continue; // the warp, or its group, has no queries
+        // The warp, or its group, has no queries, or none that sees any of the keys.
+        if (team >= count || attention_behind<MT, GROUPS, KIND>(p, t.at + team, key)) continue;
         int often = 1; // how often its queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -5364,11 +5410,13 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
     TT__SHARED(attention_sums, sums, [GROUPS ? QUERIES : 1]); // which take registers else
     TT__SHARED(float, part, [WARPS][D]);
+    TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and of key 0
     TT__DYN_SHARED(T, shared);
     T *qs = attention_room<GROUPS>(shared), *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
     T *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
+    const bool keeps = KIND == PLAIN && D <= 64 && p.bits;
     if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) {
         attention_write_sums<D>(p.sums_q, attention_sums_begin(p, p.heads, b.head), part, 0, p.head_size,
                                 (int)threadIdx.x);
@@ -5381,6 +5429,9 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
     if (threadIdx.x == 0) random = attention_key(p);
+    if (keeps && threadIdx.x % 32 == 0)
+        kept_at[threadIdx.x / 32] = attention_bits(p, attention_bits_begin(p, t), (t.at + mine) / 64, 0, head)
+            + mine % 64 * 2;
     attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(qs, p.q, p.query_at, first, count, head,
                                                           p.head_size);
     attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(ds, p.dout, p.query_at, first, count, head,
@@ -5405,7 +5456,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
         attention_wait<GROUPS>();
         __syncthreads();
         if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        if (team >= count) continue;
+        if (team >= count || attention_behind<MT, GROUPS, KIND>(p, t.at + team, key)) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -5415,7 +5466,11 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
                 b.row[0][h] = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4].row;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4], g[MT][KEYS / 8][4];
-        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
+        unsigned char *bits = NULL;
+        if (keeps)
+            bits = kept_at[threadIdx.x / 32] + key / 64 * ((int64_t)p.heads * TT__CUDA_ATTENTION_BITS)
+                + key % 64 * 8;
+        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head, bits);
         if constexpr (GROUPS > 0) {
             tt__wgmma_fence();
             attention_wide<T>(s, qs + team * PITCH, kt);
@@ -5495,23 +5550,42 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
     tt__cp_async_commit();
 }
 
-// A row of scores is here a key, a column a query.
-template <class T, int D, int MT, int QUERIES, attention_kind KIND, int GROUPS = 0>
+// to (KEYS / 16, QUERIES, 16) = attention_bits of queries from `from` on and of keys from t.at on, in the
+// background; zeros behind the sequence's end, and of pairs of tiles that have none. begin: of the sequence.
+template <int KEYS, int QUERIES>
+__device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
+                                                     const attention_tile &t, int64_t begin, int from,
+                                                     int head)
+{
+    enum { PARTS = QUERIES / 8 }; // of 16 bytes, of 16 keys
+    const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
+    if (i >= KEYS / 16 * PARTS) return;
+    const bool there = key < t.length && (!p.causal || key / 64 <= from / 64);
+    const unsigned char *bits = there ? attention_bits(p, begin, from / 64, key / 64, head) + key % 64 * 8
+        + from % 64 * 2 + i % PARTS * 16 : p.bits;
+    tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
+}
+
+// A row of scores is here a key, a column a query. READS: which weights dropout keeps is in p.bits.
+template <class T, int D, int MT, int QUERIES, attention_kind KIND, int GROUPS = 0, bool READS = false>
 __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, GROUPS == 1 ? 3 : 2)
 void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
     enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, KEYS = MT * THREADS / 2,
            PITCH = GROUPS ? D : D + 8, WIDE = GROUPS > 0 };
-    TT__SHARED(int64_t, sums_begin, ); // here, as else it takes a register of the loop's
+    TT__SHARED(int64_t, sums_begin, ); // here, as else they take registers of the loop's
+    TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_sparse, sparse, ); // these two of BY_BLOCKS, which has no registers left for them
-    TT__SHARED(attention_tile, tile, );
+    TT__SHARED(attention_tile, tile, ); // of kernels that have no registers left for it
+    TT__SHARED(attention_sparse, sparse, );
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room<GROUPS>(shared), *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
     T *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
+    enum { BITS = KEYS * QUERIES / 8 };
+    unsigned char *const kept = (unsigned char *)(rows + 2 * QUERIES); // attention_fetch_bits, two stages
     const int key_heads = p.heads / p.group, mine = (int)threadIdx.x / 32 * 16 * MT;
     const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
     const int group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
@@ -5528,13 +5602,12 @@ void attention_dkdv(attention_args p)
         write_sums(0, (int)threadIdx.x);
         return;
     }
-    if (KIND == BY_BLOCKS) {
-        if (threadIdx.x == 0) {
-            tile = found;
-            sparse = attention_sparse_of(p, found.length, found.at, min(KEYS + 0, found.length - found.at));
-        }
-        __syncthreads();
+    if ((READS || KIND == BY_BLOCKS) && threadIdx.x == 0) {
+        tile = found;
+        if (READS) bits_begin = attention_bits_begin(p, found);
+        else sparse = attention_sparse_of(p, found.length, found.at, min(KEYS + 0, found.length - found.at));
     }
+    if (READS || KIND == BY_BLOCKS) __syncthreads();
     const attention_tile &t = KIND == BY_BLOCKS ? tile : found;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
@@ -5549,6 +5622,7 @@ void attention_dkdv(attention_args p)
     attention_fetch<T, D, KEYS, THREADS, WIDE>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
     tt__cp_async_commit();
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+        if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
         attention_fetch_queries<T, D, QUERIES, THREADS, WIDE>(qs, lses, rows, p, t.first + from,
                                                               t.queries - from, head, stage);
     };
@@ -5579,7 +5653,8 @@ void attention_dkdv(attention_args p)
             often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
-        const int first = GROUPS ? tt__opaque(t.at + mine) : t.at + mine; // of the warp's keys
+        const int own = GROUPS ? tt__opaque((int)threadIdx.x) / 32 * 16 * MT : mine; // `mine`, in no register
+        const int first = t.at + own; // of the warp's keys
         const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
         if constexpr (GROUPS > 0) {
@@ -5588,7 +5663,9 @@ void attention_dkdv(attention_args p)
             attention_wide<T>(g, vs + team * PITCH, dt);
             tt__wgmma_commit();
         }
-        const uint32_t keep = attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
+        const uint32_t keep = READS
+            ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + own / 8 * QUERIES)
+            : attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
         if constexpr (GROUPS > 0) {
             tt__wgmma_wait(s[0]);
             tt__wgmma_done(g[0]);
@@ -5635,15 +5712,16 @@ void attention_dkdv(attention_args p)
     if (p.sums_k || p.sums_v) __syncthreads();
     // One thread has an element of dk and of dv, which may be the same.
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const int to_head = WIDE ? p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads : key_head;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int r = 16 * MT * warp + 16 * m + 8 * h + lane / 4, row = t.begin + t.at + r;
+                const int r = 16 * MT * warp + 16 * m + 8 * h + lane / 4, row = (READS ? tile : t).begin + t.at + r;
                 if (r >= count || !(k ? p.dv : p.dk).data) continue;
-                attention_store<T, D>(k ? p.dv : p.dk, row, key_head, p.head_size, k ? dv[m] : dk[m], h,
+                attention_store<T, D>(k ? p.dv : p.dk, row, to_head, p.head_size, k ? dv[m] : dk[m], h,
                                       k ? p.keep_scale : p.scale, k ? p.add_dv : p.add_dk, lane, columns,
                                       sums);
             }
@@ -5982,6 +6060,12 @@ template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__devic
         ? TT__LAUNCH((attention_backward<T, D, WARPS>), blocks, 32 * WARPS, shared, d->stream, *p) : e;
 }
 
+// Shared memory of attention_dkdv for two stages of bits.
+size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
+{
+    return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
+}
+
 // By warpgroups: two passes for sequences of any length, as they take less time than one of mma.sync.
 template <class T> cudaError_t attention_backward_wide(tt__device *d, attention_args *p)
 {
@@ -5993,9 +6077,11 @@ template <class T> cudaError_t attention_backward_wide(tt__device *d, attention_
         e = attention_launch(d, attention_dq<T, 64, 1, 64, PLAIN, DQ_GROUPS>, p, p->q.rows, 64 * DQ_GROUPS,
                              p->heads, 1, 128 * DQ_GROUPS, (2 * DQ_GROUPS + 4) * TILE + TT__WIDE_ROOM);
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS>, p, p->k.rows,
-                             64 * KEY_GROUPS, p->heads / p->group, 1, 128 * KEY_GROUPS,
-                             (2 * KEY_GROUPS + 4) * TILE + 6 * 64 * sizeof(float) + TT__WIDE_ROOM);
+        e = attention_launch(d, p->bits ? attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS, true>
+                                        : attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS>,
+                             p, p->k.rows, 64 * KEY_GROUPS, p->heads / p->group, 1, 128 * KEY_GROUPS,
+                             (2 * KEY_GROUPS + 4) * TILE + 6 * 64 * sizeof(float)
+                             + attention_kept_bytes(p, 64 * KEY_GROUPS, 64) + TT__WIDE_ROOM);
     return e;
 }
 
@@ -6018,11 +6104,13 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     if (p->dq.data && p->q.rows > 0)
         e = attention_launch(d, attention_dq<T, D, QMT, KEYS, KIND>, p, p->q.rows, 64 * QMT, p->heads, 1, 128,
                              (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
+    auto dkdv = attention_dkdv<T, D, KMT, QUERIES, KIND>;
+    if constexpr (D <= 64 && KIND == PLAIN)
+        if (p->bits) dkdv = attention_dkdv<T, D, KMT, QUERIES, KIND, 0, true>;
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, attention_dkdv<T, D, KMT, QUERIES, KIND>, p, p->k.rows, 64 * KMT,
-                             p->heads / p->group, 1, 128,
+        e = attention_launch(d, dkdv, p, p->k.rows, 64 * KMT, p->heads / p->group, 1, 128,
                              (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T)
-                             + 6 * QUERIES * sizeof(float));
+                             + 6 * QUERIES * sizeof(float) + attention_kept_bytes(p, 64 * KMT, QUERIES));
     return e;
 }
 
@@ -6061,6 +6149,7 @@ cudaError_t attention_on_cores(tt__device *d, attention_args *p)
     }
     if (p->lse) p->lse -= p->first_head;
     if (p->delta) p->delta -= p->first_head;
+    if (p->bits) p->bits -= (int64_t)p->first_head * TT__CUDA_ATTENTION_BITS;
     if (p->sums_q) p->sums_q -= p->first_head * p->head_size;
     if (p->sums_k) p->sums_k -= p->first_head / p->group * p->head_size;
     if (p->sums_v) p->sums_v -= p->first_head / p->group * p->head_size;
@@ -6122,6 +6211,11 @@ cudaError_t run_attention_backward(const tt__launch *l)
     p.dq = l->out[0]; p.dk = l->out[1]; p.dv = l->out[2];
     p.add_dq = l->add[0]; p.add_dk = l->add[1]; p.add_dv = l->add[2];
     if (e != cudaSuccess) return e;
+    used += tt__align_to((size_t)(p.q.rows * p.heads) * sizeof(float), TT__CUDA_ALIGN);
+    const bool both = p.dq.data && (p.dk.data || p.dv.data);
+    const size_t bits = tt__cuda_attention_bits(&l->instr->attr, &p.q, p.seqs);
+    if (both && !p.query_row && bits > 0 && used + bits <= l->instr->workspace)
+        p.bits = (unsigned char *)l->workspace + used;
     const bool fast = p.seqs > 0 && attention_fast(&p);
     float *next = resident_of(l)->sums, *const end = next + resident_workspace::BYTES / sizeof(float);
     float *partial[3] = {NULL, NULL, NULL};
