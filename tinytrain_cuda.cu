@@ -4843,8 +4843,7 @@ __device__ __forceinline__ uint32_t attention_draw_columns(const attention_args 
     return keep;
 }
 
-// The same from bits: those of the warp's first 16 keys and the QUERIES queries, as attention_fetch_bits lays
-// them.
+// The same from bits: those of QUERIES queries and the warp's first 16 keys, from attention_fetch_bits.
 template <int MT, int QUERIES>
 __device__ __forceinline__ uint32_t attention_read_columns(const unsigned char *bits)
 {
@@ -5577,8 +5576,8 @@ void attention_dkdv(attention_args p)
     TT__SHARED(int64_t, sums_begin, ); // here, as else they take registers of the loop's
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
-    TT__SHARED(attention_tile, tile, ); // of kernels that have no registers left for it
-    TT__SHARED(attention_sparse, sparse, );
+    TT__SHARED(attention_sparse, sparse, ); // these two of kernels that have no registers left for them
+    TT__SHARED(attention_tile, tile, );
     TT__DYN_SHARED(T, shared);
     T *ks = attention_room<GROUPS>(shared), *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
     T *ds = qs + 2 * QUERIES * PITCH;
@@ -5602,12 +5601,17 @@ void attention_dkdv(attention_args p)
         write_sums(0, (int)threadIdx.x);
         return;
     }
-    if ((READS || KIND == BY_BLOCKS) && threadIdx.x == 0) {
-        tile = found;
-        if (READS) bits_begin = attention_bits_begin(p, found);
-        else sparse = attention_sparse_of(p, found.length, found.at, min(KEYS + 0, found.length - found.at));
+    if (KIND == BY_BLOCKS || READS) {
+        if (threadIdx.x == 0) {
+            tile = found;
+            if (READS)
+                bits_begin = attention_bits_begin(p, found);
+            else
+                sparse = attention_sparse_of(p, found.length, found.at,
+                                             min(KEYS + 0, found.length - found.at));
+        }
+        __syncthreads();
     }
-    if (READS || KIND == BY_BLOCKS) __syncthreads();
     const attention_tile &t = KIND == BY_BLOCKS ? tile : found;
     const int count = min(KEYS + 0, t.length - t.at);
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
@@ -5653,7 +5657,7 @@ void attention_dkdv(attention_args p)
             often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
-        const int own = GROUPS ? tt__opaque((int)threadIdx.x) / 32 * 16 * MT : mine; // `mine`, in no register
+        const int own = WIDE ? tt__opaque((int)threadIdx.x) / 32 * 16 * MT : mine; // in no register
         const int first = t.at + own; // of the warp's keys
         const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
@@ -5712,14 +5716,16 @@ void attention_dkdv(attention_args p)
     if (p.sums_k || p.sums_v) __syncthreads();
     // One thread has an element of dk and of dv, which may be the same.
     const int thread = tt__opaque((int)threadIdx.x), warp = thread / 32, lane = thread % 32;
-    const int to_head = WIDE ? p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads : key_head;
+    const int to_head = KIND == NEARBY // else computed again, so that the loop keeps nothing of it
+        ? key_head : p.first_head / p.group + tt__opaque((int)blockIdx.x) % key_heads;
     TT__UNROLL for (int k = 0; k < 2; k++) {
         float *const sums = k ? p.sums_v : p.sums_k;
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int r = 16 * MT * warp + 16 * m + 8 * h + lane / 4, row = (READS ? tile : t).begin + t.at + r;
+                const int r = 16 * MT * warp + 16 * m + 8 * h + lane / 4;
+                const int row = (READS ? tile : t).begin + t.at + r;
                 if (r >= count || !(k ? p.dv : p.dk).data) continue;
                 attention_store<T, D>(k ? p.dv : p.dk, row, to_head, p.head_size, k ? dv[m] : dk[m], h,
                                       k ? p.keep_scale : p.scale, k ? p.add_dv : p.add_dk, lane, columns,

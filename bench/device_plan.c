@@ -163,11 +163,18 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     /* Tiles in which no query sees a key are left out. */
     const double pairs = (double)q->rows * length / (i->attr.causal ? 2 : 1);
     const double flops = 4 * pairs * (double)q->cols * (one_pass ? 2.5 : backward ? 3.5 : 1);
-    const double draws = i->attr.dropout > 0 ? pairs * heads * (backward && !one_pass ? 2 : 1) : 0;
+    const tt__mat of_q = {NULL, q->dtype, q->rows, q->cols, q->cols};
+    const int64_t seqs = t->values[i->in[backward ? 4 : 3]].shape.rows - 1;
+    const bool kept = backward && !one_pass && !i->in[7] && tt__cuda_attention_bits(&i->attr, &of_q, seqs);
+    const double draws = i->attr.dropout > 0 ? pairs * heads * (backward && !one_pass && !kept ? 2 : 1) : 0;
     cost *to = &costs[backward ? ATTENTION_BACKWARD : ATTENTION];
     const double rate = one_pass ? 128e12 : backward ? (wide ? 241e12 : 147e12) : wide ? 215e12 : 174e12;
     add(to, one_pass ? 2 : backward ? 3 : 1, bytes, flops, rate, 0, 4.3);
     add(to, 0, 0, 0, 1, 14 * draws, 4.3);
+    if (kept) add(to, 0, pairs * heads / 8 * 2, 0, 1, 0, 4.3); /* a bit for each, written and read */
+    if (kept) add(to, 0, 0, 0, 1, 2.5 * pairs * heads, 4.3);
+    if (backward) /* before: the sums of dout * out */
+        add(to, 0, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]) + 4 * (double)q->rows * heads, 0, 1, 0, 4.3);
 }
 
 static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double length)

@@ -2294,7 +2294,9 @@ TEST(stochastic_rounding_is_unbiased)
 }
 
 #ifdef TINYTRAIN_CUDA
-/* Runs an instruction, whose operands are the host's, on a GPU. */
+/* Runs an instruction, whose operands are the host's, on a GPU. workspace_after: where not NULL, it gets what
+   that then has. */
+static void *workspace_after;
 static bool run_on_cuda(const tt__launch *host, size_t workspace)
 {
     const tt__backend *b = &tt__cuda_backend;
@@ -2323,12 +2325,14 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
         }
         if (ok && !to) ok = b->launch(&l, 1) == TT_OK;
     }
+    if (ok && workspace_after) ok = b->read(d, workspace_after, l.workspace, workspace) == TT_OK;
     if (d) report(ok, "%s", b->error(d));
     for (int k = 0; k < MEMORIES; k++) if (memory[k]) b->release(d, memory[k]);
     b->close(d);
     return ok;
 }
 #else
+static void *workspace_after;
 static bool run_on_cuda(const tt__launch *host, size_t workspace)
 {
     (void)host;
@@ -4096,6 +4100,134 @@ TEST(cuda_column_sums_of_attention)
     TEST_CLOSE(ctx, &a);
 }
 
+/* ---- bits of dropout that attention's backward keeps from dq to dk and dv */
+
+typedef struct kept_case {
+    const char *name;
+    int head, heads, key_heads, first_head, starts[6];
+    bool causal, wgmma;
+} kept_case;
+
+/* Bits in the workspace, behind the sums of dout * out, that are not those that Philox gives. */
+static int wrong_bits(const kept_case *c, const tt__instr *i, const tt__run *run, const unsigned char *bits)
+{
+    const uint64_t key = dropout_key(run->seed, (uint64_t)run->step, (uint64_t)run->micro, i->random);
+    const int across = (i->attr.max_length + 63) / 64;
+    int wrong = 0;
+    for (int s = 0; s < 5; s++)
+        for (int h = 0; h < c->heads; h++)
+            for (int q = 0; q < c->starts[s + 1] - c->starts[s]; q++)
+                for (int k = 0; k < (c->causal ? q + 1 : c->starts[s + 1] - c->starts[s]); k++) {
+                    const int before = c->starts[s] / 64 + s, row = q / 64;
+                    const int pair = c->causal ? (before * (across + 1) + 1) / 2 + row * (row + 1) / 2
+                                               : (before + row) * across;
+                    const size_t at = ((size_t)(pair + k / 64) * (size_t)c->heads + (size_t)h) * 512 +
+                                      (size_t)(k % 64 / 16 * 64 + q % 64) * 2 + (size_t)(k % 16 / 8);
+                    const double factor = kept(key, (uint32_t)(c->starts[s] + q), (uint32_t)k,
+                                               (uint32_t)(c->first_head + h), (double)i->attr.dropout);
+                    wrong += (bits[at] >> k % 8 & 1) != (factor > 0);
+                }
+    return wrong;
+}
+
+/* The backward with room for the bits gives the same bits of dq, dk and dv as without, and leaves the bits
+   that tt__cuda_attention_bits counts. */
+static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dtype, const tt__run *run,
+                                 uint64_t *s)
+{
+    enum { OUTS = 3, PATTERN = 0x5a };
+    const int rows = c->starts[5], width = c->head * c->heads, key_width = c->head * c->key_heads;
+    tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+    void *without[OUTS];
+    i.attr.heads = c->heads;
+    i.attr.key_heads = c->key_heads;
+    i.attr.scale = 0.2f;
+    i.attr.causal = c->causal;
+    i.attr.dropout = 0.3f;
+    for (int k = 0; k < 5; k++)
+        i.attr.max_length = (int)tt__max(i.attr.max_length, c->starts[k + 1] - c->starts[k]);
+    i.random = 7;
+    l->instr = &i;
+    l->first_col = c->first_head * c->head;
+    l->in[0] = some(dtype, rows, width, -1, 1, s);
+    for (int k = 1; k < 3; k++) l->in[k] = some(dtype, rows, key_width, -1, 1, s);
+    l->in[3] = some_indices(c->starts, 6);
+    l->out[0] = some(dtype, rows, width, 0, 0, s);
+    l->out[1] = some(TT_F32, rows, c->heads, 0, 0, s);
+    snprintf(where, sizeof where, "%s, %s", c->name, tt_dtype_name(dtype));
+    report(run_on_cpu(l), "attention on the CPU");
+    i.op = TT__OP_ATTENTION_BACKWARD;
+    for (int k = 3; k >= 0; k--) l->in[k + 1] = l->in[k];
+    l->in[0] = some(dtype, rows, width, -1, 1, s);
+    for (int k = 0; k < 2; k++) l->in[5 + k] = l->out[k];
+    for (int k = 0; k < OUTS; k++) l->out[k] = some(dtype, rows, k ? key_width : width, 0, 0, s);
+    const size_t deltas = tt__align_to((size_t)rows * (size_t)c->heads * 4, TT__CUDA_ALIGN);
+    const size_t bits = tt__cuda_attention_bits(&i.attr, &l->in[1], 5), room = deltas + bits;
+    unsigned char *after = (unsigned char *)malloc(room);
+    report(bits > 0 && bits <= (size_t)(rows * width) * 2, "%zu bytes of bits", bits);
+    i.workspace = room - 1;
+    report(run_on_cuda(l, room), "fails without room");
+    for (int k = 0; k < OUTS; k++) {
+        without[k] = l->out[k].data;
+        l->out[k] = some(dtype, rows, k ? key_width : width, 0, 0, s);
+    }
+    i.workspace = room;
+    memset(after, PATTERN, room);
+    workspace_after = after;
+    report(run_on_cuda(l, room), "fails");
+    workspace_after = NULL;
+    for (int k = 0; k < OUTS; k++) {
+        const size_t bytes = (size_t)(rows * (k ? key_width : width)) * 2;
+        report(memcmp(without[k], l->out[k].data, bytes) == 0, "result %d is another", k);
+        free(without[k]);
+    }
+    const int wrong = wrong_bits(c, &i, run, after + deltas);
+    report(wrong == 0, "%d bits are wrong", wrong);
+    free(after);
+    l->first_col = 0;
+    free_operands(l);
+}
+
+/* Of sequences of any length, none, or a tile's, heads that share keys, some of all ranks' heads. */
+TEST(cuda_dropout_kept_for_keys)
+{
+    static const kept_case cases_of[] = {
+        {"heads of 64", 64, 2, 2, 0, {0, 300, 301, 301, 429, 520}, false, false},
+        {"heads of 64, causal", 64, 4, 2, 0, {0, 33, 353, 353, 417, 510}, true, false},
+        {"heads of 24, causal", 24, 2, 1, 2, {0, 1, 290, 290, 301, 333}, true, false},
+        {"heads of 40 of one sequence, causal", 40, 2, 2, 2, {0, 0, 0, 0, 0, 270}, true, false},
+        {"by warpgroups", 64, 2, 1, 0, {0, 300, 301, 301, 429, 520}, false, true},
+        {"by warpgroups, causal", 64, 4, 2, 4, {0, 33, 353, 353, 417, 510}, true, true},
+        {"by warpgroups, heads of 40", 40, 3, 3, 0, {0, 0, 64, 345, 345, 400}, true, true},
+    };
+    test_allocator a;
+    tt_context_options co = test_options(&a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)96 << 20, 1, 1);
+    emu_set_guard(0);
+#endif
+    tt_context *ctx = tt_open(&co);
+    uint64_t s = 3;
+    tt__run run;
+    tt__launch l;
+    memset(&run, 0, sizeof run);
+    memset(&l, 0, sizeof l);
+    run.seed = 5;
+    run.step = 3;
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run};
+    l.in[TT__RUN_IN] = of_run;
+    for (int c = 0; c < TT__COUNT(cases_of); c++) {
+#ifdef TT_EMULATE
+        if (cases_of[c].wgmma) emu_set_capability(0, 9, 0);
+#endif
+        if (cases_of[c].wgmma) setenv("TINYTRAIN_WGMMA", "1", 1);
+        dropout_kept_on_cuda(&l, &cases_of[c], c % 2 ? TT_F16 : TT_BF16, &run, &s);
+        unsetenv("TINYTRAIN_WGMMA");
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
 /* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
    of these is left to chance. */
 TEST(cuda_kernels_of_each_dtype)
@@ -4220,6 +4352,7 @@ TEST(cuda_kernels_of_each_dtype)
 #else
 TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_column_sums_of_attention) { SKIP("this build is without TINYTRAIN_CUDA"); }
+TEST(cuda_dropout_kept_for_keys) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
 /* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to
@@ -4772,10 +4905,10 @@ static const test_case tests[] = {
     TEST_CASE(bad_batches_change_nothing), TEST_CASE(numbers_that_are_not_finite),
     TEST_CASE(failed_micro_batch_ends_the_step), TEST_CASE(unused_inputs), TEST_CASE(cuda_epilogues),
     TEST_CASE(cuda_tensors_share_launches), TEST_CASE(cuda_kernels_of_each_dtype),
-    TEST_CASE(cuda_column_sums_of_attention), TEST_CASE(biases_of_attention_cuda), TEST_CASE(matmul_in_tf32),
-    TEST_CASE(quantize), TEST_CASE(history_of_fp8_scales), TEST_CASE(matmul_in_fp8),
-    TEST_CASE(training_in_fp8), TEST_CASE(parameters_begin_on_the_device),
-    TEST_CASE(device_described_cuda),
+    TEST_CASE(cuda_column_sums_of_attention), TEST_CASE(cuda_dropout_kept_for_keys),
+    TEST_CASE(biases_of_attention_cuda), TEST_CASE(matmul_in_tf32), TEST_CASE(quantize),
+    TEST_CASE(history_of_fp8_scales), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8),
+    TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
