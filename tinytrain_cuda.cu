@@ -4294,6 +4294,8 @@ struct attention_args {
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
+    bool sums_deltas;                       // the kernel of dq makes `delta`
+    int warps;                              // attention_warps
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5397,6 +5399,23 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
         }
 }
 
+// The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
+template <class T>
+__device__ __forceinline__ float attention_delta_of(const attention_args &p, int row, int head)
+{
+    const T *out = (const T *)p.out.data + row * p.out.ld + (int64_t)head * p.head_size;
+    const T *dout = (const T *)p.dout.data + row * p.dout.ld + (int64_t)head * p.head_size;
+    float sum = 0;
+    for (int c = threadIdx.x % 4 * 8; c < p.head_size; c += 32) {
+        float x[8], y[8];
+        widen8<T>(x, *(const uint4 *)(out + c));
+        widen8<T>(y, *(const uint4 *)(dout + c));
+        TT__UNROLL for (int i = 0; i < 8; i++) sum += x[i] * y[i];
+    }
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+}
+
 // Of a query: log-sum-exp of its scores, in powers of 2; sum of dout * out; row of the batch.
 struct attention_sums { float lse, delta; int row; };
 
@@ -5442,7 +5461,13 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
             const int query = first + min(mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4, count - 1);
             const int64_t at = attention_sums_at(p, query, head);
             lse[m][h] = p.lse[at] * TT__LOG2E;
-            delta[m][h] = p.delta[at];
+            if (p.sums_deltas) {
+                delta[m][h] = attention_delta_of<T>(p, p.query_at ? p.query_at[query] : query, head);
+                if (b.pair == 0 && mine + 16 * m + 8 * h + (int)threadIdx.x % 32 / 4 < count)
+                    p.delta[at] = delta[m][h];
+            } else {
+                delta[m][h] = p.delta[at];
+            }
             if (GROUPS && b.pair == 0)
                 sums[mine + 8 * h + (int)threadIdx.x % 32 / 4] = {lse[m][h], delta[m][h], b.row[m][h]};
         }
@@ -6044,15 +6069,29 @@ size_t attention_backward_bytes(int head_size, int warps)
 
 // The warps of the kernel that makes dq, dk and dv in one pass; 0: two passes do. Of listed queries, dq may
 // lie among the dk of other blocks.
-int attention_warps(const tt__device *d, const attention_args *p, int head_size)
+int attention_warps(const tt__device *d, const attention_args *p)
 {
-    const int warps = p->longest <= 128 ? 4 : 8;
+    const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
+    const bool plain = !p->window && !p->alibi_heads && !p->block && p->head_size <= 64;
+    if (!plain || (head_size == 64 && d->wgmma)) return 0;
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
         + 256 + (2 * (size_t)warps + 4) * (size_t)head_size * sizeof(float); // and static ones
     if (warps == 4 && head_size > 32) return 0; // of wider heads, 4 warps spill registers on 8.0
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
+}
+
+cudaError_t attention_deltas(tt__device *d, const attention_args *p)
+{
+    const tt_dtype dtype = p->out.dtype;
+    const int64_t n = p->q.rows * p->heads;
+    const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
+    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) ||
+        !attention_aligned(&p->dout, dtype))
+        return TT__LAUNCH(attention_delta_any, blocks_for(n, 8), 256, 0, d->stream, *p);
+    TT__WITH_TYPE(dtype, T,
+                  return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
 }
 
 template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__device *d, attention_args *p)
@@ -6100,10 +6139,9 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     if constexpr (D == 64 && KIND == PLAIN)
         if (d->wgmma) return attention_backward_wide<T>(d, p);
     if constexpr (D <= 64 && KIND == PLAIN) {
-        const int warps = attention_warps(d, p, D);
         if constexpr (D <= 32)
-            if (warps == 4) return attention_backward_of<T, D, 4>(d, p);
-        if (warps == 8) return attention_backward_of<T, D, 8>(d, p);
+            if (p->warps == 4) return attention_backward_of<T, D, 4>(d, p);
+        if (p->warps == 8) return attention_backward_of<T, D, 8>(d, p);
     }
     p->parts_q = attention_tiles(p, p->q.rows, 64 * QMT);
     p->parts_k = attention_tiles(p, p->k.rows, 64 * KMT);
@@ -6177,18 +6215,6 @@ cudaError_t run_attention(const tt__launch *l)
     return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
 }
 
-cudaError_t attention_deltas(tt__device *d, const attention_args *p)
-{
-    const tt_dtype dtype = p->out.dtype;
-    const int64_t n = p->q.rows * p->heads;
-    const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
-    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) ||
-        !attention_aligned(&p->dout, dtype))
-        return TT__LAUNCH(attention_delta_any, blocks_for(n, 8), 256, 0, d->stream, *p);
-    TT__WITH_TYPE(dtype, T,
-                  return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
-}
-
 // Without sums of columns.
 cudaError_t attention_backward_any(tt__device *d, const attention_args *p)
 {
@@ -6233,7 +6259,9 @@ cudaError_t run_attention_backward(const tt__launch *l)
         next += floats;
     }
     p.sums_q = partial[0]; p.sums_k = partial[1]; p.sums_v = partial[2];
-    if (p.seqs > 0 && p.q.rows > 0) e = attention_deltas(d, &p);
+    p.warps = attention_warps(d, &p);
+    p.sums_deltas = fast && p.warps == 0 && p.dq.data && attention_aligned(&p.out, p.q.dtype);
+    if (p.seqs > 0 && p.q.rows > 0 && !p.sums_deltas) e = attention_deltas(d, &p);
     if (p.seqs > 0 && e == cudaSuccess) e = fast ? attention_on_cores(d, &p) : attention_backward_any(d, &p);
     all_sums_to_finish all;
     memset(&all, 0, sizeof all);

@@ -169,11 +169,11 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     const double draws = i->attr.dropout > 0 ? pairs * heads * (backward && !one_pass && !kept ? 2 : 1) : 0;
     cost *to = &costs[backward ? ATTENTION_BACKWARD : ATTENTION];
     const double rate = one_pass ? 128e12 : backward ? (wide ? 241e12 : 147e12) : wide ? 215e12 : 174e12;
-    add(to, one_pass ? 2 : backward ? 3 : 1, bytes, flops, rate, 0, 4.3);
+    add(to, backward ? 2 : 1, bytes, flops, rate, 0, 4.3);
     add(to, 0, 0, 0, 1, 14 * draws, 4.3);
     if (kept) add(to, 0, pairs * heads / 8 * 2, 0, 1, 0, 4.3); /* a bit for each, written and read */
     if (kept) add(to, 0, 0, 0, 1, 2.5 * pairs * heads, 4.3);
-    if (backward) /* before: the sums of dout * out */
+    if (one_pass) /* before it, the sums of dout * out, which else the kernel of dq makes */
         add(to, 0, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]) + 4 * (double)q->rows * heads, 0, 1, 0, 4.3);
 }
 
