@@ -7,10 +7,10 @@
    The rates are an H200's: 650 TFLOP/s for products of 16-bit operands of these sizes and 4.3 TB/s for what
    goes through memory; attention's products are those of all pairs of a sequence, or half if it is causal,
    at 174 TFLOP/s forward and 147 TFLOP/s backward, or 128 where one pass makes all of the backward (see
-   bench/results/NOTES.md), and 14 instructions for each weight that dropout draws for. Products whose
-   operands have different dtypes take the kernel for any product, 10 TFLOP/s. A processor issues 128
-   instructions a clock, 29.6e12 a second in all:
-   element-wise work takes the longer of its bytes and its instructions, so many for 8 elements as
+   bench/results/NOTES.md), and 14 instructions for each weight that dropout draws for, 5 for each of which
+   the backward leaves a bit and reads it. Products whose operands have different dtypes take the kernel for
+   any product, 10 TFLOP/s. A processor issues 128 instructions a clock, 29.6e12 a second in all: element-wise
+   work takes the longer of its bytes and its instructions, so many for 8 elements as
    bench/kernels.py prints (--instructions GELU,SLOPE,ADAM for other kernels than today's). --norm is the rate
    of layer norm's backward in TB/s; --one-pass 0: attention's backward always takes two passes; --wgmma 1:
    attention by warpgroups (TINYTRAIN_WGMMA=1), at 215 and 241 TFLOP/s. A launch takes 1 microsecond besides.
@@ -171,8 +171,10 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     const double rate = one_pass ? 128e12 : backward ? (wide ? 241e12 : 147e12) : wide ? 215e12 : 174e12;
     add(to, backward ? 2 : 1, bytes, flops, rate, 0, 4.3);
     add(to, 0, 0, 0, 1, 14 * draws, 4.3);
-    if (kept) add(to, 0, pairs * heads / 8 * 2, 0, 1, 0, 4.3); /* a bit for each, written and read */
-    if (kept) add(to, 0, 0, 0, 1, 2.5 * pairs * heads, 4.3);
+    if (kept) { /* a bit for each weight, written and read */
+        add(to, 0, pairs * heads / 8 * 2, 0, 1, 0, 4.3);
+        add(to, 0, 0, 0, 1, 5 * pairs * heads, 4.3);
+    }
     if (one_pass) /* before it, the sums of dout * out, which else the kernel of dq makes */
         add(to, 0, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]) + 4 * (double)q->rows * heads, 0, 1, 0, 4.3);
 }
