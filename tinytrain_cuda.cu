@@ -5575,7 +5575,8 @@ __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int 
 }
 
 // to (KEYS / 16, QUERIES, 16) = attention_bits of queries from `from` on and of keys from t.at on, in the
-// background; zeros behind the sequence's end, and of pairs of tiles that have none. begin: of the sequence.
+// background; zeros behind the sequence's end, and where no query sees a key: dq goes by tiles of QUERIES x
+// QUERIES and leaves none there. begin: of the sequence.
 template <int KEYS, int QUERIES>
 __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const attention_args &p,
                                                      const attention_tile &t, int64_t begin, int from,
@@ -5584,7 +5585,7 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
     enum { PARTS = QUERIES / 8 }; // of 16 bytes, of 16 keys
     const int i = tt__opaque((int)threadIdx.x), key = tt__opaque(t.at) + i / PARTS * 16;
     if (i >= KEYS / 16 * PARTS) return;
-    const bool there = key < t.length && (!p.causal || key / 64 <= from / 64);
+    const bool there = key < t.length && (!p.causal || key / QUERIES <= from / QUERIES);
     const unsigned char *bits = there ? attention_bits(p, begin, from / 64, key / 64, head) + key % 64 * 8
         + from % 64 * 2 + i % PARTS * 16 : p.bits;
     tt__cp_async_16(to + i * 16, bits, there ? 16 : 0);
