@@ -4204,7 +4204,6 @@ TEST(cuda_dropout_kept_for_keys)
     tt_context_options co = test_options(&a);
 #ifdef TT_EMULATE
     emu_configure(1, (size_t)96 << 20, 1, 1);
-    emu_set_guard(0);
 #endif
     tt_context *ctx = tt_open(&co);
     uint64_t s = 3;
