@@ -2167,7 +2167,7 @@ static inline size_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q
     const int64_t across = (longest + 63) / 64, tiles = q->rows / 64 + seqs;
     const bool plain = !a->window && !a->alibi_heads && !a->block && q->cols / a->heads <= 64;
     if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
-    const int64_t pairs = a->causal ? (tiles * (across + 1) + 1) / 2 : tiles * across;
+    const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const size_t bytes = (size_t)(pairs * a->heads) * TT__CUDA_ATTENTION_BITS;
     return bytes <= (size_t)(q->rows * q->cols) * tt_dtype_bytes(q->dtype) ? bytes : 0;
 }

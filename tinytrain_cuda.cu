@@ -4370,7 +4370,7 @@ __device__ __forceinline__ unsigned char *attention_bits(const attention_args &p
 __device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
 {
     const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
-    return p.causal ? (tiles * (across + 1) + 1) / 2 : tiles * across;
+    return p.causal ? tiles * (across + 1) / 2 : tiles * across;
 }
 
 // How many of the sequence's keys there are up to the last that any of a tile's `count` queries sees.
