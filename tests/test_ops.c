@@ -2332,7 +2332,6 @@ static bool run_on_cuda(const tt__launch *host, size_t workspace)
     return ok;
 }
 #else
-static void *workspace_after;
 static bool run_on_cuda(const tt__launch *host, size_t workspace)
 {
     (void)host;
