@@ -5171,18 +5171,21 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
 {
     enum { OCTETS = KEYS / 32 };
     const int t = threadIdx.x % 4;
-    const int first = t / 2 * 64 + threadIdx.x % 32 / 4;
+    uint32_t left[MT * KEYS / 32]; // two threads have the same 16 bits: one leaves even ones, one odd ones
     TT__UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
     if (!p.drop) return;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
         const int m = i / (2 * OCTETS), h = i / OCTETS % 2, octet = i % OCTETS;
         uint32_t bits = attention_keep(p, random, row[m][h], key / 8 + 4 * octet + t, head) << 8 * t;
         bits |= __shfl_xor_sync(0xffffffffu, bits, 1);
-        if (to && t % 2 == i % 2)
-            ((uint16_t *)to)[first + 128 * octet + 16 * m + 8 * h] = (uint16_t)(bits >> 16 * (t / 2));
+        left[i / 2] = i % 2 == 0 || t % 2 ? bits >> 16 * (t / 2) : left[i / 2];
         bits |= __shfl_xor_sync(0xffffffffu, bits, 2);
         keep[i / 4] |= (bits >> 2 * t & 0x03030303u) << i % 4 * 2;
     }
+    if (!to) return;
+    enum { ODD = OCTETS == 2 ? 128 : 8, NEXT = OCTETS == 2 ? 8 : 16 };
+    uint16_t *const place = (uint16_t *)to + t / 2 * 64 + threadIdx.x % 32 / 4 + t % 2 * ODD;
+    TT__UNROLL for (int i = 0; i < MT * KEYS / 32; i++) place[i * NEXT] = (uint16_t)left[i];
 }
 
 // That for row 16 m + 8 h + lane / 4 and key 8 n + lane % 4 * 2 + e.
