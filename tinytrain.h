@@ -2161,15 +2161,15 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
    so many rows, where that is no more than q has, so that memory grows by the rows alone; else 0, and they
    are drawn again. Up to 256 rows of a sequence one pass makes all three. */
 #define TT__CUDA_ATTENTION_BITS 512
-static inline size_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
+static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
     const int64_t across = (longest + 63) / 64, tiles = q->rows / 64 + seqs;
     const bool plain = !a->window && !a->alibi_heads && !a->block && q->cols / a->heads <= 64;
     if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
-    const size_t bytes = (size_t)(pairs * a->heads) * TT__CUDA_ATTENTION_BITS;
-    return bytes <= (size_t)(q->rows * q->cols) * tt_dtype_bytes(q->dtype) ? bytes : 0;
+    const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
+    return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
 }
 
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
@@ -5548,8 +5548,8 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     if (!at.backward) return order;
     const tt__shape *q = tt__in(t, i, at.q);
     const tt__mat all = {NULL, q->dtype, q->rows, q->cols, q->cols};
-    const size_t bits = i->in[at.numbers] ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
-    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + bits;
+    const int64_t bits = i->in[at.numbers] ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
+    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)bits;
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,

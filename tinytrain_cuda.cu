@@ -6250,7 +6250,7 @@ cudaError_t run_attention_backward(const tt__launch *l)
     if (e != cudaSuccess) return e;
     used += tt__align_to((size_t)(p.q.rows * p.heads) * sizeof(float), TT__CUDA_ALIGN);
     const bool both = p.dq.data && (p.dk.data || p.dv.data);
-    const size_t bits = tt__cuda_attention_bits(&l->instr->attr, &p.q, p.seqs);
+    const size_t bits = (size_t)tt__cuda_attention_bits(&l->instr->attr, &p.q, p.seqs);
     if (both && !p.query_row && bits > 0 && used + bits <= l->instr->workspace)
         p.bits = (unsigned char *)l->workspace + used;
     const bool fast = p.seqs > 0 && attention_fast(&p);

@@ -165,7 +165,8 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     const double flops = 4 * pairs * (double)q->cols * (one_pass ? 2.5 : backward ? 3.5 : 1);
     const tt__mat of_q = {NULL, q->dtype, q->rows, q->cols, q->cols};
     const int64_t seqs = t->values[i->in[backward ? 4 : 3]].shape.rows - 1;
-    const bool kept = backward && !one_pass && !i->in[7] && tt__cuda_attention_bits(&i->attr, &of_q, seqs);
+    const bool kept =
+        backward && !one_pass && !i->in[7] && tt__cuda_attention_bits(&i->attr, &of_q, seqs) > 0;
     const double draws = i->attr.dropout > 0 ? pairs * heads * (backward && !one_pass && !kept ? 2 : 1) : 0;
     cost *to = &costs[backward ? ATTENTION_BACKWARD : ATTENTION];
     const double rate = one_pass ? 128e12 : backward ? (wide ? 241e12 : 147e12) : wide ? 215e12 : 174e12;

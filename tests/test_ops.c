@@ -4186,7 +4186,7 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
         l->out[k] = some(dtype, k ? rows : queries, k ? key_width : width, 0, 0, s);
     const size_t order = c->listed ? tt__align_to((size_t)(6 + 2 * queries) * 4, TT__CUDA_ALIGN) : 0;
     const size_t deltas = order + tt__align_to((size_t)queries * (size_t)c->heads * 4, TT__CUDA_ALIGN);
-    const size_t bits = tt__cuda_attention_bits(&i.attr, &l->in[1], 5), room = deltas + bits;
+    const size_t bits = (size_t)tt__cuda_attention_bits(&i.attr, &l->in[1], 5), room = deltas + bits;
     unsigned char *after = (unsigned char *)calloc(1, room);
     report(bits > 0 && bits <= (size_t)(queries * width) * 2, "%zu bytes of bits", bits);
     i.workspace = room - 1; /* so none of the place of bits is touched */
