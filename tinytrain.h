@@ -2166,7 +2166,8 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
     const int64_t across = (longest + 63) / 64, tiles = q->rows / 64 + seqs;
     const bool plain = !a->window && !a->alibi_heads && !a->block && q->cols / a->heads <= 64;
-    if (!(a->dropout > 0) || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
+    const bool drops = a->dropout * 65536.0f + 0.5f >= 1; /* TT__DROP_THRESHOLD is above 0 */
+    if (!drops || !plain || q->dtype == TT_F32 || longest <= 256) return 0;
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */

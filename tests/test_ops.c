@@ -4189,6 +4189,9 @@ static void dropout_kept_on_cuda(tt__launch *l, const kept_case *c, tt_dtype dty
     const size_t bits = (size_t)tt__cuda_attention_bits(&i.attr, &l->in[1], 5), room = deltas + bits;
     unsigned char *after = (unsigned char *)calloc(1, room);
     report(bits > 0 && bits <= (size_t)(queries * width) * 2, "%zu bytes of bits", bits);
+    i.attr.dropout = 1e-6f; /* rounded, it drops none, and no kernel leaves bits */
+    report(tt__cuda_attention_bits(&i.attr, &l->in[1], 5) == 0, "bits of a rate that drops none");
+    i.attr.dropout = 0.3f;
     i.workspace = room - 1; /* so none of the place of bits is touched */
     report(run_on_cuda(l, deltas), "fails without room");
     i.workspace = room;
