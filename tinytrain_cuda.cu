@@ -4258,10 +4258,11 @@ const char *cuda_peer(tt__device *d, tt__device *from, double *rate)
 // ================================================================================================= attention
 // Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
 // 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
-// keys (or queries). The backward is three kernels: sums of dout * out of each row and head; dq, by tiles of
-// queries; dk and dv, by tiles of keys. Scores are thus computed twice, seven products in place of five, but
-// nothing is added to by two blocks: no atomics, no dq in fp32. Where a block holds all keys of a sequence,
-// one kernel makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic.
+// keys (or queries). The backward is two kernels: dq, by tiles of queries, with the sums of dout * out of
+// each row and head; dk and dv, by tiles of keys. Scores are thus computed twice, seven products in place of
+// five, but nothing is added to by two blocks: no atomics, no dq in fp32. Where a block holds all keys of a
+// sequence, one kernel makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic.
+// Another makes the sums before it, and where no dq is wanted or where rows of out are not aligned.
 //
 // Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE +
 // s on, which leaves room for all of them, so rows / SIZE + seqs blocks are enough and the host need not know
