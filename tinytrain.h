@@ -2159,7 +2159,7 @@ static inline int64_t tt__listed_blocks(const tt__attr *a)
 /* The backward of attention on CUDA draws which weights dropout keeps for dq, and has them as bits for dk and
    dv: TT__CUDA_ATTENTION_BITS bytes for 64 queries and 64 keys of a sequence and a head. The bytes of all, of
    so many rows, where that is no more than q has, so that memory grows by the rows alone; else 0, and they
-   are drawn again. Up to 256 rows of a sequence one pass makes all three. */
+   are drawn again, as for sequences of up to 256 rows, for which mma.sync takes one pass. */
 #define TT__CUDA_ATTENTION_BITS 512
 static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *q, int64_t seqs)
 {

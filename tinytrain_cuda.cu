@@ -5172,7 +5172,7 @@ __device__ __forceinline__ void attention_draw_rows(uint32_t (&keep)[MT * KEYS /
 {
     enum { OCTETS = KEYS / 32 };
     const int t = threadIdx.x % 4;
-    uint32_t left[MT * KEYS / 32]; // two threads have the same 16 bits: one leaves even ones, one odd ones
+    uint32_t left[MT * KEYS / 32]; // two threads have the same: one leaves those of even i, one of odd
     TT__UNROLL for (int i = 0; i < MT * KEYS / 64; i++) keep[i] = p.drop ? 0 : 0xffffffffu;
     if (!p.drop) return;
     TT__UNROLL for (int i = 0; i < MT * KEYS / 16; i++) {
@@ -5688,7 +5688,8 @@ void attention_dkdv(attention_args p)
             often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
-        const int own = WIDE ? tt__opaque((int)threadIdx.x) / 32 * 16 * MT : mine; // in no register
+        // `mine`, by warpgroups computed again, so that no register keeps it.
+        const int own = WIDE ? tt__opaque((int)threadIdx.x) / 32 * 16 * MT : mine;
         const int first = t.at + own; // of the warp's keys
         const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
@@ -6088,18 +6089,6 @@ int attention_warps(const tt__device *d, const attention_args *p)
     return all && (apart || !p->query_row) && bytes <= d->properties.sharedMemPerBlockOptin ? warps : 0;
 }
 
-cudaError_t attention_deltas(tt__device *d, const attention_args *p)
-{
-    const tt_dtype dtype = p->out.dtype;
-    const int64_t n = p->q.rows * p->heads;
-    const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
-    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) ||
-        !attention_aligned(&p->dout, dtype))
-        return TT__LAUNCH(attention_delta_any, blocks_for(n, 8), 256, 0, d->stream, *p);
-    TT__WITH_TYPE(dtype, T,
-                  return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
-}
-
 template <class T, int D, int WARPS> cudaError_t attention_backward_of(tt__device *d, attention_args *p)
 {
     p->parts_q = p->parts_k = p->seqs;
@@ -6219,6 +6208,18 @@ cudaError_t run_attention(const tt__launch *l)
     const bool near = p.window || p.alibi_heads || p.block;
     const auto kernel = near ? attention_forward_any<true> : attention_forward_any<false>;
     return attention_launch(d, kernel, &p, p.q.rows, 64, p.heads, (p.head_size + 63) / 64, 256, 0);
+}
+
+cudaError_t attention_deltas(tt__device *d, const attention_args *p)
+{
+    const tt_dtype dtype = p->out.dtype;
+    const int64_t n = p->q.rows * p->heads;
+    const int lanes = dtype == TT_F32 ? 4 : 8, parts = p->head_size / lanes;
+    if (p->head_size % lanes || parts > 256 || !attention_aligned(&p->out, dtype) ||
+        !attention_aligned(&p->dout, dtype))
+        return TT__LAUNCH(attention_delta_any, blocks_for(n, 8), 256, 0, d->stream, *p);
+    TT__WITH_TYPE(dtype, T,
+                  return TT__LAUNCH((attention_delta<T>), blocks_for(n, 256 / parts), 256, 0, d->stream, *p));
 }
 
 // Without sums of columns.

@@ -163,20 +163,23 @@ static void count_attention(const tt_tape *t, const tt__instr *i, cost *costs, d
     /* Tiles in which no query sees a key are left out. */
     const double pairs = (double)q->rows * length / (i->attr.causal ? 2 : 1);
     const double flops = 4 * pairs * (double)q->cols * (one_pass ? 2.5 : backward ? 3.5 : 1);
+    const tt__attention_operands at = tt__attention_of(backward);
     const tt__mat of_q = {NULL, q->dtype, q->rows, q->cols, q->cols};
-    const int64_t seqs = t->values[i->in[backward ? 4 : 3]].shape.rows - 1;
+    const int64_t seqs = t->values[i->in[at.starts]].shape.rows - 1;
     const bool kept =
-        backward && !one_pass && !i->in[7] && tt__cuda_attention_bits(&i->attr, &of_q, seqs) > 0;
+        backward && !one_pass && !i->in[at.numbers] && tt__cuda_attention_bits(&i->attr, &of_q, seqs) > 0;
+    /* Sums of dout * out have a pass of their own, or the kernel of dq makes them. */
+    const bool sums = backward && (one_pass || q->dtype == TT_F32);
     const double draws = i->attr.dropout > 0 ? pairs * heads * (backward && !one_pass && !kept ? 2 : 1) : 0;
     cost *to = &costs[backward ? ATTENTION_BACKWARD : ATTENTION];
     const double rate = one_pass ? 128e12 : backward ? (wide ? 241e12 : 147e12) : wide ? 215e12 : 174e12;
-    add(to, backward ? 2 : 1, bytes, flops, rate, 0, 4.3);
+    add(to, (backward && !one_pass ? 2 : 1) + sums, bytes, flops, rate, 0, 4.3);
     add(to, 0, 0, 0, 1, 14 * draws, 4.3);
     if (kept) { /* a bit for each weight, written and read */
         add(to, 0, pairs * heads / 8 * 2, 0, 1, 0, 4.3);
         add(to, 0, 0, 0, 1, 5 * pairs * heads, 4.3);
     }
-    if (one_pass) /* before it, the sums of dout * out, which else the kernel of dq makes */
+    if (sums)
         add(to, 0, bytes_of(t, i->in[0]) + bytes_of(t, i->in[5]) + 4 * (double)q->rows * heads, 0, 1, 0, 4.3);
 }
 

@@ -3951,6 +3951,23 @@ static void attention_on_both(tt__launch *l, tt_dtype dtype, int size, const int
     same_on_both(l, 2 * units, "attention_backward");
 }
 
+/* For instructions that run on both: their launch, of a run with a seed, and a device to run them on. */
+static tt_context *open_for_launches(test_allocator *a, tt__run *run, tt__launch *l)
+{
+    tt_context_options co = test_options(a);
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)96 << 20, 1, 1);
+#endif
+    tt_context *ctx = tt_open(&co);
+    const tt__mat of_run = {run, TT_U8, 1, sizeof *run, sizeof *run};
+    memset(run, 0, sizeof *run);
+    memset(l, 0, sizeof *l);
+    run->seed = 5;
+    l->device = (tt__device *)(void *)&ctx->cpu;
+    l->in[TT__RUN_IN] = of_run;
+    return ctx;
+}
+
 /* ---- sums of columns that attention's backward leaves */
 
 typedef struct attention_sums_case {
@@ -4071,20 +4088,10 @@ TEST(cuda_column_sums_of_attention)
         {"by warpgroups, listed queries", 64, 2, 2, 190, 4, 7, 0, 0, true, false, false, true},
     };
     test_allocator a;
-    tt_context_options co = test_options(&a);
-#ifdef TT_EMULATE
-    emu_configure(1, (size_t)96 << 20, 1, 1);
-#endif
-    tt_context *ctx = tt_open(&co);
     uint64_t s = 7;
     tt__run run;
     tt__launch l;
-    memset(&run, 0, sizeof run);
-    memset(&l, 0, sizeof l);
-    run.seed = 5;
-    l.device = (tt__device *)(void *)&ctx->cpu;
-    const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run};
-    l.in[TT__RUN_IN] = of_run;
+    tt_context *ctx = open_for_launches(&a, &run, &l);
     for (int c = 0; c < TT__COUNT(cases_of); c++)
         for (int f16 = 0; f16 < 2; f16++) {
             const attention_sums_case *of = &cases_of[c];
@@ -4244,21 +4251,11 @@ TEST(cuda_dropout_kept_for_keys)
         {"by warpgroups, heads of 40", 40, 3, 3, 0, {0, 0, 64, 345, 345, 400}, true, true, false},
     };
     test_allocator a;
-    tt_context_options co = test_options(&a);
-#ifdef TT_EMULATE
-    emu_configure(1, (size_t)96 << 20, 1, 1);
-#endif
-    tt_context *ctx = tt_open(&co);
     uint64_t s = 3;
     tt__run run;
     tt__launch l;
-    memset(&run, 0, sizeof run);
-    memset(&l, 0, sizeof l);
-    run.seed = 5;
+    tt_context *ctx = open_for_launches(&a, &run, &l);
     run.step = 3;
-    l.device = (tt__device *)(void *)&ctx->cpu;
-    const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run};
-    l.in[TT__RUN_IN] = of_run;
     for (int c = 0; c < TT__COUNT(cases_of); c++) {
 #ifdef TT_EMULATE
         if (cases_of[c].wgmma) emu_set_capability(0, 9, 0);
@@ -4287,23 +4284,13 @@ TEST(cuda_kernels_of_each_dtype)
     static const int32_t index[ROWS_] = {2, 0, 4, 2, 1};
     static const int32_t sequences[][3] = {{0, 67, 80}, {0, 141, 190}, {0, 80, 280}};
     test_allocator a;
-    tt_context_options co = test_options(&a);
-#ifdef TT_EMULATE
-    emu_configure(1, (size_t)96 << 20, 1, 1);
-#endif
-    tt_context *ctx = tt_open(&co);
     uint64_t s = 1;
     tt__instr i;
     tt__run run;
     tt__launch l;
-    memset(&run, 0, sizeof run);
-    memset(&l, 0, sizeof l);
-    run.seed = 5;
+    tt_context *ctx = open_for_launches(&a, &run, &l);
     run.lr = 0.1f;
-    l.device = (tt__device *)(void *)&ctx->cpu;
     l.instr = &i;
-    const tt__mat of_run = {&run, TT_U8, 1, sizeof run, sizeof run};
-    l.in[TT__RUN_IN] = of_run;
     for (int t = 0; t < TT__COUNT(dtype); t++) {
         for (int act = 0; act < TT__COUNT(acts); act++) {
             i = tt__new_instr(TT__OP_ACTIVATION);
