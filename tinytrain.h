@@ -3332,6 +3332,7 @@ typedef struct tt__value {
        with its views: operands that read it, results that write it, its views, its last reader
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
+    int32_t behind;     /* of a persistent storage, one that is to lie right behind it, with a higher number */
     int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
     bool named;         /* by tt_name, or by a pass */
@@ -4800,6 +4801,70 @@ static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
 
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, NULL, NULL, tt__fuse_LINEAR_DW};
+
+/* Products of one x, as those that make queries, keys and values, and as those that make the gradients of
+   their weights, are one product where what they do not share lies side by side: weights and their gradients
+   row below row, biases and their gradients, results and the gradients of these column beside column. */
+
+enum { TT__PART_ROLES = 5 }; /* of a product's parts: operands 0 to 2, results 0 and 1 */
+
+/* The operand that such products share, x. */
+static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
+
+static bool tt__lies_below(const tt__instr *i, int role) { return role == (i->op == TT__OP_LINEAR_DW ? 3 : 1); }
+
+static int32_t *tt__part_in(tt__instr *i, int role) { return role < 3 ? &i->in[role] : &i->out[role - 3]; }
+
+/* Do products i and j the same with one x, so that they are one if their parts lie side by side? */
+static bool tt__is_one_product(const tt_tape *t, tt__instr *i, tt__instr *j)
+{
+    const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
+    const int x = tt__shared_role(i);
+    if (!joins || i->op != j->op || i->in[x] != j->in[x] || i->in[3] || j->in[3]) return false;
+    if (i->attr.fp8 || j->attr.fp8 || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow)
+        return false;
+    for (int role = 0; role < TT__PART_ROLES; role++) {
+        const int32_t a = *tt__part_in(i, role), b = *tt__part_in(j, role);
+        if (!a != !b || t->values[a].shape.dtype != t->values[b].shape.dtype) return false;
+    }
+    return i->out[0] && i->add == j->add && i->add_later == j->add_later && i->segment == j->segment &&
+           i->stage == j->stage && i->slot == j->slot && i->once == j->once && i->always == j->always &&
+           i->later == j->later;
+}
+
+static tt__mat *tt__part_of(tt__launch *l, int role) { return role < 3 ? &l->in[role] : &l->out[role - 3]; }
+
+/* Does part b begin where part a ends, below or beside it? Two that are not there do. */
+static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
+{
+    const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
+    const bool alike = a->dtype == b->dtype && (below ? a->cols == b->cols : a->rows == b->rows);
+    if (!a->data || !b->data) return !a->data && !b->data;
+    return alike && (a->ld == b->ld || a->rows == 1) && (char *)a->data + apart == (char *)b->data;
+}
+
+/* Of n products that run together, those whose parts lie side by side become one. Returns how many are left. */
+static int tt__join_launches(tt__launch *l, int n)
+{
+    int last = 0;
+    for (int k = 1; k < n; k++) {
+        tt__launch *to = &l[last];
+        const int x = tt__shared_role(to->instr);
+        bool joins = to->in[x].data == l[k].in[x].data;
+        for (int role = 0; role < TT__PART_ROLES && joins; role++) {
+            const bool below = tt__lies_below(to->instr, role);
+            joins = role == x || tt__lies_behind(tt__part_of(to, role), tt__part_of(&l[k], role), below);
+        }
+        if (!joins && ++last != k) l[last] = l[k];
+        for (int role = 0; role < TT__PART_ROLES && joins; role++) {
+            tt__mat *whole = tt__part_of(to, role);
+            if (role == x) continue;
+            if (tt__lies_below(to->instr, role)) whole->rows += tt__part_of(&l[k], role)->rows;
+            else whole->cols += tt__part_of(&l[k], role)->cols;
+        }
+    }
+    return last + 1;
+}
 
 /* ---------------------------------------------------------------------------------------------------- fp8
    QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
@@ -10277,6 +10342,158 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
     tt__free(t->ctx, o.ends);
     tt__free(t->ctx, o.uses);
     return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- join
+   Products that are one if their parts lie side by side (see tt__is_one_product) run together, and those of
+   their parts that only live in the step become parts of one value. Parameters and gradients that stay lie
+   as tt__place_persistent puts them. Each product is launched alone where parts lie apart after all. */
+
+/* Which storages must have a place of their own: what other streams or collectives work on; what a result may
+   take the place of, and such results. To be freed. */
+static bool *tt__never_packed(const tt_tape *t)
+{
+    bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
+    for (int k = 0; k < t->n_code && apart; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool moves = i->stream || i->move.over || i->on_host || tt__stream_beside(t, i) ||
+                           tt__is(i, TT__WAITS);
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t base = t->values[i->in[j]].base;
+            bool replaced = (j == 0 && tt__is(i, TT__INPLACE0)) || (j == 1 && tt__is(i, TT__INPLACE1));
+            replaced = replaced && t->values[base].reader == k;
+            if (replaced) apart[t->values[i->out[0]].base] = true;
+            if (replaced || moves) apart[base] = true;
+        }
+        for (int j = 0; j < TT__MAX_OUT && moves; j++) apart[t->values[i->out[j]].base] = true;
+    }
+    return apart;
+}
+
+/* May v become a part of a value of several? */
+static bool tt__may_be_part(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
+{
+    const tt__value *x = &t->values[v];
+    const bool passes = x->storage == TT__TRANSIENT || (x->storage == TT__GRADIENT && !x->persistent);
+    return passes && x->base == v && x->views == 0 && x->writes == 1 && x->ld == x->shape.cols &&
+           x->slots < 2 && x->copies < 2 && !x->slot && !x->stays && !x->ends && !x->keep && !x->block_end && !x->visits &&
+           !x->part.unit && x->part.split == TT__WHOLE && x->space == TT__DEVICE && v != root && !apart[v];
+}
+
+/* Can a and b, which have the same role in two products, come to lie side by side, one behind the other? What
+   is written and read about where the other is takes no more memory as a part of both. */
+static bool tt__may_lie_behind(const tt_tape *t, int32_t a, int32_t b, bool below, int32_t root,
+                               const bool *apart)
+{
+    const tt__value *x = &t->values[a], *y = &t->values[b];
+    const int64_t bytes = (int64_t)tt_dtype_bytes(x->shape.dtype);
+    if (x->persistent || y->persistent)
+        return x->persistent && y->persistent && x->storage == y->storage && x->base == a && y->base == b &&
+               x->slots < 2 && y->slots < 2 && !x->part.unit && !y->part.unit &&
+               x->space == TT__DEVICE && y->space == TT__DEVICE && x->shape.cols * bytes % 16 == 0;
+    const int begins = x->producer - y->producer, ends = x->reader - y->reader;
+    const bool alike = below ? !x->shape.axis && !y->shape.axis && x->shape.cols == y->shape.cols
+                             : tt__same_rows(&x->shape, &y->shape);
+    return alike && x->storage == y->storage && tt__may_be_part(t, a, root, apart) &&
+           tt__may_be_part(t, b, root, apart) && abs(begins) <= TT__NEAR && abs(ends) <= TT__NEAR &&
+           (x->shape.cols * bytes) % 16 == 0;
+}
+
+/* May product b run together with a? */
+static bool tt__may_join(const tt_tape *t, tt__instr *a, tt__instr *b, int32_t root, const bool *apart)
+{
+    if (!tt__is_one_product(t, a, b)) return false;
+    for (int role = 0; role < TT__PART_ROLES; role++) {
+        const int32_t x = *tt__part_in(a, role), y = *tt__part_in(b, role);
+        if (role == tt__shared_role(a) || !x) continue;
+        if (!tt__may_lie_behind(t, x, y, tt__lies_below(a, role), root, apart)) return false;
+    }
+    return true;
+}
+
+/* Does the order of two instructions matter? */
+static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+}
+
+/* Moves instruction m right behind those from *first to *last, or these right before it, if nothing in between
+   minds. */
+static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
+{
+    const int between = m - *last - 1, many = *last - *first + 1;
+    bool rises = true, sink = true;
+    for (int n = *last + 1; n < m && (rises || sink); n++) {
+        rises = rises && !tt__is_ordered(t, &t->code[n], &t->code[m]);
+        for (int k = *first; k <= *last && sink; k++) sink = !tt__is_ordered(t, &t->code[k], &t->code[n]);
+    }
+    if (!rises && !sink) return false;
+    tt__instr *from = &t->code[*first], *behind = &t->code[*last + 1];
+    tt__instr product = t->code[m];
+    if (rises) {
+        memmove(behind + 1, behind, sizeof product * (size_t)between);
+        *behind = product;
+    } else {
+        for (int k = 0; k < many; k++) { /* the first of them, to the end */
+            product = *from;
+            memmove(from, from + 1, sizeof product * (size_t)(many - 1 + between));
+            from[many - 1 + between] = product;
+        }
+        *first += between;
+    }
+    *last = *first + many;
+    return true;
+}
+
+/* Parts of a role of the products from `first` to `last` become parts of one value, or, of those that stay,
+   are to lie one behind the other. */
+static bool tt__pack_parts(tt_tape *t, int first, int last, int role)
+{
+    const bool below = tt__lies_below(&t->code[first], role);
+    const tt__value v = t->values[*tt__part_in(&t->code[first], role)];
+    tt__shape whole = v.shape;
+    int64_t at = 0;
+    if (!*tt__part_in(&t->code[first], role)) return true;
+    for (int k = first; k < last && v.persistent; k++) {
+        const int32_t a = *tt__part_in(&t->code[k], role), b = *tt__part_in(&t->code[k + 1], role);
+        if (a < b && !t->values[a].behind) t->values[a].behind = b;
+    }
+    if (v.persistent) return true;
+    for (int k = first + 1; k <= last; k++) {
+        const tt__shape *part = &t->values[*tt__part_in(&t->code[k], role)].shape;
+        if (below) whole.rows += part->rows;
+        else whole.cols += part->cols;
+    }
+    const int32_t id = tt__new_value(t, &whole, v.storage, "%.60s ...", v.name);
+    for (int k = first; k <= last && id; k++) {
+        tt__value *part = &t->values[*tt__part_in(&t->code[k], role)];
+        part->base = id;
+        part->offset = at;
+        part->ld = whole.cols;
+        at += below ? part->shape.rows * whole.cols : part->shape.cols;
+    }
+    return id != 0;
+}
+
+static tt_status tt__pass_join(tt_tape *t, int32_t root)
+{
+    const int n = tt__index(t);
+    bool *apart = tt__never_packed(t), ok = apart != NULL;
+    for (int k = 0; k + 1 < n && ok; k++) {
+        int first = k, last = k;
+        if (!tt__is(&t->code[k], TT__PRODUCT) || t->code[k].with_next || (k && t->code[k - 1].with_next))
+            continue;
+        for (int m = k + 1; m < n && m <= last + TT__NEAR; m++) {
+            if (!tt__may_join(t, &t->code[first], &t->code[m], root, apart)) continue;
+            if (tt__bring_together(t, &first, &last, m)) t->code[last - 1].with_next = true;
+        }
+        if (first == last) continue;
+        for (int role = 0; role < TT__PART_ROLES && ok; role++)
+            if (role != tt__shared_role(&t->code[first])) ok = tt__pack_parts(t, first, last, role);
+        k -= first != k; /* what stands here now has come from behind them */
+    }
+    tt__free(t->ctx, apart);
+    return ok ? TT_OK : TT_ERR_MEMORY;
 }
 
 /* ===========================================================================================================
@@ -17961,6 +18178,8 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
+    const bool one = t->data == 1 && t->slots == 1 && t->tensor <= 1; /* else the same bits on any ranks */
+    if (!s->kind->host && one) TT__PASS(t, "join", tt__pass_join(t, b->root));
     TT__PASS(t, "overlap", tt__pass_overlap(t, &s->costs, choice->ahead));
     if (choice->arrivals) TT__PASS(t, "arrivals", tt__pass_arrivals(t));
     return TT_OK;
@@ -19925,29 +20144,38 @@ static tt_status tt__build_chosen(const tt__job *to)
 
 /* ------------------------------------------------------------------------------------------------- commit */
 
-/* Gives each persistent storage that has none a place in the program's arena. */
-static void tt__place_persistent(tt_program *p)
+/* Gives persistent storage v a place in the program's arena, if it has none: right behind `before`, unless
+   that is 0, with what that is padded by behind both. */
+static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
     tt__arena *a = p->arena;
-    for (int32_t v = 1; v < t->n_values; v++) {
-        tt__value *x = &t->values[v];
-        tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
-        if (!tt__in_arena(x) || x->base != v) continue;
-        if (param && tt__home_arena(a->kind, a, param, a->stage, a->stages)) continue;
-        size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
-        x->place = *end;
-        *end += tt__arena_bytes(t, x);
-        if (!param) continue;
-        a->home[x->param].offset = x->place;
-        a->home[x->param].dtype = x->shape.dtype;
-        a->home[x->param].space = x->space;
-        a->home[x->param].part = x->part;
-        if (!a->kind->backend) continue;
-        if (param->holder) param->again = a;
-        else param->holder = a;
-        a->references++;
-    }
+    tt__value *x = &t->values[v];
+    const tt__value *y = &t->values[before];
+    tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
+    if (!tt__in_arena(x) || x->base != v || x->place != TT__NO_PLACE) return false;
+    if (param && tt__home_arena(a->kind, a, param, a->stage, a->stages)) return false;
+    size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
+    x->place = before ? y->place + (size_t)tt__operand_bytes(t, before) : *end;
+    *end += tt__arena_bytes(t, x);
+    if (!param) return true;
+    a->home[x->param].offset = x->place;
+    a->home[x->param].dtype = x->shape.dtype;
+    a->home[x->param].space = x->space;
+    a->home[x->param].part = x->part;
+    if (!a->kind->backend) return true;
+    if (param->holder) param->again = a;
+    else param->holder = a;
+    a->references++;
+    return true;
+}
+
+static void tt__place_persistent(tt_program *p)
+{
+    const tt_tape *t = p->built.t;
+    for (int32_t v = 1; v < t->n_values; v++)
+        for (int32_t next = v, before = 0; next; next = t->values[next].behind)
+            before = tt__place_in_arena(p, next, before) ? next : 0;
 }
 
 /* Puts a built program into the arena of `share`, or into a new one. After an error nothing has changed. */
@@ -22602,6 +22830,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
         else if (status == TT_OK) status = tt__sum_nothing(p, rank, l);
     }
     if (status != TT_OK) return status;
+    if (some > 1 && tt__is(i, TT__PRODUCT)) some = tt__join_launches(r->launches, some);
     if (some && pair && i->move.over == TT__OVER_STAGES)
         status = tt__pass_on(p, rank, r->launches);
     else if (some && !nothing && together)

@@ -1344,6 +1344,91 @@ TEST(products_of_models_suit_cublaslt)
     }
 }
 
+/* Do the parts of a role of products first..last lie one behind the other? */
+static bool parts_are_behind(const tt_program *p, int first, int last, int role)
+{
+    const tt_tape *t = p->built.t;
+    const bool below = tt__lies_below(&t->code[first], role);
+    for (int k = first; k < last; k++) {
+        const int32_t ids[2] = {*tt__part_in(&t->code[k], role), *tt__part_in(&t->code[k + 1], role)};
+        tt__mat m[2];
+        for (int e = 0; e < 2 && ids[0]; e++) {
+            const tt__value *v = &t->values[ids[e]], *base = &t->values[v->base];
+            const size_t bytes = tt_dtype_bytes(v->shape.dtype), offset = (size_t)v->offset * bytes;
+            const tt__home *home = v->storage == TT__PARAMETER ? tt__home_in(p->arena, v->param) : NULL;
+            m[e] = tt__at_capacity(t, ids[e]);
+            m[e].data = (char *)(uintptr_t)(4096 + (home ? home->offset : base->place + offset));
+        }
+        if (ids[0] && !tt__lies_behind(&m[0], &m[1], below)) return false;
+    }
+    return true;
+}
+
+/* Products of an op that run together, in groups of `size` of which all parts lie side by side; -1: some do
+   not, or are of another number. */
+static int joined_products(const tt_program *p, int op, int size)
+{
+    const tt_tape *t = p->built.t;
+    int groups = 0;
+    for (int k = 0, end; k < t->n_code; k = end + 1) {
+        for (end = k; t->code[end].with_next; end++) {}
+        if (t->code[k].op != op || end == k) continue;
+        groups++;
+        for (int role = 0; role < TT__PART_ROLES; role++) {
+            if (role == tt__shared_role(&t->code[k])) {
+                for (int m = k; m <= end; m++)
+                    if (*tt__part_in(&t->code[m], role) != *tt__part_in(&t->code[k], role)) return -1;
+            } else if (!parts_are_behind(p, k, end, role)) {
+                return -1;
+            }
+        }
+        if (end - k + 1 != size) return -1;
+    }
+    return groups;
+}
+
+/* On a GPU the products that make q, k and v are one, and so are those of their weights' gradients, at no
+   memory: each part lies right behind another. Of the last layer, in which one row a sequence asks, k and v.
+   Not on a CPU, nor over ranks. */
+TEST(products_of_one_x)
+{
+    static const shape e = {"BERT", 3, 192, 3, 256, 3, 50, 2, false};
+    static const struct {
+        const char *device, *precision, *update, *recompute;
+        bool accumulate;
+        int forward, weights;
+    } c[] = {
+        {"cuda", "bf16-true", "end", "cheap", false, 2, 2}, {"cuda", "bf16-mixed", "end", "none", false, 2, 2},
+        {"cuda", "32-true", "end", "cheap", false, 2, 2}, {"cuda", "16-true", "end", "blocks", false, 3, 2},
+        {"cuda", "bf16-true", "backward", "blocks", false, 3, 2},
+        {"cuda", "bf16-mixed", "end", "cheap", true, 2, 2}, {"cuda", "bf16-true", "end", "none", true, 2, 2},
+        {"cuda*2", "bf16-true", "end", "cheap", false, 0, 0}, {"cpu", "bf16-true", "end", "cheap", false, 0, 0}};
+    for (int k = 0; k < TEST_COUNT(c); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        tt_value logits, loss;
+        tt_compile_options o = tt_compile_options_default();
+        ctx->options.verify = true;
+        loss = encoder(t, &e, &logits);
+        o.device = c[k].device;
+        o.precision = c[k].precision;
+        o.update = c[k].update;
+        o.recompute = c[k].recompute;
+        o.accumulate = c[k].accumulate;
+        tt_program *p = tt_compile(t, loss, &o);
+        if (!CHECK(p != NULL)) printf("%s\n", tt_error(ctx));
+        REQUIRE(p != NULL);
+        const int forward = joined_products(p, TT__OP_LINEAR, 3);
+        const int weights = joined_products(p, TT__OP_LINEAR_DW, 3);
+        if (!CHECK(forward == c[k].forward && weights == c[k].weights))
+            printf("case %d: %d and %d groups\n", k, forward, weights);
+        tt_program_free(p);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* An update in the backward frees a gradient's memory. Of a small batch nothing is left of the gradients at
    the peak but of some layers'; what is planned is what is allocated, and the norm is all that is left to the
    end of the step. */
@@ -3330,6 +3415,7 @@ static const test_case tests[] = {
     TEST_CASE(instructions_that_run_together), TEST_CASE(placement_against_brute_force),
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(products_of_models_suit_cublaslt),
+    TEST_CASE(products_of_one_x),
     TEST_CASE(gradients_updated_in_the_backward),
     TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
