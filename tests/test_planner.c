@@ -1364,8 +1364,8 @@ static bool parts_are_behind(const tt_program *p, int first, int last, int role)
     return true;
 }
 
-/* Products of an op that run together, in groups of `size` of which all parts lie side by side; -1: some do
-   not, or are of another number. */
+/* How many groups of `size` products of an op run together; -1: there is one whose parts do not lie side by
+   side. */
 static int joined_products(const tt_program *p, int op, int size)
 {
     const tt_tape *t = p->built.t;
@@ -1373,7 +1373,7 @@ static int joined_products(const tt_program *p, int op, int size)
     for (int k = 0, end; k < t->n_code; k = end + 1) {
         for (end = k; t->code[end].with_next; end++) {}
         if (t->code[k].op != op || end == k) continue;
-        groups++;
+        groups += end - k + 1 == size;
         for (int role = 0; role < TT__PART_ROLES; role++) {
             if (role == tt__shared_role(&t->code[k])) {
                 for (int m = k; m <= end; m++)
@@ -1382,7 +1382,6 @@ static int joined_products(const tt_program *p, int op, int size)
                 return -1;
             }
         }
-        if (end - k + 1 != size) return -1;
     }
     return groups;
 }
@@ -1399,8 +1398,8 @@ TEST(products_of_one_x)
         int forward, weights;
     } c[] = {
         {"cuda", "bf16-true", "end", "cheap", false, 2, 2}, {"cuda", "bf16-mixed", "end", "none", false, 2, 2},
-        {"cuda", "32-true", "end", "cheap", false, 2, 2}, {"cuda", "16-true", "end", "blocks", false, 3, 2},
-        {"cuda", "bf16-true", "backward", "blocks", false, 3, 2},
+        {"cuda", "32-true", "end", "cheap", false, 2, 2}, {"cuda", "16-true", "end", "attention", false, 2, 2},
+        {"cuda", "bf16-true", "backward", "cheap", false, 2, 2},
         {"cuda", "bf16-mixed", "end", "cheap", true, 2, 2}, {"cuda", "bf16-true", "end", "none", true, 2, 2},
         {"cuda*2", "bf16-true", "end", "cheap", false, 0, 0}, {"cpu", "bf16-true", "end", "cheap", false, 0, 0}};
     for (int k = 0; k < TEST_COUNT(c); k++) {
@@ -1421,11 +1420,104 @@ TEST(products_of_one_x)
         REQUIRE(p != NULL);
         const int forward = joined_products(p, TT__OP_LINEAR, 3);
         const int weights = joined_products(p, TT__OP_LINEAR_DW, 3);
-        if (!CHECK(forward == c[k].forward && weights == c[k].weights))
-            printf("case %d: %d and %d groups\n", k, forward, weights);
+        const int pairs = joined_products(p, TT__OP_LINEAR, 2) + joined_products(p, TT__OP_LINEAR_DW, 2);
+        if (!CHECK(forward == c[k].forward && weights == c[k].weights && pairs == (forward ? 2 : 0)))
+            printf("case %d: %d and %d groups, %d of two\n", k, forward, weights, pairs);
         tt_program_free(p);
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Products a = x w1 and b = x w2, with something in between that reads a (1), makes w2 (2) or both (3): b rises
+   to a, a sinks to b, or they stay where they are. A result that an op may replace, or that is an output, keeps
+   its place. */
+TEST(products_that_meet)
+{
+    for (int between = 0; between < 6; between++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        const tt__shape square = {TT_F32, 16, 16, 0, 0};
+        ctx->options.verify = true;
+        t->alignment = 256;
+        const int32_t x = tt_input(t, "x", TT_F32, 16, 16).id;
+        const int32_t source = tt_input(t, "source", TT_F32, 16, 16).id;
+        const int32_t w1 = tt__new_value(t, &square, TT__TRANSIENT, "w1");
+        const int32_t w2 = tt__new_value(t, &square, TT__TRANSIENT, "w2");
+        const int32_t y1 = tt__new_value(t, &square, TT__TRANSIENT, "a");
+        const int32_t y2 = tt__new_value(t, &square, TT__TRANSIENT, "b");
+        const int32_t apart = tt__new_value(t, &square, TT__TRANSIENT, "apart");
+        const bool makes = between == 2 || between == 3;
+        by_hand(t, TT__OP_ADD_ROW, 0, source, tt_input(t, "row", TT_F32, 1, 16).id, w1);
+        if (!makes) by_hand(t, TT__OP_MUL, 0, source, source, w2);
+        by_hand(t, TT__OP_LINEAR, 0, x, w1, y1);
+        if (between == 1) by_hand(t, TT__OP_MUL, 0, y1, source, apart);
+        if (makes) by_hand(t, TT__OP_MUL, 0, between == 3 ? y1 : source, source, w2);
+        by_hand(t, TT__OP_LINEAR, 0, x, w2, y2);
+        /* The last reader of both results does not replace them, unless it is a sum. */
+        if (between == 4) by_hand(t, TT__OP_ADD, 0, y1, y2, apart);
+        const int32_t sum = tt__new_value(t, &square, TT__TRANSIENT, "sum");
+        if (between != 4) by_hand(t, TT__OP_LINEAR, 0, y1, y2, sum);
+        if (between == 5) tt_output(t, tt__handle(y1));
+        by_hand(t, TT__OP_MUL, 0, source, source, tt__new_value(t, &square, TT__TRANSIENT, "last"));
+        const int32_t root = between == 4 ? apart : sum;
+        REQUIRE(tt__verify(t, "test") == TT_OK);
+        const int n = t->n_code;
+        CHECK(tt__pass_join(t, root) == TT_OK && tt__verify(t, "join") == TT_OK && t->n_code == n);
+        int pairs = 0;
+        for (int k = 0; k < n; k++) {
+            if (!t->code[k].with_next) continue;
+            const tt__value *first = &t->values[t->code[k].out[0]], *second = &t->values[t->code[k + 1].out[0]];
+            const tt__value *above = &t->values[w1], *below = &t->values[w2];
+            pairs++;
+            CHECK(t->code[k].out[0] == y1 && t->code[k + 1].out[0] == y2);
+            CHECK(first->base == second->base && first->base != y1 && first->offset == 0);
+            CHECK(first->ld == 32 && second->ld == 32 && second->offset == 16);
+            CHECK(above->base == below->base && above->ld == 16 && below->offset == 16 * 16);
+            CHECK(t->values[first->base].shape.cols == 32 && t->values[above->base].shape.rows == 32);
+        }
+        if (!CHECK(pairs == (between < 3))) printf("case %d: %d pairs\n", between, pairs);
+        if (pairs) CHECK(t->code[between == 2 ? 2 : 3].out[0] == (between == 2 ? y1 : y2));
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Launches that lie side by side become one; the others stay, in their order. */
+TEST(launches_that_become_one)
+{
+    enum { ROWS = 3, D = 4, N = 5 };
+    static float x[ROWS * D], w[N * D * D], b[N * D], y[ROWS * N * D], dw[N * D * D];
+    for (int c = 0; c < 8; c++) {
+        tt__launch l[N];
+        tt__instr i = tt__new_instr(c % 2 ? TT__OP_LINEAR_DW : TT__OP_LINEAR);
+        const bool sums = i.op == TT__OP_LINEAR_DW;
+        const int odd = c / 2; /* 1: number 2 has another x, 2: its weight is elsewhere, 3: it has no bias */
+        memset(l, 0, sizeof l);
+        for (int k = 0; k < N; k++) {
+            const tt__mat of_x = {k == 2 && odd == 1 ? x + D : x, TT_F32, ROWS, D, D};
+            const tt__mat of_y = {y + k * D, TT_F32, ROWS, D, N * D}, of_b = {b + k * D, TT_F32, 1, D, D};
+            tt__mat of_w = {(sums ? dw : w) + k * D * D, TT_F32, D, D, D};
+            const bool without = k == 2 && odd == 3;
+            if (k == 2 && odd == 2) of_w.data = x;
+            l[k].instr = &i;
+            l[k].in[0] = sums ? of_y : of_x;
+            l[k].in[1] = sums ? of_x : of_w;
+            l[k].out[0] = sums ? of_w : of_y;
+            if (!without) *(sums ? &l[k].out[1] : &l[k].in[2]) = of_b;
+        }
+        const int left = tt__join_launches(l, N);
+        CHECK(left == (odd ? 3 : 1));
+        for (int k = 0; k < left; k++) {
+            const int first = odd ? k + (k == 2) : 0, many = odd ? k == 1 ? 1 : 2 : N; /* 0 and 1, 2, 3 and 4 */
+            const tt__mat *of_y = sums ? &l[k].in[0] : &l[k].out[0], *of_w = sums ? &l[k].out[0] : &l[k].in[1];
+            const tt__mat *of_b = sums ? &l[k].out[1] : &l[k].in[2], *of_x = sums ? &l[k].in[1] : &l[k].in[0];
+            const int at = odd && k ? k + 1 : first; /* its first product */
+            CHECK(of_y->data == y + at * D && of_y->cols == many * D && of_y->rows == ROWS);
+            CHECK(of_w->rows == many * D && of_w->cols == D && of_x->rows == ROWS && of_x->cols == D);
+            CHECK((odd == 3 && k == 1) || (of_b->data == b + at * D && of_b->cols == many * D));
+        }
     }
 }
 
@@ -3415,7 +3507,7 @@ static const test_case tests[] = {
     TEST_CASE(instructions_that_run_together), TEST_CASE(placement_against_brute_force),
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(products_of_models_suit_cublaslt),
-    TEST_CASE(products_of_one_x),
+    TEST_CASE(products_of_one_x), TEST_CASE(products_that_meet), TEST_CASE(launches_that_become_one),
     TEST_CASE(gradients_updated_in_the_backward),
     TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
