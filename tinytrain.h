@@ -664,7 +664,8 @@ typedef struct tt_compile_options {
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
        have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. "budget":
        what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations, those of the
-       first blocks, as many as it takes. */
+       first blocks, as many as it takes. On "cuda" products of one x, as q, k and v, are one unless they or
+       their weights are offloaded, and cuBLASLt may sum one product in another order than three. */
     const char *offload;
     /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
        and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more

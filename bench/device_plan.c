@@ -23,13 +23,11 @@
    fp8 reads an operand once and writes its fp8, its transpose or both, by at most 181 instructions for 8
    elements; without a history it reads it twice.
 
-   --rounds 1 prints what products would take in whole rounds of tiles, and what it would save to make one
-   product of those that share an operand: of several linear layers of the same x (q, k and v), forward; of
-   their weights' gradients; and of the sum that is the gradient of x. A processor works on one tile of 128 x
+   --rounds 1 prints what products would take in whole rounds of tiles, as they are planned, and what it would
+   save to make one product of all that share an operand, also of the sum that is the gradient of x. A processor works on one tile of 128 x
    128 at a time, of 132 such, at the rate above; k whole, or split in up to 8 parts (of 256 or more), the
    number that is the fastest, whose sums in f32 another kernel adds up (4.3 TB/s, 1 microsecond more).
-   cuBLASLt's own tiles are not known here. Weights that do not lie side by side would be copied first, and
-   their gradients afterwards: that is not counted.
+   cuBLASLt's own tiles are not known here.
 
    Bytes are those of each operand and result once. Launches are what tinytrain_cuda.cu makes of an
    instruction; those of tables' gradients, which depend on the ids, are counted as 12. */
@@ -115,7 +113,8 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
     }
 }
 
-static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes)
+/* joined: one with the product before it, whose x it does not read again. */
+static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, double bytes, bool joined)
 {
     const bool sums = i->op == TT__OP_LINEAR_DW; /* over rows: dw (out, in) = dy^T x */
     const tt__shape *a = &t->values[i->in[0]].shape, *b = &t->values[i->in[1]].shape;
@@ -123,8 +122,9 @@ static void count_product(const tt_tape *t, const tt__instr *i, cost *costs, dou
     const double m = (double)a->rows, flops = 2 * m * (double)a->cols * (double)(sums ? b->cols : i->op ==
         TT__OP_LINEAR ? b->rows : b->cols);
     const int32_t to = i->out[0];
+    if (joined) bytes -= bytes_of(t, i->in[tt__shared_role(i)]);
     if (to)
-        add(&costs[alike ? PRODUCTS : ANY_PRODUCTS], 1, bytes, flops,
+        add(&costs[alike ? PRODUCTS : ANY_PRODUCTS], !joined, bytes, flops,
             i->attr.fp8 ? 1300e12 : alike ? 650e12 : 10e12, 0, 4.3);
     if (sums && i->out[1]) /* a pass over dy, and one over its parts */
         add(&costs[BIASES], to ? 1 : 2, bytes_of(t, i->in[0]), 0, 1, 0, 4.3);
@@ -199,7 +199,7 @@ static void count(const tt_tape *t, cost costs[KINDS], int64_t chunk, double len
         for (int j = 0; j < TT__MAX_OUT; j++) bytes += bytes_of(t, i->out[j]) * (1 + (i->add >> j & 1));
         switch (i->op) {
         case TT__OP_LINEAR: case TT__OP_LINEAR_DX: case TT__OP_LINEAR_DW:
-            count_product(t, i, costs, bytes);
+            count_product(t, i, costs, bytes, k && i[-1].with_next);
             break;
         case TT__OP_QUANTIZE: /* of the history a row, of the largest magnitudes one */
             bytes = bytes_of(t, i->in[0]) * (i->in[1] ? 1 : 2) + bytes_of(t, i->out[0]) +
@@ -291,14 +291,16 @@ static void print_rounds(const tt_tape *t)
         const bool product_op = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DX ||
             i->op == TT__OP_LINEAR_DW;
         if (!product_op || !i->out[0]) continue;
-        const product p = all[0][n[0]++] = product_of(t, i);
-        product *with = NULL;
-        for (int j = 0; j < n[1] && !i->attr.act; j++)
-            if (all[1][j].op == p.op && all[1][j].shared == p.shared) with = &all[1][j];
-        if (!with) all[1][n[1]++] = p;
-        else if (p.op == TT__OP_LINEAR) with->n += p.n;
-        else if (p.op == TT__OP_LINEAR_DX) with->k += p.k;
-        else with->m += p.m;
+        const product p = product_of(t, i);
+        for (int row = 0; row < 2; row++) {
+            product *with = row == 0 && k && i[-1].with_next ? &all[0][n[0] - 1] : NULL;
+            for (int j = 0; j < n[1] && row && !i->attr.act; j++)
+                if (all[1][j].op == p.op && all[1][j].shared == p.shared) with = &all[1][j];
+            if (!with) all[row][n[row]++] = p;
+            else if (p.op == TT__OP_LINEAR) with->n += p.n;
+            else if (p.op == TT__OP_LINEAR_DX) with->k += p.k;
+            else with->m += p.m;
+        }
     }
     printf("\n| products in rounds of tiles of 128 x 128 | products | ms, k whole | ms, k split |\n");
     printf("| --- | ---: | ---: | ---: |\n");
