@@ -664,17 +664,19 @@ typedef struct tt_compile_options {
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
        have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. "budget":
        what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations, those of the
-       first blocks, as many as it takes. On "cuda" products of one x, as q, k and v, are one unless they or
-       their weights are offloaded, and cuBLASLt may sum one product in another order than three. */
+       first blocks, as many as it takes. On "cuda" the products of one x, as those that make q, k and v, are
+       one unless these, their weights or the gradients of these are offloaded, and cuBLASLt may sum in
+       another order then: that alone can make the bits differ. */
     const char *offload;
     /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
        and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
        bytes than the GPU has free, with TT_ERR_MEMORY. "managed-oversubscribed": it may be larger. The
        resident workspace, and parameters, gradients and optimizer state in the order of their use in half of
        what is then free, are to stay on the GPU. All else comes to it before the instructions that need it,
-       at most two windows of instructions ahead (a window needs at most a quarter of the rest), and leaves it
-       as CUDA decides. Such a step takes as long as these copies do, and no graph is made of it; prefer
-       `offload`, which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
+       at most two windows of instructions ahead (a window needs at most a quarter of the rest, and parts
+       products of one x that need more, see `offload`), and leaves it as CUDA decides. Such a step takes as
+       long as these copies do, and no graph is made of it; prefer `offload`, which is planned. Needs a GPU
+       with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
@@ -3333,7 +3335,7 @@ typedef struct tt__value {
        with its views: operands that read it, results that write it, its views, its last reader
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
-    int32_t behind;     /* of a persistent storage, one that is to lie right behind it, with a higher number */
+    int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
     int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
     bool named;         /* by tt_name, or by a pass */
@@ -4812,7 +4814,11 @@ enum { TT__PART_ROLES = 5 }; /* of a product's parts: operands 0 to 2, results 0
 /* The operand that such products share, x. */
 static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
 
-static bool tt__lies_below(const tt__instr *i, int role) { return role == (i->op == TT__OP_LINEAR_DW ? 3 : 1); }
+/* Do parts of a role lie below each other, not beside? */
+static bool tt__lies_below(const tt__instr *i, int role)
+{
+    return role == (i->op == TT__OP_LINEAR_DW ? 3 : 1);
+}
 
 static int32_t *tt__part_in(tt__instr *i, int role) { return role < 3 ? &i->in[role] : &i->out[role - 3]; }
 
@@ -4844,7 +4850,8 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && (a->ld == b->ld || a->rows == 1) && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Of n products that run together, those whose parts lie side by side become one. Returns how many are left. */
+/* Of n products that run together, those whose parts lie side by side become one. Returns how many are
+   left. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;
@@ -10377,8 +10384,9 @@ static bool tt__may_be_part(const tt_tape *t, int32_t v, int32_t root, const boo
     const tt__value *x = &t->values[v];
     const bool passes = x->storage == TT__TRANSIENT || (x->storage == TT__GRADIENT && !x->persistent);
     return passes && x->base == v && x->views == 0 && x->writes == 1 && x->ld == x->shape.cols &&
-           x->slots < 2 && x->copies < 2 && !x->slot && !x->stays && !x->ends && !x->keep && !x->block_end && !x->visits &&
-           !x->part.unit && x->part.split == TT__WHOLE && x->space == TT__DEVICE && v != root && !apart[v];
+           x->slots < 2 && x->copies < 2 && !x->slot && !x->stays && !x->ends && !x->keep && !x->block_end &&
+           !x->visits && !x->part.unit && x->part.split == TT__WHOLE && x->space == TT__DEVICE && v != root &&
+           !apart[v];
 }
 
 /* Can a and b, which have the same role in two products, come to lie side by side, one behind the other? What
@@ -10418,8 +10426,8 @@ static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr
     return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
 }
 
-/* Moves instruction m right behind those from *first to *last, or these right before it, if nothing in between
-   minds. */
+/* Moves instruction m right behind those from *first to *last, or these right before it, if nothing in
+   between minds. */
 static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
 {
     const int between = m - *last - 1, many = *last - *first + 1;

@@ -24,10 +24,10 @@
    elements; without a history it reads it twice.
 
    --rounds 1 prints what products would take in whole rounds of tiles, as they are planned, and what it would
-   save to make one product of all that share an operand, also of the sum that is the gradient of x. A processor works on one tile of 128 x
-   128 at a time, of 132 such, at the rate above; k whole, or split in up to 8 parts (of 256 or more), the
-   number that is the fastest, whose sums in f32 another kernel adds up (4.3 TB/s, 1 microsecond more).
-   cuBLASLt's own tiles are not known here.
+   save to make one product of all that share an operand, also of the sum that is the gradient of x. A
+   processor works on one tile of 128 x 128 at a time, of 132 such, at the rate above; k whole, or split in up
+   to 8 parts (of 256 or more), the number that is the fastest, whose sums in f32 another kernel adds up (4.3
+   TB/s, 1 microsecond more). cuBLASLt's own tiles are not known here.
 
    Bytes are those of each operand and result once. Launches are what tinytrain_cuda.cu makes of an
    instruction; those of tables' gradients, which depend on the ids, are counted as 12. */

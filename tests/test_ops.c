@@ -3647,7 +3647,8 @@ typedef struct joined_case {
    of the second forward and backward. alone: products are launched one by one. */
 static long train_attention(const joined_case *c, bool alone, float *to)
 {
-    static const char *const names[JOINED_PARAMS] = {"q.w", "q.b", "k.w", "k.b", "v.w", "v.b", "out.w", "out.b"};
+    static const char *const names[JOINED_PARAMS] = {"q.w", "q.b", "k.w", "k.b",
+                                                     "v.w", "v.b", "in.w", "in.b"};
     static const int32_t starts[4] = {0, 4, 5, JOINED_ROWS};
     const int64_t d = JOINED_D, narrow = d / 4 * c->key_heads, out[4] = {d, narrow, narrow, d};
     const tt_init normal = {TT_INIT_NORMAL, 0.2f};
@@ -3691,7 +3692,6 @@ static long train_attention(const joined_case *c, bool alone, float *to)
     tt_program *p = tt_compile(t, loss, &o);
     if (!CHECK(p != NULL)) printf("%s\n", tt_error(ctx));
     for (int k = 0; p && k < p->built.t->n_code && alone; k++) p->built.t->code[k].with_next = false;
-    if (getenv("DUMP") && p) { static char text[1 << 18]; tt_program_text(p, text, sizeof text); puts(text); }
     if (p) p->poison = true;
     for (int step = 0; step < 2 && p; step++) {
         for (int micro = 0; micro <= c->accumulate; micro++) {
@@ -3739,7 +3739,7 @@ TEST(cuda_products_of_one_x)
             if (!(apart <= most)) most = apart;
         }
 #ifdef TT_EMULATE
-        /* Of four linear layers: a product forward and a weight's gradient each, and of three the gradient of x. */
+        /* Of four linear layers a product forward and a weight's gradient, of three the gradient of x. */
         CHECK(most == 0 && alone == 4 + 4 + 3 && together == alone - 2 - 2);
         if (together != alone - 4) printf("case %d: %ld products, of %ld\n", k, together, alone);
 #else

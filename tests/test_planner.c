@@ -1395,13 +1395,13 @@ TEST(products_of_one_x)
     static const struct {
         const char *device, *precision, *update, *recompute;
         bool accumulate;
-        int forward, weights;
-    } c[] = {
-        {"cuda", "bf16-true", "end", "cheap", false, 2, 2}, {"cuda", "bf16-mixed", "end", "none", false, 2, 2},
-        {"cuda", "32-true", "end", "cheap", false, 2, 2}, {"cuda", "16-true", "end", "attention", false, 2, 2},
-        {"cuda", "bf16-true", "backward", "cheap", false, 2, 2},
-        {"cuda", "bf16-mixed", "end", "cheap", true, 2, 2}, {"cuda", "bf16-true", "end", "none", true, 2, 2},
-        {"cuda*2", "bf16-true", "end", "cheap", false, 0, 0}, {"cpu", "bf16-true", "end", "cheap", false, 0, 0}};
+        int groups; /* forward, and of gradients */
+    } c[] = {{"cuda", "bf16-true", "end", "cheap", false, 2}, {"cuda", "bf16-mixed", "end", "none", false, 2},
+             {"cuda", "32-true", "end", "cheap", false, 2}, {"cuda", "16-true", "end", "attention", false, 2},
+             {"cuda", "bf16-true", "backward", "cheap", false, 2},
+             {"cuda", "bf16-mixed", "end", "cheap", true, 2}, {"cuda", "bf16-true", "end", "none", true, 2},
+             {"cuda*2", "bf16-true", "end", "cheap", false, 0},
+             {"cpu", "bf16-true", "end", "cheap", false, 0}};
     for (int k = 0; k < TEST_COUNT(c); k++) {
         test_allocator a;
         tt_context *ctx = test_open(&a);
@@ -1421,7 +1421,7 @@ TEST(products_of_one_x)
         const int forward = joined_products(p, TT__OP_LINEAR, 3);
         const int weights = joined_products(p, TT__OP_LINEAR_DW, 3);
         const int pairs = joined_products(p, TT__OP_LINEAR, 2) + joined_products(p, TT__OP_LINEAR_DW, 2);
-        if (!CHECK(forward == c[k].forward && weights == c[k].weights && pairs == (forward ? 2 : 0)))
+        if (!CHECK(forward == c[k].groups && weights == c[k].groups && pairs == c[k].groups))
             printf("case %d: %d and %d groups, %d of two\n", k, forward, weights, pairs);
         tt_program_free(p);
         tt_tape_free(t);
@@ -1429,9 +1429,9 @@ TEST(products_of_one_x)
     }
 }
 
-/* Products a = x w1 and b = x w2, with something in between that reads a (1), makes w2 (2) or both (3): b rises
-   to a, a sinks to b, or they stay where they are. A result that an op may replace, or that is an output, keeps
-   its place. */
+/* Products a = x w1 and b = x w2, with something in between that reads a (1), makes w2 (2) or both (3): b
+   rises to a, a sinks to b, or they stay where they are. A result that an op may replace (4), or that is an
+   output (5), keeps its place. */
 TEST(products_that_meet)
 {
     for (int between = 0; between < 6; between++) {
@@ -1468,7 +1468,8 @@ TEST(products_that_meet)
         int pairs = 0;
         for (int k = 0; k < n; k++) {
             if (!t->code[k].with_next) continue;
-            const tt__value *first = &t->values[t->code[k].out[0]], *second = &t->values[t->code[k + 1].out[0]];
+            const tt__value *first = &t->values[t->code[k].out[0]];
+            const tt__value *second = &t->values[t->code[k + 1].out[0]];
             const tt__value *above = &t->values[w1], *below = &t->values[w2];
             pairs++;
             CHECK(t->code[k].out[0] == y1 && t->code[k + 1].out[0] == y2);
@@ -1510,10 +1511,11 @@ TEST(launches_that_become_one)
         const int left = tt__join_launches(l, N);
         CHECK(left == (odd ? 3 : 1));
         for (int k = 0; k < left; k++) {
-            const int first = odd ? k + (k == 2) : 0, many = odd ? k == 1 ? 1 : 2 : N; /* 0 and 1, 2, 3 and 4 */
-            const tt__mat *of_y = sums ? &l[k].in[0] : &l[k].out[0], *of_w = sums ? &l[k].out[0] : &l[k].in[1];
-            const tt__mat *of_b = sums ? &l[k].out[1] : &l[k].in[2], *of_x = sums ? &l[k].in[1] : &l[k].in[0];
-            const int at = odd && k ? k + 1 : first; /* its first product */
+            const int many = !odd ? N : k == 1 ? 1 : 2, at = odd && k ? k + 1 : 0; /* 0 and 1, 2, 3 and 4 */
+            const tt__mat *of_y = sums ? &l[k].in[0] : &l[k].out[0];
+            const tt__mat *of_w = sums ? &l[k].out[0] : &l[k].in[1];
+            const tt__mat *of_b = sums ? &l[k].out[1] : &l[k].in[2];
+            const tt__mat *of_x = sums ? &l[k].in[1] : &l[k].in[0];
             CHECK(of_y->data == y + at * D && of_y->cols == many * D && of_y->rows == ROWS);
             CHECK(of_w->rows == many * D && of_w->cols == D && of_x->rows == ROWS && of_x->cols == D);
             CHECK((odd == 3 && k == 1) || (of_b->data == b + at * D && of_b->cols == many * D));
