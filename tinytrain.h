@@ -10395,17 +10395,18 @@ static bool tt__may_lie_behind(const tt_tape *t, int32_t a, int32_t b, bool belo
                                const bool *apart)
 {
     const tt__value *x = &t->values[a], *y = &t->values[b];
-    const int64_t bytes = (int64_t)tt_dtype_bytes(x->shape.dtype);
+    const int64_t row = x->shape.cols * (int64_t)tt_dtype_bytes(x->shape.dtype);
+    if (a == b) return false;
     if (x->persistent || y->persistent)
         return x->persistent && y->persistent && x->storage == y->storage && x->base == a && y->base == b &&
-               x->slots < 2 && y->slots < 2 && !x->part.unit && !y->part.unit &&
-               x->space == TT__DEVICE && y->space == TT__DEVICE && x->shape.cols * bytes % 16 == 0;
+               x->slots < 2 && y->slots < 2 && !x->part.unit && !y->part.unit && x->space == TT__DEVICE &&
+               y->space == TT__DEVICE && tt__storage_bytes(x) == (size_t)(x->shape.rows * row);
     const int begins = x->producer - y->producer, ends = x->reader - y->reader;
     const bool alike = below ? !x->shape.axis && !y->shape.axis && x->shape.cols == y->shape.cols
                              : tt__same_rows(&x->shape, &y->shape);
     return alike && x->storage == y->storage && tt__may_be_part(t, a, root, apart) &&
            tt__may_be_part(t, b, root, apart) && abs(begins) <= TT__NEAR && abs(ends) <= TT__NEAR &&
-           (x->shape.cols * bytes) % 16 == 0;
+           row % 16 == 0;
 }
 
 /* May product b run together with a? */
@@ -20154,7 +20155,7 @@ static tt_status tt__build_chosen(const tt__job *to)
 /* ------------------------------------------------------------------------------------------------- commit */
 
 /* Gives persistent storage v a place in the program's arena, if it has none: right behind `before`, unless
-   that is 0, with what that is padded by behind both. */
+   that is 0. What pads that to the arena's alignment is then behind both. */
 static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
 {
     tt_tape *t = p->built.t;
@@ -20165,7 +20166,7 @@ static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
     if (!tt__in_arena(x) || x->base != v || x->place != TT__NO_PLACE) return false;
     if (param && tt__home_arena(a->kind, a, param, a->stage, a->stages)) return false;
     size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
-    x->place = before ? y->place + (size_t)tt__operand_bytes(t, before) : *end;
+    x->place = before ? y->place + tt__storage_bytes(y) : *end;
     *end += tt__arena_bytes(t, x);
     if (!param) return true;
     a->home[x->param].offset = x->place;
