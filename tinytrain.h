@@ -91,7 +91,12 @@
      restart from a saved state, for any placement, and whatever the caller's floating-point mode (rounding,
      subnormals). Random numbers are functions of (seed, step, micro-batch, instruction, element). Different
      devices and instruction sets, and dot products or tiles of bf16 against conversion, differ by rounding.
-     With TINYTRAIN_CBLAS all of this is as the library has it.
+     With TINYTRAIN_CBLAS all of this is as the library has it. On "cuda" with one rank, products of one x,
+     such as those that make queries, keys and values, are one product, and cuBLASLt may sum one in another
+     order than three. They are three where they, their weights or the gradients of these are offloaded, where
+     an output (tt_output), a mark (tt_keep, tt_recompute) or recompute "budget" treats only some of them in a
+     way of its own, in managed memory where they need more than it brings at once, and where a program that
+     was compiled before has put some of the weights elsewhere: then the bits may differ by that.
 
    GRADIENTS
      A loss is a mean over its targets: those of all micro-batches of a step together. tt_step says what
@@ -664,19 +669,17 @@ typedef struct tt_compile_options {
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
        have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. "budget":
        what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations, those of the
-       first blocks, as many as it takes. On "cuda" the products of one x, as those that make q, k and v, are
-       one unless these, their weights or the gradients of these are offloaded, and cuBLASLt may sum in
-       another order then: that alone can make the bits differ. */
+       first blocks, as many as it takes. On "cuda", where products of one x are parted (see DETERMINISM), the
+       bits may differ. */
     const char *offload;
     /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
        and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
        bytes than the GPU has free, with TT_ERR_MEMORY. "managed-oversubscribed": it may be larger. The
        resident workspace, and parameters, gradients and optimizer state in the order of their use in half of
        what is then free, are to stay on the GPU. All else comes to it before the instructions that need it,
-       at most two windows of instructions ahead (a window needs at most a quarter of the rest, and parts
-       products of one x that need more, see `offload`), and leaves it as CUDA decides. Such a step takes as
-       long as these copies do, and no graph is made of it; prefer `offload`, which is planned. Needs a GPU
-       with concurrentManagedAccess (Linux, but not WSL). */
+       at most two windows of instructions ahead (a window needs at most a quarter of the rest), and leaves it
+       as CUDA decides. Such a step takes as long as these copies do, and no graph is made of it; prefer
+       `offload`, which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
@@ -4805,52 +4808,60 @@ static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
     tt__cpu_LINEAR_DW, NULL, NULL, tt__fuse_LINEAR_DW};
 
-/* Products of one x, as those that make queries, keys and values, and as those that make the gradients of
-   their weights, are one product where what they do not share lies side by side: weights and their gradients
-   row below row, biases and their gradients, results and the gradients of these column beside column. */
+/* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
+   their weights, are one product where the operands that they do not share lie side by side: weights and
+   their gradients row below row, biases and their gradients, results and the gradients of these column beside
+   column. The roles of such operands: in[0] to in[2], out[0] and out[1]. */
 
-enum { TT__PART_ROLES = 5 }; /* of a product's parts: operands 0 to 2, results 0 and 1 */
+enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
 
-/* The operand that such products share, x. */
+/* The role of x, which they share. */
 static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
 
-/* Do parts of a role lie below each other, not beside? */
+/* Do operands of a role lie below each other, not beside? */
 static bool tt__lies_below(const tt__instr *i, int role)
 {
-    return role == (i->op == TT__OP_LINEAR_DW ? 3 : 1);
+    return role == (i->op == TT__OP_LINEAR_DW ? TT__RESULT_ROLE : 1);
 }
 
-static int32_t *tt__part_in(tt__instr *i, int role) { return role < 3 ? &i->in[role] : &i->out[role - 3]; }
+static int32_t tt__in_role(const tt__instr *i, int role)
+{
+    return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
+}
 
-/* Do products i and j the same with one x, so that they are one if their parts lie side by side? */
-static bool tt__is_one_product(const tt_tape *t, tt__instr *i, tt__instr *j)
+/* Do products i and j the same with one x, so that they are one if their operands lie side by side? */
+static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
 {
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
     const int x = tt__shared_role(i);
     if (!joins || i->op != j->op || i->in[x] != j->in[x] || i->in[3] || j->in[3]) return false;
     if (i->attr.fp8 || j->attr.fp8 || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow)
         return false;
-    for (int role = 0; role < TT__PART_ROLES; role++) {
-        const int32_t a = *tt__part_in(i, role), b = *tt__part_in(j, role);
+    for (int role = 0; role < TT__ROLES; role++) {
+        const int32_t a = tt__in_role(i, role), b = tt__in_role(j, role);
         if (!a != !b || t->values[a].shape.dtype != t->values[b].shape.dtype) return false;
     }
     return i->out[0] && i->add == j->add && i->add_later == j->add_later && i->segment == j->segment &&
-           i->stage == j->stage && i->slot == j->slot && i->once == j->once && i->always == j->always &&
-           i->later == j->later;
+           i->stage == j->stage && i->again == j->again && i->always == j->always && i->later == j->later &&
+           i->slot == j->slot && i->once == j->once;
 }
 
-static tt__mat *tt__part_of(tt__launch *l, int role) { return role < 3 ? &l->in[role] : &l->out[role - 3]; }
+static tt__mat *tt__mat_in_role(tt__launch *l, int role)
+{
+    return role < TT__RESULT_ROLE ? &l->in[role] : &l->out[role - TT__RESULT_ROLE];
+}
 
-/* Does part b begin where part a ends, below or beside it? Two that are not there do. */
+/* Does b begin where a ends, below or beside it, so that both are one matrix? Two that are not there do. */
 static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
 {
     const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
-    const bool alike = a->dtype == b->dtype && (below ? a->cols == b->cols : a->rows == b->rows);
+    const bool alike = below ? a->cols == b->cols && a->ld == b->ld
+                             : a->rows == b->rows && (a->ld == b->ld || a->rows == 1);
     if (!a->data || !b->data) return !a->data && !b->data;
-    return alike && (a->ld == b->ld || a->rows == 1) && (char *)a->data + apart == (char *)b->data;
+    return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Of n products that run together, those whose parts lie side by side become one. Returns how many are
+/* Of n products that run together, those whose operands lie side by side become one. Returns how many are
    left. */
 static int tt__join_launches(tt__launch *l, int n)
 {
@@ -4859,16 +4870,17 @@ static int tt__join_launches(tt__launch *l, int n)
         tt__launch *to = &l[last];
         const int x = tt__shared_role(to->instr);
         bool joins = to->in[x].data == l[k].in[x].data;
-        for (int role = 0; role < TT__PART_ROLES && joins; role++) {
+        for (int role = 0; role < TT__ROLES && joins; role++) {
             const bool below = tt__lies_below(to->instr, role);
-            joins = role == x || tt__lies_behind(tt__part_of(to, role), tt__part_of(&l[k], role), below);
+            const tt__mat *a = tt__mat_in_role(to, role), *b = tt__mat_in_role(&l[k], role);
+            joins = role == x || tt__lies_behind(a, b, below);
         }
         if (!joins && ++last != k) l[last] = l[k];
-        for (int role = 0; role < TT__PART_ROLES && joins; role++) {
-            tt__mat *whole = tt__part_of(to, role);
+        for (int role = 0; role < TT__ROLES && joins; role++) {
+            tt__mat *whole = tt__mat_in_role(to, role);
             if (role == x) continue;
-            if (tt__lies_below(to->instr, role)) whole->rows += tt__part_of(&l[k], role)->rows;
-            else whole->cols += tt__part_of(&l[k], role)->cols;
+            if (tt__lies_below(to->instr, role)) whole->rows += tt__mat_in_role(&l[k], role)->rows;
+            else whole->cols += tt__mat_in_role(&l[k], role)->cols;
         }
     }
     return last + 1;
@@ -10353,13 +10365,16 @@ static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
 }
 
 /* ---------------------------------------------------------------------------------------------------- join
-   Products that are one if their parts lie side by side (see tt__is_one_product) run together, and those of
-   their parts that only live in the step become parts of one value. Parameters and gradients that stay lie
-   as tt__place_persistent puts them. Each product is launched alone where parts lie apart after all. */
+   Products that are one if their operands lie side by side (see tt__is_one_product) run together. Those of
+   their operands that only live in the step are joined to one value; parameters, and gradients that stay, lie
+   as tt__place_persistent puts them. Where operands lie apart after all, each product is launched alone. */
+
+/* What is written, or read last, by instructions further apart than this lives at other times. */
+enum { TT__TOGETHER = 32 };
 
 /* Which storages must have a place of their own: what other streams or collectives work on; what a result may
    take the place of, and such results. To be freed. */
-static bool *tt__never_packed(const tt_tape *t)
+static bool *tt__never_joined(const tt_tape *t)
 {
     bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
     for (int k = 0; k < t->n_code && apart; k++) {
@@ -10378,45 +10393,56 @@ static bool *tt__never_packed(const tt_tape *t)
     return apart;
 }
 
-/* May v become a part of a value of several? */
-static bool tt__may_be_part(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
+/* Is v a storage of the device with nothing special about it? */
+static bool tt__is_plain(const tt_tape *t, int32_t v)
 {
     const tt__value *x = &t->values[v];
-    const bool passes = x->storage == TT__TRANSIENT || (x->storage == TT__GRADIENT && !x->persistent);
-    return passes && x->base == v && x->views == 0 && x->writes == 1 && x->ld == x->shape.cols &&
-           x->slots < 2 && x->copies < 2 && !x->slot && !x->stays && !x->ends && !x->keep && !x->block_end &&
-           !x->visits && !x->part.unit && x->part.split == TT__WHOLE && x->space == TT__DEVICE && v != root &&
-           !apart[v];
+    return x->base == v && x->ld == x->shape.cols && x->slots < 2 && x->copies < 2 && !x->part.unit &&
+           x->part.split == TT__WHOLE && x->space == TT__DEVICE;
 }
 
-/* Can a and b, which have the same role in two products, come to lie side by side, one behind the other? What
-   is written and read about where the other is takes no more memory as a part of both. */
-static bool tt__may_lie_behind(const tt_tape *t, int32_t a, int32_t b, bool below, int32_t root,
-                               const bool *apart)
+/* May v, which lives in the step, be joined to others? Its rows keep the alignment that kernels want. */
+static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
 {
-    const tt__value *x = &t->values[a], *y = &t->values[b];
+    const tt__value *x = &t->values[v];
+    const bool passes = x->storage == TT__TRANSIENT || x->storage == TT__GRADIENT;
     const int64_t row = x->shape.cols * (int64_t)tt_dtype_bytes(x->shape.dtype);
-    if (a == b) return false;
-    if (x->persistent || y->persistent)
-        return x->persistent && y->persistent && x->storage == y->storage && x->base == a && y->base == b &&
-               x->slots < 2 && y->slots < 2 && !x->part.unit && !y->part.unit && x->space == TT__DEVICE &&
-               y->space == TT__DEVICE && tt__storage_bytes(x) == (size_t)(x->shape.rows * row);
-    const int begins = x->producer - y->producer, ends = x->reader - y->reader;
-    const bool alike = below ? !x->shape.axis && !y->shape.axis && x->shape.cols == y->shape.cols
-                             : tt__same_rows(&x->shape, &y->shape);
-    return alike && x->storage == y->storage && tt__may_be_part(t, a, root, apart) &&
-           tt__may_be_part(t, b, root, apart) && abs(begins) <= TT__NEAR && abs(ends) <= TT__NEAR &&
+    return passes && tt__is_plain(t, v) && x->views == 0 && x->writes == 1 && !x->persistent && !x->slot &&
+           !x->stays && !x->ends && !x->keep && !x->block_end && !x->visits && v != root && !apart[v] &&
            row % 16 == 0;
 }
 
+/* May b lie right behind v, of those that stay? v takes all of the bytes that its storage has. */
+static bool tt__may_be_followed(const tt_tape *t, int32_t v)
+{
+    const tt__shape *x = &t->values[v].shape;
+    const size_t bytes = (size_t)(x->rows * x->cols) * tt_dtype_bytes(x->dtype);
+    return tt__is_plain(t, v) && tt__storage_bytes(&t->values[v]) == bytes;
+}
+
+/* Can a and b, which have the same role in two products, come to lie side by side? Of what lives in the step
+   only if both live at about the same time, so that both together take hardly more memory. */
+static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, bool below, int32_t root,
+                               const bool *apart)
+{
+    const tt__value *x = &t->values[a], *y = &t->values[b];
+    const bool alike = below ? !x->shape.axis && !y->shape.axis && x->shape.cols == y->shape.cols
+                             : tt__same_rows(&x->shape, &y->shape);
+    if (a == b || !alike || x->storage != y->storage || x->persistent != y->persistent) return false;
+    if (x->persistent) return tt__may_be_followed(t, a) && tt__may_be_followed(t, b);
+    return tt__may_be_joined(t, a, root, apart) && tt__may_be_joined(t, b, root, apart) &&
+           abs(x->producer - y->producer) <= TT__TOGETHER && abs(x->reader - y->reader) <= TT__TOGETHER;
+}
+
 /* May product b run together with a? */
-static bool tt__may_join(const tt_tape *t, tt__instr *a, tt__instr *b, int32_t root, const bool *apart)
+static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *b, int32_t root,
+                         const bool *apart)
 {
     if (!tt__is_one_product(t, a, b)) return false;
-    for (int role = 0; role < TT__PART_ROLES; role++) {
-        const int32_t x = *tt__part_in(a, role), y = *tt__part_in(b, role);
+    for (int role = 0; role < TT__ROLES; role++) {
+        const int32_t x = tt__in_role(a, role), y = tt__in_role(b, role);
         if (role == tt__shared_role(a) || !x) continue;
-        if (!tt__may_lie_behind(t, x, y, tt__lies_below(a, role), root, apart)) return false;
+        if (!tt__may_lie_beside(t, x, y, tt__lies_below(a, role), root, apart)) return false;
     }
     return true;
 }
@@ -10427,60 +10453,74 @@ static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr
     return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
 }
 
-/* Moves instruction m right behind those from *first to *last, or these right before it, if nothing in
-   between minds. */
-static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
+/* Moves the instruction at `from` to place `to`. */
+static void tt__move_instr(tt_tape *t, int from, int to)
 {
-    const int between = m - *last - 1, many = *last - *first + 1;
-    bool rises = true, sink = true;
-    for (int n = *last + 1; n < m && (rises || sink); n++) {
-        rises = rises && !tt__is_ordered(t, &t->code[n], &t->code[m]);
-        for (int k = *first; k <= *last && sink; k++) sink = !tt__is_ordered(t, &t->code[k], &t->code[n]);
-    }
-    if (!rises && !sink) return false;
-    tt__instr *from = &t->code[*first], *behind = &t->code[*last + 1];
-    tt__instr product = t->code[m];
-    if (rises) {
-        memmove(behind + 1, behind, sizeof product * (size_t)between);
-        *behind = product;
-    } else {
-        for (int k = 0; k < many; k++) { /* the first of them, to the end */
-            product = *from;
-            memmove(from, from + 1, sizeof product * (size_t)(many - 1 + between));
-            from[many - 1 + between] = product;
-        }
-        *first += between;
-    }
-    *last = *first + many;
-    return true;
+    const tt__instr i = t->code[from];
+    const int step = to < from ? -1 : 1;
+    for (int k = from; k != to; k += step) t->code[k] = t->code[k + step];
+    t->code[to] = i;
 }
 
-/* Parts of a role of the products from `first` to `last` become parts of one value, or, of those that stay,
-   are to lie one behind the other. */
-static bool tt__pack_parts(tt_tape *t, int first, int last, int role)
+/* Moves instruction m right behind those from *first to *last, or these right before it, if their order with
+   what lies in between does not matter. */
+static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
+{
+    const int many = *last - *first + 1;
+    bool rises = true, sink = true;
+    for (int k = *first; k <= *last; k++) if (tt__is_ordered(t, &t->code[k], &t->code[m])) return false;
+    for (int n = *last + 1; n < m && (rises || sink); n++) {
+        rises = rises && !tt__is_ordered(t, &t->code[n], &t->code[m]);
+        for (int k = *first; k <= *last; k++) sink = sink && !tt__is_ordered(t, &t->code[k], &t->code[n]);
+    }
+    if (rises) tt__move_instr(t, m, *last + 1);
+    for (int k = 0; k < many && sink && !rises; k++) tt__move_instr(t, *first, m - 1);
+    if (sink && !rises) *first = m - many;
+    if (rises || sink) *last = *first + many;
+    return rises || sink;
+}
+
+/* Puts products in the order of their weights, or of the gradients of these, which is that of persistent
+   values in the arena, and the same wherever they are computed again. */
+static void tt__order_products(tt_tape *t, int first, int last)
+{
+    for (int k = first + 1; k <= last; k++) {
+        int to = k, role = 0;
+        while (!tt__lies_below(&t->code[k], role)) role++;
+        const int32_t weight = tt__in_role(&t->code[k], role);
+        while (to > first && tt__in_role(&t->code[to - 1], role) > weight) to--;
+        tt__move_instr(t, k, to);
+    }
+    for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
+}
+
+/* What has a role in the products from `first` to `last` is joined to one value, or, if it stays, is to lie
+   one behind the other. */
+static bool tt__join_values(tt_tape *t, int first, int last, int role)
 {
     const bool below = tt__lies_below(&t->code[first], role);
-    const tt__value v = t->values[*tt__part_in(&t->code[first], role)];
+    const int32_t of_first = tt__in_role(&t->code[first], role);
+    const tt__value v = t->values[of_first];
     tt__shape whole = v.shape;
     int64_t at = 0;
-    if (!*tt__part_in(&t->code[first], role)) return true;
+    if (!of_first) return true;
     for (int k = first; k < last && v.persistent; k++) {
-        const int32_t a = *tt__part_in(&t->code[k], role), b = *tt__part_in(&t->code[k + 1], role);
+        const int32_t a = tt__in_role(&t->code[k], role), b = tt__in_role(&t->code[k + 1], role);
         if (a < b && !t->values[a].behind) t->values[a].behind = b;
     }
     if (v.persistent) return true;
     for (int k = first + 1; k <= last; k++) {
-        const tt__shape *part = &t->values[*tt__part_in(&t->code[k], role)].shape;
-        if (below) whole.rows += part->rows;
-        else whole.cols += part->cols;
+        const tt__shape *more = &t->values[tt__in_role(&t->code[k], role)].shape;
+        if (below) whole.rows += more->rows;
+        else whole.cols += more->cols;
     }
     const int32_t id = tt__new_value(t, &whole, v.storage, "%.60s ...", v.name);
     for (int k = first; k <= last && id; k++) {
-        tt__value *part = &t->values[*tt__part_in(&t->code[k], role)];
-        part->base = id;
-        part->offset = at;
-        part->ld = whole.cols;
-        at += below ? part->shape.rows * whole.cols : part->shape.cols;
+        tt__value *x = &t->values[tt__in_role(&t->code[k], role)];
+        x->base = id;
+        x->offset = at;
+        x->ld = whole.cols;
+        at += below ? x->shape.rows * whole.cols : x->shape.cols;
     }
     return id != 0;
 }
@@ -10488,18 +10528,18 @@ static bool tt__pack_parts(tt_tape *t, int first, int last, int role)
 static tt_status tt__pass_join(tt_tape *t, int32_t root)
 {
     const int n = tt__index(t);
-    bool *apart = tt__never_packed(t), ok = apart != NULL;
+    bool *apart = tt__never_joined(t), ok = apart != NULL;
     for (int k = 0; k + 1 < n && ok; k++) {
         int first = k, last = k;
         if (!tt__is(&t->code[k], TT__PRODUCT) || t->code[k].with_next || (k && t->code[k - 1].with_next))
             continue;
-        for (int m = k + 1; m < n && m <= last + TT__NEAR; m++) {
-            if (!tt__may_join(t, &t->code[first], &t->code[m], root, apart)) continue;
-            if (tt__bring_together(t, &first, &last, m)) t->code[last - 1].with_next = true;
-        }
+        for (int m = k + 1; m < n && m <= last + TT__TOGETHER; m++)
+            if (tt__may_join(t, &t->code[first], &t->code[m], root, apart))
+                tt__bring_together(t, &first, &last, m);
         if (first == last) continue;
-        for (int role = 0; role < TT__PART_ROLES && ok; role++)
-            if (role != tt__shared_role(&t->code[first])) ok = tt__pack_parts(t, first, last, role);
+        tt__order_products(t, first, last);
+        for (int role = 0; role < TT__ROLES && ok; role++)
+            if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
         k -= first != k; /* what stands here now has come from behind them */
     }
     tt__free(t->ctx, apart);

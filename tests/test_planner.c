@@ -1350,7 +1350,7 @@ static bool parts_are_behind(const tt_program *p, int first, int last, int role)
     const tt_tape *t = p->built.t;
     const bool below = tt__lies_below(&t->code[first], role);
     for (int k = first; k < last; k++) {
-        const int32_t ids[2] = {*tt__part_in(&t->code[k], role), *tt__part_in(&t->code[k + 1], role)};
+        const int32_t ids[2] = {tt__in_role(&t->code[k], role), tt__in_role(&t->code[k + 1], role)};
         tt__mat m[2];
         for (int e = 0; e < 2 && ids[0]; e++) {
             const tt__value *v = &t->values[ids[e]], *base = &t->values[v->base];
@@ -1374,10 +1374,10 @@ static int joined_products(const tt_program *p, int op, int size)
         for (end = k; t->code[end].with_next; end++) {}
         if (t->code[k].op != op || end == k) continue;
         groups += end - k + 1 == size;
-        for (int role = 0; role < TT__PART_ROLES; role++) {
+        for (int role = 0; role < TT__ROLES; role++) {
             if (role == tt__shared_role(&t->code[k])) {
                 for (int m = k; m <= end; m++)
-                    if (*tt__part_in(&t->code[m], role) != *tt__part_in(&t->code[k], role)) return -1;
+                    if (tt__in_role(&t->code[m], role) != tt__in_role(&t->code[k], role)) return -1;
             } else if (!parts_are_behind(p, k, end, role)) {
                 return -1;
             }
@@ -1386,8 +1386,8 @@ static int joined_products(const tt_program *p, int op, int size)
     return groups;
 }
 
-/* Do the persistent storages on the device lie apart, and together take what the plan says? */
-static bool persistent_lie_apart(const tt_program *p)
+/* Do the persistent storages on the device lie apart? alone: and take all that the arena has for them. */
+static bool persistent_lie_apart(const tt_program *p, bool alone)
 {
     const tt_tape *t = p->built.t;
     size_t first[2], bytes[2], all = p->settings.kind->resident;
@@ -1406,12 +1406,13 @@ static bool persistent_lie_apart(const tt_program *p)
             if (v != w && first[0] < first[1] + bytes[1] && first[1] < first[0] + bytes[0]) return false;
         }
     }
-    return all == p->arena->persistent;
+    return !alone || all == p->arena->persistent;
 }
 
 /* On a GPU the products that make q, k and v are one, and so are those of their weights' gradients, at no
    memory: each part lies right behind another. Of the last layer, in which one row a sequence asks, k and v.
-   Not on a CPU, nor over ranks, nor with biases that end within the 64 bytes that storages are made of. */
+   Those of blocks that are computed again are, too. Not on a CPU, nor over ranks or with groups as of ranks,
+   nor with biases that end within the 64 bytes that storages are made of. */
 TEST(products_of_one_x)
 {
     static const shape whole = {"BERT", 3, 192, 3, 256, 3, 50, 2, false},
@@ -1427,6 +1428,7 @@ TEST(products_of_one_x)
              {"cuda", "bf16-true", "backward", "cheap", false, 2, 2},
              {"cuda", "bf16-mixed", "end", "cheap", true, 2, 2},
              {"cuda", "bf16-true", "end", "none", true, 2, 2},
+             {"cuda", "bf16-true", "end", "blocks", false, 3, 2},
              {"cuda*2", "bf16-true", "end", "cheap", false, 0, 0},
              {"cpu", "bf16-true", "end", "cheap", false, 0, 0},
              {"cuda", "bf16-true", "end", "cheap", true, 0, 2}}; /* the last is odd */
@@ -1443,10 +1445,14 @@ TEST(products_of_one_x)
         o.update = c[k].update;
         o.recompute = c[k].recompute;
         o.accumulate = c[k].accumulate;
+        for (int i = 0; i < t->n_code && !strcmp(o.recompute, "blocks"); i++) {
+            const char *name = t->code[i].op == TT__OP_LAYERNORM ? t->values[t->code[i].in[1]].name : "";
+            if (strstr(name, "norm2")) tt_block_end(t, tt__handle(t->code[i].out[0]));
+        }
         tt_program *p = tt_compile(t, loss, &o);
         if (!CHECK(p != NULL)) printf("%s\n", tt_error(ctx));
         REQUIRE(p != NULL);
-        CHECK(persistent_lie_apart(p));
+        CHECK(persistent_lie_apart(p, true));
         const int forward = joined_products(p, TT__OP_LINEAR, 3);
         const int weights = joined_products(p, TT__OP_LINEAR_DW, 3);
         const int pairs = joined_products(p, TT__OP_LINEAR, 2) + joined_products(p, TT__OP_LINEAR_DW, 2);
@@ -1454,9 +1460,42 @@ TEST(products_of_one_x)
         if (!CHECK(right && pairs == (forward > 0) + (weights > 0)))
             printf("case %d: %d and %d groups, %d of two\n", k, forward, weights, pairs);
         tt_program_free(p);
+        o.accumulate = true;
+        o.parallel.groups = 2;
+        if (k == 0 && CHECK((p = tt_compile(t, loss, &o)) != NULL)) {
+            CHECK(joined_products(p, TT__OP_LINEAR, 3) == 0 && joined_products(p, TT__OP_LINEAR_DW, 3) == 0);
+            tt_program_free(p);
+        }
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
+}
+
+/* A program whose q has a place already, from a program before, puts k and v elsewhere. */
+TEST(products_of_programs_that_share)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_program *p[2] = {NULL, NULL};
+    tt_tape *t[2];
+    tt_compile_options o = tt_compile_options_default();
+    o.device = "cuda";
+    ctx->options.verify = true;
+    for (int k = 0; k < 2; k++) {
+        t[k] = tt_tape_new(ctx);
+        const tt_value x = tt_input(t[k], "x", TT_F32, 32, 64), none = {0};
+        tt_value sum = tt_linear(t[k], x, matrix(ctx, "q", 64, 64), NULL);
+        for (int j = 0; j < 2 * k; j++)
+            sum = tt_mul(t[k], sum, tt_linear(t[k], x, matrix(ctx, j ? "v" : "k", 64, 64), NULL));
+        o.accumulate = true;
+        p[k] = tt_compile(t[k], tt_mean_squared_error(t[k], sum, x, none), &o);
+        REQUIRE(p[k] != NULL);
+        o.share = p[0];
+        CHECK(persistent_lie_apart(p[k], k == 0));
+    }
+    for (int k = 0; k < 2; k++) tt_program_free(p[k]);
+    for (int k = 0; k < 2; k++) tt_tape_free(t[k]);
+    TEST_CLOSE(ctx, &a);
 }
 
 /* Products a = x w1 and b = x w2, with something in between that reads a (1), makes w2 (2) or both (3): b
@@ -1515,23 +1554,176 @@ TEST(products_that_meet)
     }
 }
 
+enum { SAME_X = 34 }; /* ways in which two products of one x do not join */
+
+/* Two products of one x that would join, and what keeps them from it. */
+static bool may_not_join(tt_context *ctx, int way, int *pairs)
+{
+    tt_tape *t = tt_tape_new(ctx);
+    const tt__shape square = {TT_F32, 16, 16, 0, 0}, half = {TT_BF16, 16, 16, 0, 0};
+    const tt__shape narrow = {TT_F32, 16, 2, 0, 0}, of_narrow = {TT_F32, 2, 16, 0, 0};
+    t->alignment = 256;
+    const int32_t x = tt_input(t, "x", TT_F32, 16, 16).id, other = tt_input(t, "other", TT_F32, 16, 16).id;
+    int32_t w[2], y[2], u;
+    for (int k = 0; k < 2; k++) {
+        const bool thin = way == 1 + k; /* either */
+        w[k] = tt__new_value(t, thin ? &of_narrow : &square, TT__TRANSIENT, "w%d", k);
+        y[k] = tt__new_value(t, thin ? &narrow : k && way == 3 ? &half : &square, TT__TRANSIENT, "y%d", k);
+        if (way == 4 && k) t->values[w[k]].storage = TT__GRADIENT;
+        if (way == 5 && k) t->values[w[k]].persistent = true;
+        by_hand(t, TT__OP_MUL, 0, other, other, w[k]);
+    }
+    if (way == 6) { /* a weight that could take the place of what it is made of */
+        u = tt__new_value(t, &square, TT__TRANSIENT, "u");
+        t->code[t->n_code - 1].out[0] = u;
+        by_hand(t, TT__OP_ACTIVATION, 0, u, 0, w[1]);
+        t->code[t->n_code - 1].attr.act = TT__ACT_GELU;
+    }
+    by_hand(t, TT__OP_LINEAR, 0, x, w[0], y[0]);
+    by_hand(t, TT__OP_LINEAR, 0, way == 7 ? other : x, way == 8 ? w[0] : w[1], y[1]);
+    tt__instr *a = &t->code[t->n_code - 2], *b = &t->code[t->n_code - 1];
+    if (way == 9) b->in[3] = other;
+    if (way == 10) b->in[2] = tt_input(t, "bias", TT_F32, 1, 16).id;
+    if (way == 11) b->attr.fp8 = true;
+    if (way == 12) a->attr.fp8 = true;
+    if (way == 13) b->attr.act = TT__ACT_GELU;
+    if (way == 14) a->attr.act = TT__ACT_GELU;
+    if (way == 15) b->attr.narrow = TT_BF16;
+    if (way == 16) b->add = 1;
+    if (way == 17) b->add_later = 1;
+    if (way == 18) b->segment = TT__EACH_LAP;
+    if (way == 19) b->stage = 1;
+    if (way == 20) b->again = true;
+    if (way == 21) b->always = true;
+    if (way == 22) b->later = true;
+    if (way == 23) b->slot = 1;
+    if (way == 24) b->once = 1;
+    for (int k = 0; way == 25 && k < 40; k++) /* one result lives long */
+        by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "meanwhile"));
+    u = tt__new_value(t, &square, TT__TRANSIENT, "last");
+    if (way == 26) by_hand(t, TT__OP_MUL, 0, other, y[1], u); /* which may take the place of y1 */
+    if (way == 27) { /* a copy by another stream */
+        t->values[u].space = TT__HOST;
+        by_hand(t, TT__OP_COPY, 0, y[1], 0, u);
+    }
+    if (way == 28) tt_output(t, tt__handle(y[1]));
+    if (way == 29) tt_block_end(t, tt__handle(y[1]));
+    if (way == 30) tt_slice(t, tt__handle(y[1]), 0, 8);
+    if (way == 31) t->values[y[1]].slots = 2;
+    if (way == 32) t->values[y[1]].stays = true;
+    if (way == 33) t->values[y[1]].space = TT__HOST;
+    if (way != 26 && way != 27) by_hand(t, TT__OP_LINEAR, 0, other, y[1], u);
+    by_hand(t, TT__OP_MUL, 0, other, other, tt__new_value(t, &square, TT__TRANSIENT, "end"));
+    if (way == 25) { /* y0 is read right behind both, y1 at the end */
+        tt__instr reads = tt__new_instr(TT__OP_LINEAR);
+        reads.in[0] = other;
+        reads.in[1] = y[0];
+        reads.out[0] = tt__new_value(t, &square, TT__TRANSIENT, "soon");
+        for (int k = 0; k < t->n_code; k++) {
+            if (t->code[k].out[0] != y[1]) continue;
+            by_hand(t, TT__OP_LINEAR, 0, 0, 0, 0);
+            tt__move_instr(t, t->n_code - 1, k + 1);
+            t->code[k + 1] = reads;
+            break;
+        }
+    }
+    const bool ok = tt__pass_join(t, u) == TT_OK;
+    *pairs = 0;
+    for (int k = 0; k < t->n_code; k++) *pairs += t->code[k].with_next;
+    tt_tape_free(t);
+    return ok;
+}
+
+TEST(products_that_do_not_join)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    int pairs;
+    for (int way = 0; way < SAME_X; way++)
+        if (!CHECK(may_not_join(ctx, way, &pairs) && pairs == (way == 0)))
+            printf("way %d: %d pairs\n", way, pairs);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Three products of one x, of which the third cannot come to the first two (0); a pair within another that
+   sinks (1); and one whose weights were made in the other order (2). */
+TEST(products_among_others)
+{
+    for (int c = 0; c < 3; c++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_tape *t = tt_tape_new(ctx);
+        const tt__shape square = {TT_F32, 16, 16, 0, 0};
+        int32_t v[13];
+        t->alignment = 256;
+        for (int k = 0; k < 2; k++) v[k] = tt_input(t, k ? "x2" : "x", TT_F32, 16, 16).id;
+        for (int k = 2; k < 13; k++) v[k] = tt__new_value(t, &square, TT__TRANSIENT, "v%d", k);
+        const int32_t x = v[0], x2 = v[1], *w = v + 2, *y = v + 6; /* and v[10]... */
+        const int32_t x3 = tt_input(t, "x3", TT_F32, 16, 16).id;
+        for (int k = 0; k < 4; k++)
+            if (c < 2 ? k != 2 : k < 2) by_hand(t, TT__OP_MUL, 0, x, x2, w[c == 2 ? 1 - k : k]);
+        by_hand(t, TT__OP_LINEAR, 0, x, w[c == 2], y[0]);
+        if (c == 0) {
+            by_hand(t, TT__OP_LINEAR, 0, x, w[1], y[1]);
+            by_hand(t, TT__OP_MUL, 0, y[1], x2, v[10]);
+            by_hand(t, TT__OP_MUL, 0, x, x2, w[2]);
+            by_hand(t, TT__OP_LINEAR, 0, x, w[2], y[2]);
+            by_hand(t, TT__OP_MUL, 0, y[0], x2, v[11]);
+        } else if (c == 1) {
+            by_hand(t, TT__OP_LINEAR, 0, x2, w[1], y[1]);
+            by_hand(t, TT__OP_MUL, 0, x, x2, w[2]);
+            by_hand(t, TT__OP_LINEAR, 0, x, w[2], y[2]);
+            by_hand(t, TT__OP_LINEAR, 0, x2, w[3], y[3]);
+        } else {
+            by_hand(t, TT__OP_LINEAR, 0, x, w[0], y[1]);
+        }
+        for (int k = 0; k < 4; k++) /* all are read at the end, where nothing takes their place */
+            if (c == 1 || k < 3 - (c == 2))
+                by_hand(t, TT__OP_LINEAR, 0, x3, y[k], tt__new_value(t, &square, TT__TRANSIENT, "end"));
+        for (int k = 0; k < 4; k++)
+            by_hand(t, TT__OP_MUL, 0, x, x2, tt__new_value(t, &square, TT__TRANSIENT, "last"));
+        ctx->options.verify = true;
+        REQUIRE(tt__verify(t, "test") == TT_OK);
+        CHECK(tt__pass_join(t, v[12]) == TT_OK && tt__verify(t, "join") == TT_OK);
+        int32_t of[8][2];
+        int pairs = 0;
+        for (int k = 0; k < t->n_code; k++) {
+            if (!t->code[k].with_next || pairs == 8) continue;
+            for (int e = 0; e < 2; e++) of[pairs][e] = t->code[k + e].out[0];
+            pairs++;
+        }
+        if (c == 0) CHECK(pairs >= 1 && of[0][0] == y[0] && of[0][1] == y[1]);
+        if (c == 1) CHECK(pairs >= 2 && of[0][0] == y[1] && of[0][1] == y[3] && of[1][0] == y[0]);
+        if (c == 2) CHECK(pairs >= 1 && of[0][0] == y[1] && of[0][1] == y[0]);
+        for (int k = 0; k < pairs && c == 0; k++) CHECK(of[k][0] != y[2] && of[k][1] != y[2]);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* Launches that lie side by side become one; the others stay, in their order. */
 TEST(launches_that_become_one)
 {
     enum { ROWS = 3, D = 4, N = 5 };
     static float x[ROWS * D], w[N * D * D], b[N * D], y[ROWS * N * D], dw[N * D * D];
-    for (int c = 0; c < 8; c++) {
+    for (int c = 0; c < 14; c++) {
         tt__launch l[N];
         tt__instr i = tt__new_instr(c % 2 ? TT__OP_LINEAR_DW : TT__OP_LINEAR);
         const bool sums = i.op == TT__OP_LINEAR_DW;
-        const int odd = c / 2; /* 1: number 2 has another x, 2: its weight is elsewhere, 3: it has no bias */
+        /* Number 2 has another x (1), its weight elsewhere (2), no bias (3), fewer rows (4), another dtype
+           (5), its rows further apart (6). */
+        const int odd = c / 2;
         memset(l, 0, sizeof l);
         for (int k = 0; k < N; k++) {
             const tt__mat of_x = {k == 2 && odd == 1 ? x + D : x, TT_F32, ROWS, D, D};
-            const tt__mat of_y = {y + k * D, TT_F32, ROWS, D, N * D}, of_b = {b + k * D, TT_F32, 1, D, D};
+            const tt__mat of_b = {b + k * D, TT_F32, 1, D, D};
+            tt__mat of_y = {y + k * D, TT_F32, ROWS, D, N * D};
             tt__mat of_w = {(sums ? dw : w) + k * D * D, TT_F32, D, D, D};
             const bool without = k == 2 && odd == 3;
             if (k == 2 && odd == 2) of_w.data = x;
+            if (k == 2 && odd == 4) of_y.rows--;
+            if (k == 2 && odd == 5) of_y.dtype = TT_I32;
+            if (k == 2 && odd == 6) of_y.ld++;
             l[k].instr = &i;
             l[k].in[0] = sums ? of_y : of_x;
             l[k].in[1] = sums ? of_x : of_w;
@@ -1546,7 +1738,8 @@ TEST(launches_that_become_one)
             const tt__mat *of_w = sums ? &l[k].out[0] : &l[k].in[1];
             const tt__mat *of_b = sums ? &l[k].out[1] : &l[k].in[2];
             const tt__mat *of_x = sums ? &l[k].in[1] : &l[k].in[0];
-            CHECK(of_y->data == y + at * D && of_y->cols == many * D && of_y->rows == ROWS);
+            CHECK(of_y->data == y + at * D && of_y->cols == many * D);
+            CHECK(of_y->rows == ROWS - (odd == 4 && k == 1));
             CHECK(of_w->rows == many * D && of_w->cols == D && of_x->rows == ROWS && of_x->cols == D);
             CHECK((odd == 3 && k == 1) || (of_b->data == b + at * D && of_b->cols == many * D));
         }
@@ -3540,6 +3733,8 @@ static const test_case tests[] = {
     TEST_CASE(verified_places_against_all_pairs), TEST_CASE(placement_of_merged_and_empty),
     TEST_CASE(plans_of_real_architectures), TEST_CASE(products_of_models_suit_cublaslt),
     TEST_CASE(products_of_one_x), TEST_CASE(products_that_meet), TEST_CASE(launches_that_become_one),
+    TEST_CASE(products_of_programs_that_share),
+    TEST_CASE(products_that_do_not_join), TEST_CASE(products_among_others),
     TEST_CASE(gradients_updated_in_the_backward),
     TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
