@@ -276,6 +276,13 @@ static product product_of(const tt_tape *t, const tt__instr *i)
     return p;
 }
 
+static void widen(product *p, const product *more)
+{
+    if (p->op == TT__OP_LINEAR) p->n += more->n;
+    else if (p->op == TT__OP_LINEAR_DX) p->k += more->k;
+    else p->m += more->m;
+}
+
 static void print_rounds(const tt_tape *t)
 {
     static const char *const rows[3] = {"as planned", "one of those that share an operand",
@@ -292,15 +299,13 @@ static void print_rounds(const tt_tape *t)
             i->op == TT__OP_LINEAR_DW;
         if (!product_op || !i->out[0]) continue;
         const product p = product_of(t, i);
-        for (int row = 0; row < 2; row++) {
-            product *with = row == 0 && k && i[-1].with_next ? &all[0][n[0] - 1] : NULL;
-            for (int j = 0; j < n[1] && row && !i->attr.act; j++)
-                if (all[1][j].op == p.op && all[1][j].shared == p.shared) with = &all[1][j];
-            if (!with) all[row][n[row]++] = p;
-            else if (p.op == TT__OP_LINEAR) with->n += p.n;
-            else if (p.op == TT__OP_LINEAR_DX) with->k += p.k;
-            else with->m += p.m;
-        }
+        product *with = NULL;
+        for (int j = 0; j < n[1] && !i->attr.act; j++)
+            if (all[1][j].op == p.op && all[1][j].shared == p.shared) with = &all[1][j];
+        if (k && i[-1].with_next) widen(&all[0][n[0] - 1], &p);
+        else all[0][n[0]++] = p;
+        if (with) widen(with, &p);
+        else all[1][n[1]++] = p;
     }
     printf("\n| products in rounds of tiles of 128 x 128 | products | ms, k whole | ms, k split |\n");
     printf("| --- | ---: | ---: | ---: |\n");
