@@ -4829,7 +4829,7 @@ static int32_t tt__in_role(const tt__instr *i, int role)
     return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
 }
 
-/* Do products i and j the same with one x, so that they are one if their operands lie side by side? */
+/* Do products i and j do the same with one x, so that they are one if their operands lie side by side? */
 static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
 {
     const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
@@ -10412,7 +10412,7 @@ static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const b
            row % 16 == 0;
 }
 
-/* May b lie right behind v, of those that stay? v takes all of the bytes that its storage has. */
+/* May another lie right behind v, of those that stay? If v takes all of the bytes that its storage has. */
 static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 {
     const tt__shape *x = &t->values[v].shape;
