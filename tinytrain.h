@@ -10422,13 +10422,10 @@ static bool tt__may_be_followed(const tt_tape *t, int32_t v)
 
 /* Can a and b, which have the same role in two products, come to lie side by side? Of what lives in the step
    only if both live at about the same time, so that both together take hardly more memory. */
-static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, bool below, int32_t root,
-                               const bool *apart)
+static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
 {
     const tt__value *x = &t->values[a], *y = &t->values[b];
-    const bool alike = below ? !x->shape.axis && !y->shape.axis && x->shape.cols == y->shape.cols
-                             : tt__same_rows(&x->shape, &y->shape);
-    if (a == b || !alike || x->storage != y->storage || x->persistent != y->persistent) return false;
+    if (a == b || x->storage != y->storage || x->persistent != y->persistent) return false;
     if (x->persistent) return tt__may_be_followed(t, a) && tt__may_be_followed(t, b);
     return tt__may_be_joined(t, a, root, apart) && tt__may_be_joined(t, b, root, apart) &&
            abs(x->producer - y->producer) <= TT__TOGETHER && abs(x->reader - y->reader) <= TT__TOGETHER;
@@ -10441,8 +10438,7 @@ static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *
     if (!tt__is_one_product(t, a, b)) return false;
     for (int role = 0; role < TT__ROLES; role++) {
         const int32_t x = tt__in_role(a, role), y = tt__in_role(b, role);
-        if (role == tt__shared_role(a) || !x) continue;
-        if (!tt__may_lie_beside(t, x, y, tt__lies_below(a, role), root, apart)) return false;
+        if (role != tt__shared_role(a) && x && !tt__may_lie_beside(t, x, y, root, apart)) return false;
     }
     return true;
 }

@@ -1402,6 +1402,7 @@ static bool persistent_lie_apart(const tt_program *p, bool alone)
                 first[e] = parameter ? p->arena->home[of[e]->param].offset : of[e]->place;
                 bytes[e] = tt__storage_bytes(of[e]);
             }
+            if (first[0] < p->settings.kind->resident) return false;
             if (first[0] + bytes[0] > p->arena->persistent) return false;
             if (v != w && first[0] < first[1] + bytes[1] && first[1] < first[0] + bytes[0]) return false;
         }
@@ -1484,15 +1485,21 @@ TEST(products_of_programs_that_share)
     for (int k = 0; k < 2; k++) {
         t[k] = tt_tape_new(ctx);
         const tt_value x = tt_input(t[k], "x", TT_F32, 32, 64), none = {0};
-        tt_value sum = tt_linear(t[k], x, matrix(ctx, "q", 64, 64), NULL);
-        for (int j = 0; j < 2 * k; j++)
-            sum = tt_mul(t[k], sum, tt_linear(t[k], x, matrix(ctx, j ? "v" : "k", 64, 64), NULL));
+        const tt_attention_options heads = tt_attention_options_default(2);
+        const tt_value q = tt_linear(t[k], x, matrix(ctx, "q", 64, 64), NULL);
+        tt_value y = q;
+        if (k) {
+            const tt_value keys = tt_linear(t[k], x, matrix(ctx, "k", 64, 64), NULL);
+            const tt_value values = tt_linear(t[k], x, matrix(ctx, "v", 64, 64), NULL);
+            y = tt_attention(t[k], q, keys, values, tt_seq_start(t[k], "starts", 1), &heads);
+        }
         o.accumulate = true;
-        p[k] = tt_compile(t[k], tt_mean_squared_error(t[k], sum, x, none), &o);
+        p[k] = tt_compile(t[k], tt_mean_squared_error(t[k], y, x, none), &o);
         REQUIRE(p[k] != NULL);
         o.share = p[0];
         CHECK(persistent_lie_apart(p[k], k == 0));
     }
+    CHECK(joined_products(p[1], TT__OP_LINEAR, 3) == -1 && joined_products(p[1], TT__OP_LINEAR_DW, 3) == 1);
     for (int k = 0; k < 2; k++) tt_program_free(p[k]);
     for (int k = 0; k < 2; k++) tt_tape_free(t[k]);
     TEST_CLOSE(ctx, &a);
@@ -1554,7 +1561,7 @@ TEST(products_that_meet)
     }
 }
 
-enum { SAME_X = 34 }; /* ways in which two products of one x do not join */
+enum { SAME_X = 36 }; /* ways in which two products of one x do not join */
 
 /* Two products of one x that would join, and what keeps them from it. */
 static bool may_not_join(tt_context *ctx, int way, int *pairs)
@@ -1570,7 +1577,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
         w[k] = tt__new_value(t, thin ? &of_narrow : &square, TT__TRANSIENT, "w%d", k);
         y[k] = tt__new_value(t, thin ? &narrow : k && way == 3 ? &half : &square, TT__TRANSIENT, "y%d", k);
         if (way == 4 && k) t->values[w[k]].storage = TT__GRADIENT;
-        if (way == 5 && k) t->values[w[k]].persistent = true;
+        if (way == (k ? 5 : 34)) t->values[w[k]].persistent = true;
         by_hand(t, TT__OP_MUL, 0, other, other, w[k]);
     }
     if (way == 6) { /* a weight that could take the place of what it is made of */
@@ -1582,6 +1589,7 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
     by_hand(t, TT__OP_LINEAR, 0, x, w[0], y[0]);
     by_hand(t, TT__OP_LINEAR, 0, way == 7 ? other : x, way == 8 ? w[0] : w[1], y[1]);
     tt__instr *a = &t->code[t->n_code - 2], *b = &t->code[t->n_code - 1];
+    if (way == 35) b->in[1] = y[0];
     if (way == 9) b->in[3] = other;
     if (way == 10) b->in[2] = tt_input(t, "bias", TT_F32, 1, 16).id;
     if (way == 11) b->attr.fp8 = true;
