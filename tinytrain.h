@@ -93,10 +93,10 @@
      devices and instruction sets, and dot products or tiles of bf16 against conversion, differ by rounding.
      With TINYTRAIN_CBLAS all of this is as the library has it. On "cuda" with one rank, products of one x,
      such as those that make queries, keys and values, are one product, and cuBLASLt may sum one in another
-     order than three. They are three where they, their weights or the gradients of these are offloaded, where
-     an output (tt_output), a mark (tt_keep, tt_recompute) or recompute "budget" treats only some of them in a
-     way of its own, in managed memory where they need more than it brings at once, and where a program that
-     was compiled before has put some of the weights elsewhere: then the bits may differ by that.
+     order than three. They are three with a memory_budget or `offload`, where an output (tt_output) or a mark
+     (tt_keep, tt_recompute, tt_offload) treats only some of them in a way of its own, in managed memory where
+     they need more than it brings at once, and where a program that was compiled before has put some of the
+     weights elsewhere: then the bits may differ by that.
 
    GRADIENTS
      A loss is a mean over its targets: those of all micro-batches of a step together. tt_step says what
@@ -669,8 +669,8 @@ typedef struct tt_compile_options {
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
        have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. "budget":
        what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations, those of the
-       first blocks, as many as it takes. On "cuda", where products of one x are parted (see DETERMINISM), the
-       bits may differ. */
+       first blocks, as many as it takes. On "cuda" products of one x are not one then (see DETERMINISM), so
+       that the bits may differ. */
     const char *offload;
     /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
        and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
@@ -18224,8 +18224,10 @@ static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__
     TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
                                              choice->halved));
     TT__PASS(t, "settings", tt__pass_settings(t));
-    const bool one = t->data == 1 && t->slots == 1 && t->tensor <= 1; /* else the same bits on any ranks */
-    if (!s->kind->host && one) TT__PASS(t, "join", tt__pass_join(t, b->root));
+    /* Not where ranks are to have the same bits, however many they are, nor where memory is what counts. */
+    const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
+    const bool scarce = s->options.memory_budget || choice->offload;
+    if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));
     TT__PASS(t, "overlap", tt__pass_overlap(t, &s->costs, choice->ahead));
     if (choice->arrivals) TT__PASS(t, "arrivals", tt__pass_arrivals(t));
     return TT_OK;

@@ -1413,7 +1413,7 @@ static bool persistent_lie_apart(const tt_program *p, bool alone)
 /* On a GPU the products that make q, k and v are one, and so are those of their weights' gradients, at no
    memory: each part lies right behind another. Of the last layer, in which one row a sequence asks, k and v.
    Those of blocks that are computed again are, too. Not on a CPU, nor over ranks or with groups as of ranks,
-   nor with biases that end within the 64 bytes that storages are made of. */
+   nor with a budget or offload, nor with biases that end within the 64 bytes that storages are made of. */
 TEST(products_of_one_x)
 {
     static const shape whole = {"BERT", 3, 192, 3, 256, 3, 50, 2, false},
@@ -1462,8 +1462,11 @@ TEST(products_of_one_x)
             printf("case %d: %d and %d groups, %d of two\n", k, forward, weights, pairs);
         tt_program_free(p);
         o.accumulate = true;
-        o.parallel.groups = 2;
-        if (k == 0 && CHECK((p = tt_compile(t, loss, &o)) != NULL)) {
+        for (int way = 0; k == 0 && way < 3; way++) { /* groups, and where memory is what counts */
+            o.parallel.groups = way == 0 ? 2 : 0;
+            o.offload = way == 1 ? "optimizer" : NULL;
+            o.memory_budget = way == 2 ? (size_t)1 << 40 : 0;
+            if (!CHECK((p = tt_compile(t, loss, &o)) != NULL)) continue;
             CHECK(joined_products(p, TT__OP_LINEAR, 3) == 0 && joined_products(p, TT__OP_LINEAR_DW, 3) == 0);
             tt_program_free(p);
         }
