@@ -3736,18 +3736,20 @@ TEST(cuda_products_of_one_x)
         memset(one, 0, N * sizeof(float));
         memset(all, 0, N * sizeof(float));
         const long alone = train_attention(&c[k], true, one), together = train_attention(&c[k], false, all);
-        double most = 0;
-        for (int e = 0; e < N; e++) {
-            const double apart = fabs((double)one[e] - (double)all[e]);
-            if (!(apart <= most)) most = apart;
-        }
+        bool close = true;
+#ifdef TT_EMULATE
+        const double most = 0;
+#else
+        const double most = 0.03;
+#endif
+        for (int e = 0; e < N; e++) close = close && fabs((double)one[e] - (double)all[e]) <= most;
+        CHECK(close);
 #ifdef TT_EMULATE
         /* Of four linear layers a product forward and a weight's gradient, of three the gradient of x. */
-        CHECK(most == 0 && alone == 4 + 4 + 3 && together == alone - 2 - 2);
+        CHECK(alone == 4 + 4 + 3 && together == alone - 2 - 2);
         if (together != alone - 4) printf("case %d: %ld products, of %ld\n", k, together, alone);
 #else
         (void)alone; (void)together;
-        CHECK(most <= 0.03);
 #endif
     }
     free(one);
@@ -4730,6 +4732,7 @@ TEST(matmul_in_fp8)
         /* 0 plain, 1 tiny gradients, 2 all of A zero, 3 one of A infinite; 4: as 0, without cuBLASLt */
         const int which = c % 3, values = c / 6 % 4;
         const bool refused = c / 6 == 4;
+        (void)refused; /* only the emulator refuses */
         const tt_dtype half = c / 3 % 2 ? TT_F16 : TT_BF16;
         const int op[] = {TT__OP_LINEAR, TT__OP_LINEAR_DX, TT__OP_LINEAR_DW}, out = which == 1 ? ANY : WIDE,
                   in = which ? WIDE : ANY;
