@@ -6053,18 +6053,29 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* On CUDA: loss and hit of each row; of 16-bit gradients of weight and bias, where there are several chunks,
-   sums in f32; logits of a chunk, whose rows are multiples of 8. */
+/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the classes
+   beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to a multiple
+   of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32; logits of a chunk,
+   whose rows are multiples of 8. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
     const size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = tt__align_to((size_t)w->rows, 8);
     const size_t chunk = rows < TT__CUDA_LOSS_CHUNK ? rows : TT__CUDA_LOSS_CHUNK;
-    size_t sums = 0;
+    size_t sums = 0, tail = 0;
     for (int k = 3; k < 5 && rows > chunk; k++)
         if (i->out[k] && t->values[i->out[k]].shape.dtype != TT_F32)
             sums += tt__align_to((size_t)(w->rows * (k == 3 ? w->cols : 1)) * 4, TT__CUDA_ALIGN);
-    return tt__align_to(rows * 8, TT__CUDA_ALIGN) + sums +
+    if (w->rows % 8) {
+        const size_t more = tt__align_to((size_t)(w->rows % 64), 8);
+        const size_t gradient = i->out[3] || i->out[4] ? 4 : 0;
+        tail = tt__align_to(more * (size_t)w->cols * tt_dtype_bytes(w->dtype), TT__CUDA_ALIGN) +
+               tt__align_to(more * (size_t)w->cols * gradient, TT__CUDA_ALIGN);
+        if (i->in[4])
+            tail += tt__align_to(more * tt_dtype_bytes(tt__in(t, i, 4)->dtype), TT__CUDA_ALIGN) +
+                    tt__align_to(more * gradient, TT__CUDA_ALIGN);
+    }
+    return tt__align_to(rows * 8, TT__CUDA_ALIGN) + tail + sums +
            tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN);
 }
 

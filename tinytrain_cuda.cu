@@ -1287,7 +1287,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, t
 tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
 {
     tt__mat part = *m;
-    part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
+    if (m->data) part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
     part.cols = n;
     return part;
 }
@@ -2885,44 +2885,67 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of
-// exponentials is kept relative to the greatest logit so far (Milakov, Gimelshein: "Online normalizer
-// calculation for softmax", 2018), so that one pass is enough. `cache`, in shared memory and a multiple of 8
-// long, gets the logits; each thread reads what it wrote itself.
-template <int THREADS>
-__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
-                                                        int64_t target, float smoothing, float *cache)
-{
-    const int thread = (int)threadIdx.x % THREADS;
-    const float own = target >= 0 ? load_any(x, dtype, target) : 0;
-    float m = -INFINITY, s = 0, sx = 0;
-    bool right = own == own; // the first of those that are greatest, as argmax
-    for (int64_t c = 8 * thread; c < n; c += 8 * THREADS) {
-        float v[8], top, some = 0;
-        load8(v, x, dtype, c, n - c, wide, -INFINITY);
-        if (cache) store8(cache, TT_F32, c, 8, true, v);
-        top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+// The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
+// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax",
+// 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit `own` is the
+// first of the greatest, as argmax has it.
+struct row_sums {
+    float m, s, sx, own;
+    bool right;
+
+    __device__ __forceinline__ void begin(float logit_of_target)
+    {
+        m = -INFINITY; s = sx = 0;
+        own = logit_of_target;
+        right = own == own;
+    }
+    // Columns [c, c + N); columns from n on hold -INFINITY.
+    template <int N, class INDEX>
+    __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
+    {
+        float top = v[0], some = 0;
+        TT__UNROLL for (int k = 1; k < N; k++) top = fmaxf(top, v[k]);
         const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
-        TT__UNROLL for (int k = 0; k < 8; k++) some += fast_exp(v[k] - base);
+        TT__UNROLL for (int k = 0; k < N; k++) some += fast_exp(v[k] - base);
         s = s * fast_exp(m - base) + some;
         m = to;
-        if (smoothing > 0) TT__UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
-        if (target >= c + 8) right &= !(top >= own);
+        if (smooth) TT__UNROLL for (int k = 0; k < N; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + N) right &= !(top >= own);
         else if (target < c) right &= !(top > own);
-        else TT__UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+        else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    merge_rows(m, s, sx, right);
-    if (THREADS > 32) {
-        TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-        __syncthreads(); // those of the last row may still be read
-        if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
-        __syncthreads();
-        const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
-        m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+    // The result of the row, in each of its THREADS threads: a warp or a block.
+    template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
+    {
+        const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
+        if (THREADS > 32) {
+            TT__SHARED(float4, part, [(THREADS + 31) / 32]);
+            __syncthreads(); // those of the last row may still be read
+            if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+            __syncthreads();
+            const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
+            m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+            merge_rows(m, s, sx, right);
+        }
+        const float log_s = logf(s);
+        return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
     }
-    const float log_s = logf(s);
-    return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+};
+
+// The result of a row of n logits, by a warp or by a block of THREADS. Target -1: only lse is wanted.
+template <int THREADS>
+__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                        int64_t target, float smoothing)
+{
+    row_sums sums;
+    sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        sums.add<8, int64_t>(v, c, n, target, smoothing > 0);
+    }
+    return sums.finish<THREADS>(n, smoothing);
 }
 
 // Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
@@ -2938,7 +2961,7 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
         const int32_t target = targets[r];
         const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
-                                                        target == ignore ? -1 : target, smoothing, NULL);
+                                                        target == ignore ? -1 : target, smoothing);
         if (threadIdx.x % GROUP) continue;
         ((float *)lse.data)[r * lse.ld] = row.lse;
         if (target == ignore) continue;
@@ -2968,12 +2991,13 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
+// Gradient of N logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
 // than the smoothing / n of all.
-__device__ __forceinline__ void cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target,
+template <int N, class INDEX>
+__device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
 {
-    TT__UNROLL for (int k = 0; k < 8; k++) {
+    TT__UNROLL for (int k = 0; k < N; k++) {
         x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
         if (c + k == target) x[k] -= (1 - smoothing) * w;
     }
@@ -3028,7 +3052,7 @@ __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, 
     const int64_t groups = 256 / GROUP, n = x.cols;
     loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
-        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0, NULL).lse;
+        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
         float loss = 0, mass = 0;
         for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
             float v[8], share[8];
@@ -3181,22 +3205,19 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 }
 
 // A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
-// is NULL, their gradients dz in the rows' place, in the dtype that it says. A block a row; with `cached` the
-// row stays in shared memory in between. Moves n (4 + dz's size) bytes a row, of which most come from L2, as
-// the product wrote them just before.
+// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a row
+// of z. A block a row, which it reads twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
-                                                             int ignore, float smoothing, bool cached,
-                                                             const tt__run *run)
+                                                             int ignore, float smoothing, const tt__run *run)
 {
     tt__begin_kernel();
-    TT__DYN_SHARED(float, logits);
     const int64_t r = blockIdx.x, n = z.cols;
     const int32_t target = targets[r];
     const float *x = (const float *)row_at(z, r);
     const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target,
-                                                   smoothing, cached ? logits : NULL);
+                                                   smoothing);
     if (threadIdx.x == 0)
         row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
     if (!dz.data) return;
@@ -3205,11 +3226,69 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
         const int64_t c = c0 + 8 * threadIdx.x;
         float v[8] = {0};
         if (c < n && target != ignore) {
-            load8(v, cached ? logits : x, TT_F32, c, cached ? 8 : n - c, true);
+            load8(v, x, TT_F32, c, n - c, true);
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
         __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
-        if (c < n) store8(row_at(dz, r), dz.dtype, c, n - c, true, v);
+        if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
+    }
+}
+
+// linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
+// rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
+// as soon as it has written the gradients of this one. Moves n (4 + dz's size) bytes a row.
+__global__ void __launch_bounds__(1024, 1)
+    linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
+                                  const float *dloss, const float *counts, float2 *row_loss, int ignore,
+                                  float smoothing, const tt__run *run)
+{
+    tt__begin_kernel();
+    TT__DYN_SHARED(float, logits);
+    const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
+    const float factor = loss_factor(run, dloss, counts);
+    int64_t r = blockIdx.x;
+    int32_t target = targets[r];
+    float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
+    for (int c = first; c < end; c += 4096) tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
+    tt__cp_async_commit();
+    while (r < z.rows) {
+        const int64_t next = r + gridDim.x;
+        const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
+        row_sums sums;
+        tt__cp_async_wait<0>(); // for the thread's own columns
+        sums.begin(own);
+        const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
+        for (int c = first; c < n; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
+            sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
+        }
+        const row_result row = sums.finish<1024>(n, smoothing);
+        own = of_next == ignore ? 0 : x[of_next];
+        if (threadIdx.x == 0)
+            row_loss[r] = target == ignore ? make_float2(0, 0)
+                                           : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+        const float w = factor * row_weight(weights, r);
+        for (int c = first; c < end; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
+            void *to = row_at(dz, r);
+            if (dz.dtype == TT_F32) {
+                ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
+            } else {
+                const bool b = dz.dtype == TT_BF16;
+                ((uint2 *)to)[c / 4] = make_uint2(b ? pack<bf16>(v[0], v[1]) : pack<f16>(v[0], v[1]),
+                                                  b ? pack<bf16>(v[2], v[3]) : pack<f16>(v[2], v[3]));
+            }
+            if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+        }
+        tt__cp_async_commit();
+        r = next;
+        target = of_next;
     }
 }
 
@@ -3244,6 +3323,123 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
+// The classes beyond the last multiple of 64, where their number is not a multiple of 8. cuBLASLt has only
+// slow kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200),
+// so that these classes have products of their own, of copies that end with zeros: rows of the weight, and
+// elements of the bias, up to a multiple of 8. Rounding w itself up where it lies would need room behind it
+// wherever it lies: in its home, in pieces, gathered, offloaded and cast.
+struct class_tail {
+    int64_t first, count; // classes; count 0: there are none
+    tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count up to a multiple of 8; f32 gradients
+};
+
+// Copies `count` rows of x from `first` on to `to`, and fills its other rows with zeros.
+__global__ void __launch_bounds__(256) copy_tail(tt__mat x, int64_t first, int64_t count, tt__mat to)
+{
+    tt__begin_kernel();
+    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x, r = i / to.cols, c = i % to.cols;
+    if (r < to.rows)
+        store_any(to.data, to.dtype, i, r < count ? element(x, first + r, c) : 0.0f);
+}
+
+cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, bool gradients, char **at,
+                            class_tail *tail)
+{
+    memset(tail, 0, sizeof *tail);
+    tail->first = w->rows;
+    if (w->rows % 8 == 0) return cudaSuccess;
+    const int64_t rows = (w->rows % 64 + 7) / 8 * 8;
+    tail->first = w->rows / 64 * 64;
+    tail->count = w->rows % 64;
+    const auto place = [&](tt__mat *m, tt_dtype dtype, int64_t m_rows, int64_t cols) {
+        *m = {*at, dtype, m_rows, cols, cols};
+        *at += tt__align_to((size_t)(m_rows * cols) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+    };
+    place(&tail->w, w->dtype, rows, w->cols);
+    if (b->data) place(&tail->b, b->dtype, 1, rows);
+    if (gradients) place(&tail->dw, TT_F32, rows, w->cols);
+    if (gradients && b->data) place(&tail->db, TT_F32, 1, rows);
+    cudaError_t e = TT__LAUNCH(copy_tail, blocks_for(rows * w->cols, 256), 256, 0, d->stream, *w, tail->first,
+                               tail->count, tail->w);
+    const tt__mat column = {b->data, b->dtype, w->rows, 1, 1}, to = {tail->b.data, b->dtype, rows, 1, 1};
+    if (e == cudaSuccess && b->data)
+        e = TT__LAUNCH(copy_tail, blocks_for(rows, 256), 256, 0, d->stream, column, tail->first, tail->count,
+                       to);
+    return e;
+}
+
+// The three products of a chunk of the loss: logits z, of which dz are the gradients, are f32 in rows that
+// have room for the tail's zeros.
+struct loss_products {
+    const tt__launch *l;
+    tt__mat w, b; // w's first classes, and all of b
+    class_tail tail;
+
+    cudaError_t logits(const tt__mat *x, const tt__mat *z) const
+    {
+        const tt__mat whole = columns_of(z, 0, tail.first), rest = columns_of(z, tail.first, tail.w.rows);
+        const cudaError_t e = linear(l, x, &w, &b, &whole);
+        return e == cudaSuccess && tail.count ? linear(l, x, &tail.w, &tail.b, &rest) : e;
+    }
+    cudaError_t dx(const tt__mat *dz, const tt__mat *dx, bool add) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dx(l, &whole, &w, dx, add);
+        if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
+        return e;
+    }
+    // first: of the chunks. The tail's are summed beside dw and db.
+    cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
+                   bool add_b, bool first) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        const tt__mat of_w = rows_of(dw, 0, tail.first), of_b = columns_of(db, 0, tail.first);
+        const tt__mat rest_w = dw->data ? tail.dw : no_operand, rest_b = db->data ? tail.db : no_operand;
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dw(l, &whole, x, &of_w, &of_b, add_w, add_b);
+        if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
+        return e;
+    }
+    // Behind the last chunk: dw and db [+]= the tail's.
+    cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
+    {
+        if (!tail.count) return cudaSuccess;
+        const tt__mat of_w = rows_of(dw, tail.first, tail.count);
+        const tt__mat of_b = columns_of(db, tail.first, tail.count);
+        const tt__mat from_w = rows_of(&tail.dw, 0, tail.count), from_b = columns_of(&tail.db, 0, tail.count);
+        cudaError_t e = cudaSuccess;
+        if (dw->data) e = run_groups(l->device, from_w, no_operand, of_w, add_w, false, op_scale{1.0f});
+        if (e == cudaSuccess && db->data)
+            e = run_groups(l->device, from_b, no_operand, of_b, add_b, false, op_scale{1.0f});
+        return e;
+    }
+};
+
+// The rows' losses and gradients of a chunk of logits.
+cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
+                          tt__mat weights, float2 *row_loss)
+{
+    tt__device *d = l->device;
+    const tt__attr *a = &l->instr->attr;
+    const float *counts = (const float *)l->out[2].data, *dloss = (const float *)l->in[5].data;
+    const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
+    if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
+        return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
+                          weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+    int resident = 1;
+    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy_resident,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
+    if (e == cudaSuccess)
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, linear_cross_entropy_resident, 1024,
+                                                          cache);
+    if (e != cudaSuccess) return e;
+    const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
+    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets, weights,
+                      dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+}
+
 // As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
@@ -3256,19 +3452,17 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const int64_t row_bytes = ld * (int64_t)sizeof(float);
     const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
     char *at = (char *)l->workspace + kept, *const end = (char *)l->workspace + l->instr->workspace;
+    loss_products products = {l, *w, *b, {}};
+    cudaError_t e = make_class_tail(d, w, b, dw->data || db->data, &at, &products.tail);
+    products.w.rows = products.tail.first;
     const bool many = rows > min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
     const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
     const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
+    const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
     const int64_t most = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
     const int64_t chunks = (rows + most - 1) / most;
-    const bool back = dx->data || dw->data || db->data;
-    const size_t cache = (size_t)ld * 4, spare = 2048;
-    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin &&
-        cache <= TT__LOSS_CACHE;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
-    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
     if (e == cudaSuccess)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
                        *weights, a->ignore_index, counts, loss);
@@ -3277,17 +3471,14 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
         tt__mat z = {at, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
         dz.dtype = x->dtype;
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
-        if (!back) dz.data = NULL;
-        e = linear(l, &xs, w, b, &z);
-        if (e == cudaSuccess)
-            e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz,
-                           targets + r, rows_of(weights, r, n), (const float *)l->in[5].data, counts,
-                           row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
-        if (e == cudaSuccess && dx->data) e = linear_dx(l, &dz, w, &dxs, l->add[1]);
-        if (e == cudaSuccess && back)
-            e = linear_dw(l, &dz, &xs, &to_w, &to_b, r > 0 || (l->add[3] && !sums_w),
-                          r > 0 || (l->add[4] && !sums_b));
+        if (!dx->data && !dw->data && !db->data) dz.data = NULL;
+        e = products.logits(&xs, &z);
+        if (e == cudaSuccess) e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
+        if (e == cudaSuccess && dx->data) e = products.dx(&dz, &dxs, l->add[1]);
+        if (e == cudaSuccess && dz.data)
+            e = products.dw(&dz, &xs, &to_w, &to_b, r > 0 || add_w, r > 0 || add_b, r == 0);
     }
+    if (e == cudaSuccess) e = products.finish(&to_w, &to_b, add_w, add_b);
     if (e == cudaSuccess && sums_w)
         e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
     if (e == cudaSuccess && sums_b)
