@@ -270,7 +270,7 @@ EMU_C_trace       := plain
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer
 # tensors a launch, and fewer blocks, each of which does more.
 EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__PEERS=64 -DTT__SORT_TILES=2 \
-                     -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=128 -DTT__PROBE_BYTES=8192 \
+                     -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=20992 -DTT__PROBE_BYTES=8192 \
                      -DTT__CUDA_LOSS_CHUNK=5 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace

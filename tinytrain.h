@@ -2179,6 +2179,29 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
 }
 
+/* cuBLASLt has only slow kernels for products one of whose sizes along rows of memory, or the distance of two
+   rows, is not a multiple of 8 elements. The operands of such a product are copied, with zeros up to multiples
+   of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside them. */
+static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
+
+static inline size_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
+{
+    return tt__align_to((size_t)(rows * ((cols + 7) / 8 * 8)) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+}
+
+/* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out), which
+   gives the third, `result`. 0: all are even. */
+static inline size_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
+                                           const tt__mat *result)
+{
+    const int64_t rows = x->rows < TT__CUDA_LOSS_CHUNK ? x->rows : TT__CUDA_LOSS_CHUNK;
+    const int64_t out = (w->rows + 7) / 8 * 8;
+    if (tt__cuda_even(x) && tt__cuda_even(w) && tt__cuda_even(y)) return 0;
+    return tt__cuda_copy_bytes(rows, x->cols, result == x ? TT_F32 : x->dtype) +
+           tt__cuda_copy_bytes(out, w->cols, result == w ? TT_F32 : w->dtype) +
+           tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
+}
+
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
    another number, the heads after the largest power of two n have each second slope of 2 n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
@@ -4651,8 +4674,30 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[3], true);
 }
 
+static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
+
+/* Scratch on CUDA of a product; x, w and y: its values. fp8 operands are padded when they are rounded. */
+static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
+{
+    const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
+    const tt__mat *result = i->out[0] == x ? &of_x : i->out[0] == w ? &of_w : &of_y;
+    return i->attr.fp8 || !i->out[0] ? 0 : tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
+}
+static size_t tt__cuda_LINEAR(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->in[0], i->in[1], i->out[0]);
+}
+static size_t tt__cuda_LINEAR_DX(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->out[0], i->in[1], i->in[0]);
+}
+static size_t tt__cuda_LINEAR_DW(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->in[1], i->out[0], i->in[0]);
+}
+
 static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, {tt__backward_LINEAR},
-    tt__product_bytes};
+    tt__product_bytes, tt__cuda_LINEAR};
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4672,7 +4717,7 @@ static bool tt__layout_LINEAR_DX(const tt_tape *t, const tt__instr *i, const tt_
 }
 
 static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, tt__layout_LINEAR_DX, {NULL},
-    tt__product_bytes};
+    tt__product_bytes, tt__cuda_LINEAR_DX};
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4806,7 +4851,7 @@ static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, NULL, NULL, tt__fuse_LINEAR_DW};
+    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, tt__fuse_LINEAR_DW};
 
 /* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
    their weights, are one product where the operands that they do not share lie side by side: weights and
@@ -4861,15 +4906,15 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Of n products that run together, those whose operands lie side by side become one. Returns how many are
-   left. */
+/* Of n products that run together, those whose operands lie side by side become one, but for those that need
+   scratch, which is for one alone. Returns how many are left. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;
     for (int k = 1; k < n; k++) {
         tt__launch *to = &l[last];
         const int x = tt__shared_role(to->instr);
-        bool joins = to->in[x].data == l[k].in[x].data;
+        bool joins = to->in[x].data == l[k].in[x].data && !to->instr->workspace && !l[k].instr->workspace;
         for (int role = 0; role < TT__ROLES && joins; role++) {
             const bool below = tt__lies_below(to->instr, role);
             const tt__mat *a = tt__mat_in_role(to, role), *b = tt__mat_in_role(&l[k], role);
@@ -6053,10 +6098,20 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
+/* Where the rows of x and w are not even, which all three products of a chunk read. */
+static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
+{
+    const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
+    const tt__mat z = {NULL, TT_F32, x.rows, (w.rows + 7) / 8 * 8, (w.rows + 7) / 8 * 8};
+    const size_t of_y = tt__cuda_padded_bytes(&x, &w, &z, &z), of_x = tt__cuda_padded_bytes(&x, &w, &z, &x);
+    const size_t of_w = tt__cuda_padded_bytes(&x, &w, &z, &w);
+    return tt__max(of_y, tt__max(of_x, of_w));
+}
+
 /* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the classes
    beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to a multiple
    of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32; logits of a chunk,
-   whose rows are multiples of 8. */
+   whose rows are multiples of 8; at the end what the products need. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -6076,7 +6131,7 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
                     tt__align_to(more * gradient, TT__CUDA_ALIGN);
     }
     return tt__align_to(rows * 8, TT__CUDA_ALIGN) + tail + sums +
-           tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN);
+           tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__cuda_loss_products(t, i);
 }
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,

@@ -3333,13 +3333,21 @@ struct class_tail {
     tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count up to a multiple of 8; f32 gradients
 };
 
-// Copies `count` rows of x from `first` on to `to`, and fills its other rows with zeros.
-__global__ void __launch_bounds__(256) copy_tail(tt__mat x, int64_t first, int64_t count, tt__mat to)
+// Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
+__global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
 {
     tt__begin_kernel();
-    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x, r = i / to.cols, c = i % to.cols;
-    if (r < to.rows)
-        store_any(to.data, to.dtype, i, r < count ? element(x, first + r, c) : 0.0f);
+    const int64_t per_row = (to.cols + 7) / 8, i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    const int64_t r = i / per_row, c = i % per_row * 8;
+    float v[8];
+    if (r >= to.rows) return;
+    TT__UNROLL for (int k = 0; k < 8; k++) v[k] = r < x.rows && c + k < x.cols ? element(x, r, c + k) : 0.0f;
+    store8(row_at(to, r), to.dtype, c, to.cols - c, to.ld % 8 == 0, v);
+}
+
+cudaError_t run_copy_padded(tt__device *d, const tt__mat &x, const tt__mat &to)
+{
+    return TT__LAUNCH(copy_padded, blocks_for(to.rows * ((to.cols + 7) / 8), 256), 256, 0, d->stream, x, to);
 }
 
 cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, bool gradients, char **at,
@@ -3359,12 +3367,9 @@ cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, b
     if (b->data) place(&tail->b, b->dtype, 1, rows);
     if (gradients) place(&tail->dw, TT_F32, rows, w->cols);
     if (gradients && b->data) place(&tail->db, TT_F32, 1, rows);
-    cudaError_t e = TT__LAUNCH(copy_tail, blocks_for(rows * w->cols, 256), 256, 0, d->stream, *w, tail->first,
-                               tail->count, tail->w);
-    const tt__mat column = {b->data, b->dtype, w->rows, 1, 1}, to = {tail->b.data, b->dtype, rows, 1, 1};
+    cudaError_t e = run_copy_padded(d, rows_of(w, tail->first, tail->count), tail->w);
     if (e == cudaSuccess && b->data)
-        e = TT__LAUNCH(copy_tail, blocks_for(rows, 256), 256, 0, d->stream, column, tail->first, tail->count,
-                       to);
+        e = run_copy_padded(d, columns_of(b, tail->first, tail->count), tail->b);
     return e;
 }
 
@@ -3440,6 +3445,16 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                       dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
+// At the end of the workspace: of products whose operands have to be copied.
+size_t loss_products_bytes(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[3];
+    const int64_t ld = (w->rows + 7) / 8 * 8;
+    const tt__mat z = {NULL, TT_F32, x->rows, ld, ld};
+    return max(tt__cuda_padded_bytes(x, w, &z, &z),
+               max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
+}
+
 // As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
@@ -3451,7 +3466,8 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
     const int64_t row_bytes = ld * (int64_t)sizeof(float);
     const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
-    char *at = (char *)l->workspace + kept, *const end = (char *)l->workspace + l->instr->workspace;
+    char *at = (char *)l->workspace + kept;
+    char *const end = (char *)l->workspace + l->instr->workspace - loss_products_bytes(l);
     loss_products products = {l, *w, *b, {}};
     cudaError_t e = make_class_tail(d, w, b, dw->data || db->data, &at, &products.tail);
     products.w.rows = products.tail.first;
@@ -6838,9 +6854,84 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
+// The operands of a product as matrices whose rows lie along memory.
+tt__mat operand_a(const product *g)
+{
+    return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
+                        : tt__mat{(void *)g->a, g->a_type, g->m, g->k, g->a_row};
+}
+tt__mat operand_b(const product *g)
+{
+    return g->b_col == 1 ? tt__mat{(void *)g->b, g->b_type, g->k, g->n, g->b_row}
+                         : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
+}
+
+bool is_even(const product *g)
+{
+    const tt__mat a = operand_a(g), b = operand_b(g);
+    return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
+}
+
+// c = what becomes of the sums `sum`, of which rows are as far apart as it says.
+__global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
+{
+    tt__begin_kernel();
+    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x, r = i / g.n, c = i % g.n;
+    if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
+}
+
+// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows of
+// activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
+cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
+{
+    tt__device *d = l->device;
+    const int64_t rows = g->sums_rows ? g->k : g->m, most = min(rows, (int64_t)TT__CUDA_LOSS_CHUNK);
+    const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
+    const int64_t m = g->sums_rows ? up(g->m) : most, n = up(g->n), k = g->sums_rows ? most : up(g->k);
+    product p = *g;
+    p.a_row = g->sums_rows ? 1 : k; p.a_col = g->sums_rows ? m : 1;
+    p.b_row = g->b_col == 1 ? n : 1; p.b_col = g->b_col == 1 ? 1 : k;
+    const size_t of_a = tt__align_to((size_t)(m * k) * tt_dtype_bytes(g->a_type), TT__CUDA_ALIGN);
+    const size_t of_b = tt__align_to((size_t)(n * k) * tt_dtype_bytes(g->b_type), TT__CUDA_ALIGN);
+    const size_t of_c = tt__align_to((size_t)(m * n) * sizeof(float), TT__CUDA_ALIGN);
+    char *at = (char *)l->workspace + l->instr->workspace;
+    *done = false;
+    if (g->a_type != g->b_type || !g->k || of_a + of_b + of_c > l->instr->workspace) return cudaSuccess;
+    p.c = {at -= of_c, TT_F32, m, n, n};
+    p.b = at -= of_b;
+    p.a = at -= of_a;
+    p.bias = NULL;
+    p.act = 0;
+    p.accumulate = false;
+    p.pre = p.saved = p.residual = p.sums = no_operand;
+    cudaError_t e = cudaSuccess;
+    for (int64_t r = 0; r < rows && e == cudaSuccess; r += most) {
+        product part = *g; // rows [r, r + some)
+        const int64_t some = min(most, rows - r);
+        const tt__mat a = operand_a(g), b = operand_b(g), a_rows = rows_of(&a, r, some);
+        const tt__mat b_rows = g->sums_rows ? rows_of(&b, r, some) : b;
+        p.m = g->sums_rows ? m : some; p.n = n; p.k = g->sums_rows ? some : k;
+        p.c.rows = p.m;
+        const tt__mat to_a = operand_a(&p), to_b = operand_b(&p);
+        e = run_copy_padded(d, a_rows, to_a);
+        if (e == cudaSuccess && (g->sums_rows || r == 0)) e = run_copy_padded(d, b_rows, to_b);
+        const lt_epilogue none = {CUBLASLT_EPILOGUE_DEFAULT, NULL, no_operand};
+        if (e == cudaSuccess) e = lt_matmul(l, &p, &p.c, g->sums_rows && r > 0 ? &p.c : NULL, &none, done);
+        if (e != cudaSuccess || !*done) return e;
+        if (g->sums_rows && r + some < rows) continue;
+        if (!g->sums_rows) {
+            part.m = some;
+            for (tt__mat *y : {&part.c, &part.pre, &part.saved, &part.residual}) *y = rows_of(y, r, some);
+        }
+        e = TT__LAUNCH(finish_elements, blocks_for(part.m * part.n, 256), 256, 0, d->stream, part, p.c);
+    }
+    return e == cudaSuccess && g->sums.data ? run_column_sums(l, &g->c, &g->sums, g->add_sums) : e;
+}
+
 cudaError_t matmul(const tt__launch *l, const product *g)
 {
     tt__device *d = l->device;
+    const bool even = is_even(g);
     const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
     tt__mat to = passes && g->pre.data ? g->pre : g->c;
     // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
@@ -6855,6 +6946,11 @@ cudaError_t matmul(const tt__launch *l, const product *g)
     bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) &&
         !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
+    if (!even) {
+        e = padded_matmul(l, g, &done);
+        if (e != cudaSuccess || done) return e;
+        fits = false;
+    }
     const bool fp8 = fits && g->unscale_a && g->k > 0;
     const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
     if (fits && g->bias && g->bias_type != bias_type) {
@@ -6969,7 +7065,7 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.accumulate = add_w;
     cudaError_t e = cudaSuccess;
     bool done = false;
-    if (dw->data && db->data) { // with the product, that reads dy anyway
+    if (dw->data && db->data && is_even(&g)) { // with the product, that reads dy anyway
         e = lt_sums(l, &g, dw, add_w ? dw : NULL, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, db, add_b,
                     &done);
         if (e == cudaSuccess && done) return e;

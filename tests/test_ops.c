@@ -73,6 +73,8 @@ static const size_set sizes[] = {
     {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "swiglu*", true},
     {"octets", 2, 8, 24, 3, 6, {9, 1, 5}, "add_row_layer", true},
     {"classes_of_32", 1, 5, 32, 16, 3, {6, 3}, "cross_entropy_linear*", false},
+    {"whole_classes_of_rows_kept", 1, 8, 2, 5003, 3, {9, 2}, "cross_entropy_linear", true},
+    {"whole_classes_of_rows_read_twice", 1, 8, 2, 5301, 3, {9, 2}, "cross_entropy_linear", true},
     {"norm_of_1500", 1, 1500, 2, 2, 2, {3}, "layernorm", false},
     {"pooled", 1, 5, 3, 2, 3, {9, 20, 27, 3}, "mean_pool*", false},
     {"tall", 1, 11, 1030, 9, 3, {1000, 35}, "linear_residual", false},
@@ -1530,6 +1532,9 @@ static void reference(const char *isa)
                 if (all || turn == 2) reference_case(&cases[c], &sizes[s], isa, p, AS_GATHERED, true);
             }
         }
+#ifdef TT_EMULATE
+    CHECK(emu_get_counts().uneven_gemms == 0);
+#endif
 }
 
 TEST(reference_portable) { reference("portable"); }

@@ -643,6 +643,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_refused >> chosen.id & 1) return (cublasStatus_t)emu_refused_status;
     if (!chosen.id) return algo ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
     std::vector<product> products;
+    // Column by column: `rows` is the size along memory.
+    for (const emu_lt_layout *of : {a_layout, b_layout, out_layout}) {
+        if (of->rows % 8 == 0 && of->ld % 8 == 0) continue;
+        emu_stats.uneven_gemms++;
+        break;
+    }
     for (int i = 0; i < out_layout->batch; i++) {
         auto at = [&](const void *p, const emu_lt_layout &l) {
             return matrix{(const char *)p + (int64_t)size_of(l.type) * l.stride * i, l.type, l.ld};

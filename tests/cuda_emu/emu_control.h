@@ -67,6 +67,8 @@ typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* what has run */
     long launches, graph_launches;                       /* what was asked for */
     long copies, memsets, gemms;
+    long uneven_gemms; /* those of cublasLtMatmul with a size along memory, or a leading dimension, that is
+                          not a multiple of 8 */
     long gelus, gelu_slopes, bias_gradients, tf32,
         fp8; /* of the matrix products, those with such an epilogue or operands */
     long heuristics;                                     /* questions to cuBLASLt's heuristic */
