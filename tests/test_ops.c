@@ -3519,8 +3519,8 @@ TEST(failed_micro_batch_ends_the_step)
 #ifdef TT_EMULATE
 /* What cuBLASLt did in a micro-batch of gelu(second(act(first(gelu(x))))) and its backward. The loss reads
    something else, since what it reads is never 16-bit. */
-static void check_products(int act(int), int width, bool biases, const precision_case *precision, int gelus,
-                           int slopes, int bias_gradients)
+static void check_products(int act(int), int width, bool biases, const precision_case *precision, int products,
+                           int gelus, int slopes, int bias_gradients)
 {
     static const op_case c = {"products", TT__OP_LINEAR, NULL};
     static const size_set size = {"products", 2, 8, 24, 2, 2, {5, 1, 7}, NULL, false};
@@ -3538,11 +3538,12 @@ static void check_products(int act(int), int width, bool biases, const precision
     emu_reset_counts();
     if (report(ok && tt_micro_step(p, NULL) == TT_OK, "%s", tt_error(g->ctx))) {
         emu_counts got = emu_get_counts();
-        report(got.gemms == 6 && got.gelus == gelus && got.gelu_slopes == slopes &&
+        report(got.gemms == products && got.gelus == gelus && got.gelu_slopes == slopes &&
                    got.bias_gradients == bias_gradients,
-               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected of 6 %d, "
+               "of %ld products, %ld have GELU, %ld its derivative, %ld a bias gradient; expected of %d %d, "
                "%d, %d",
-               got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients, gelus, slopes, bias_gradients);
+               got.gemms, got.gelus, got.gelu_slopes, got.bias_gradients, products, gelus, slopes,
+               bias_gradients);
     }
     tt_program_free(p);
     net_close();
@@ -3557,11 +3558,12 @@ TEST(cuda_epilogues)
 {
     for (int k = 0; k < PRECISIONS; k++) {
         const precision_case *precision = &precisions[k];
-        check_products(gelu_tanh, 24, true, precision, 1, 1, strstr(precision->name, "mixed") ? 0 : 1);
-        check_products(gelu_tanh, 24, false, precision, 1, 1, 0);
-        check_products(gelu_tanh, 23, true, precision, 0, 0, 0);
-        check_products(gelu, 24, true, precision, 0, 0, 0);
-        check_products(twice, 24, true, precision, 0, 0, 1);
+        check_products(gelu_tanh, 24, true, precision, 6, 1, 1, strstr(precision->name, "mixed") ? 0 : 1);
+        check_products(gelu_tanh, 24, false, precision, 6, 1, 1, 0);
+        /* Uneven: each of the six of three times at most 5 rows (TT__CUDA_LOSS_CHUNK). */
+        check_products(gelu_tanh, 23, true, precision, 18, 0, 0, 0);
+        check_products(gelu, 24, true, precision, 6, 0, 0, 0);
+        check_products(twice, 24, true, precision, 6, 0, 0, 1);
         for (int c = 0; c < CASE_COUNT; c++)
             for (int s = 0; s < SIZES; s++) {
                 if (strcmp(sizes[s].name, "octets") != 0 || !tt__match(sizes[s].only, cases[c].name))
@@ -3858,7 +3860,7 @@ TEST(matmul_in_tf32)
     /* Both operands rounded by up to 2^-11, a third of that squared on average. */
     CHECK(squares > all * 0x1p-26 && squares < all * 0x1p-20);
 #ifdef TT_EMULATE
-    CHECK(without == 0 && with == 1);
+    CHECK(without == 0 && with > 0);
 #else
     (void)without; (void)with;
 #endif
