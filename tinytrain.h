@@ -2660,19 +2660,27 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
 
 /* ----------------------------------------------------------------------------------------- random numbers */
 
-/* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
-   128-bit counter under the 64-bit key, so any number can be had without those before it. */
-static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
+/* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the 128-bit
+   counter under the 64-bit key, so any number can be had without those before it. Keys, first values and orders
+   of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for each element
+   of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2 there). */
+#define TT__DRAW_ROUNDS 7
+static void tt__philox_rounds(int rounds, const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < rounds; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
         uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)b; c3 = (uint32_t)a; c0 = n0; c2 = n2;
         k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
     }
     out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+
+static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
+{
+    tt__philox_rounds(10, counter, key, out);
 }
 
 /* Keys one stream of random numbers: what it is for (a tag), which instance, which step. */
@@ -11490,11 +11498,11 @@ static uint64_t tt__dropout_key(const tt__launch *l)
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }
 
-/* The key's words in the ten rounds of Philox, two a round. */
-static void tt__philox_keys(uint64_t key, uint64_t keys[20])
+/* The key's words in the rounds of a draw, two a round. */
+static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+    for (int round = 0; round < TT__DRAW_ROUNDS; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
         keys[2 * round] = k0;
         keys[2 * round + 1] = k1;
     }
@@ -13194,15 +13202,15 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* tt__philox in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
+/* A draw in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
    low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
-TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3,
+TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3,
                               tt__vu out[4])
 {
     const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
     tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
     tt__vw o0 = e0 >> 32, o1 = e1 >> 32, o2 = e2 >> 32, o3 = e3 >> 32;
-    TT__EACH(round, 10) {
+    TT__EACH(round, TT__DRAW_ROUNDS) {
         tt__vw ea = TT__K(mul_low)(e0, m0), eb = TT__K(mul_low)(e2, m1);
         tt__vw oa = TT__K(mul_low)(o0, m0), ob = TT__K(mul_low)(o2, m1);
         e0 = (eb >> 32) ^ e1 ^ keys[2 * round];
@@ -13227,7 +13235,7 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
-TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu c1,
+TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
                                       uint16_t numbers[8 * TT__LANES])
 {
     const tt__vu none = TT__K(splat_u)(0);
@@ -13575,7 +13583,7 @@ typedef struct TT__K(attention_call) {
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
     float keep_scale;   /* 1 / (1 - p)                          */
-    uint64_t keys[20];
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
 /* One head of one sequence, and the buffers of the thread that works on it. */
@@ -14398,7 +14406,7 @@ TT__ROW_FN(dropout_row)
 
 TT__ROWS_FN(dropout_rows)
 {
-    uint64_t keys[20];
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
     tt__philox_keys(tt__dropout_key(l), keys);
     TT__K(map_rows)(l, from, to, scratch, 0, 2, TT__K(dropout_row), keys);
 }
@@ -15113,7 +15121,7 @@ TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, flo
 
 /* x to 16 bits by stochastic rounding; group: of h's first eight elements; its low word does not wrap. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
-                                 const uint64_t keys[20], uint64_t group)
+                                 const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
     const tt__vu groups = TT__K(philox_groups)() + (uint32_t)group,
                  high = TT__K(splat_u)((uint32_t)(group >> 32));
@@ -15138,7 +15146,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
 {
     uint16_t *h = (uint16_t *)m->data + from;
     const uint64_t group = (uint64_t)(l->first + from) / 8;
-    uint64_t keys[20];
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
     if (m->dtype == TT_F32) return;
     const tt__run *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,

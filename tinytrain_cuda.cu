@@ -1022,23 +1022,24 @@ __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint
     c[3] = a_low;
 }
 
-// Philox4x32-10, as in tinytrain.h.
+// Philox4x32, as in tinytrain.h.
+template <int ROUNDS = 10>
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     TT__UNROLL for (int k = 0; k < 4; k++) out[k] = counter[k];
-    TT__UNROLL for (int round = 0; round < 10; round++) {
+    TT__UNROLL for (int round = 0; round < ROUNDS; round++) {
         philox_round(out, k0, k1);
         k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
     }
 }
 
-// The keys of the ten rounds, for kernels that draw with few keys from shared memory, two rounds a load.
-typedef uint4 philox_keys[5];
+// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a load.
+typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int pair = 0; pair < 5; pair++) {
+    for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         to[pair] = make_uint4(k0, k1, k0 + 0x9E3779B9u, k1 + 0xBB67AE85u);
         k0 += 2 * 0x9E3779B9u; k1 += 2 * 0xBB67AE85u;
     }
@@ -1853,7 +1854,7 @@ struct op_dropout {
         const uint32_t counter[4] = {(uint32_t)row, (uint32_t)((first_col + c) / 8), 0, 0};
         uint32_t u[4];
         load_group(v, g.a, r, c, n, g.vector);
-        philox(counter, key, u);
+        philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
         if (g.b.data) {
@@ -3732,10 +3733,10 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
     tt__forget(none); // or the keys would be kept in registers, of which there are too few
-    TT__UNROLL for (int pair = 0; pair < 5; pair++) {
+    TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
-        philox_round(random, k.z, k.w);
+        if (2 * pair + 1 < TT__DRAW_ROUNDS) philox_round(random, k.z, k.w);
     }
     if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
         uint32_t pair[4];
@@ -4522,7 +4523,7 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 {
     const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
     uint32_t u[4], bits = 0;
-    philox(counter, key, u);
+    philox<TT__DRAW_ROUNDS>(counter, key, u);
     TT__UNROLL for (int i = 0; i < 4; i++)
         bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop)
             << (2 * i + 1);

@@ -269,11 +269,11 @@ static int starts(void) /* of the sequences; one input serves a net */
 
 /* -------------------------------------------------------------------------- random numbers, as documented */
 
-TEST_PLAIN static void philox(const uint32_t counter[4], uint64_t key, uint32_t c[4])
+TEST_PLAIN static void philox(int rounds, const uint32_t counter[4], uint64_t key, uint32_t c[4])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     memcpy(c, counter, 16);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < rounds; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c[0], p1 = (uint64_t)0xCD9E8D57u * c[2];
         uint32_t next[4] = {(uint32_t)(p1 >> 32) ^ c[1] ^ k0, (uint32_t)p1, (uint32_t)(p0 >> 32) ^ c[3] ^ k1,
                             (uint32_t)p0};
@@ -288,7 +288,7 @@ TEST_PLAIN static uint64_t dropout_key(uint64_t seed, uint64_t step, uint64_t mi
     uint32_t u[4];
     const uint32_t high = (uint32_t)(step >> 32) ^ (2 * 0x9E3779B9u);
     const uint32_t counter[4] = {(uint32_t)step, high, stream, (uint32_t)micro};
-    philox(counter, seed, u);
+    philox(10, counter, seed, u);
     return (uint64_t)u[1] << 32 | u[0];
 }
 
@@ -298,7 +298,7 @@ TEST_PLAIN static double kept(uint64_t key, uint32_t i, uint32_t j, uint32_t h, 
     static uint32_t last[3], u[4]; /* the block drawn before */
     static uint64_t last_key;
     uint32_t counter[4] = {i, j / 8, h, 0}, threshold = (uint32_t)floor(65536 * p + 0.5);
-    if (key != last_key || memcmp(counter, last, sizeof last) != 0) philox(counter, key, u);
+    if (key != last_key || memcmp(counter, last, sizeof last) != 0) philox(7, counter, key, u);
     last_key = key;
     memcpy(last, counter, sizeof last);
     uint32_t bits = u[j % 8 / 2] >> (j % 2 * 16) & 0xffff;
@@ -1990,8 +1990,10 @@ TEST(dropout_masks)
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     double first[4] = {0, 0, 0, 0};
-    philox(zero, 0, u); /* the known answer of Random123 */
+    philox(10, zero, 0, u); /* the known answers of Random123 */
     CHECK(u[0] == 0x6627e8d5u && u[1] == 0xe169c58du && u[2] == 0xbc57ac4cu && u[3] == 0x9b00dbd8u);
+    philox(7, zero, 0, u);
+    CHECK(u[0] == 0x5f6fb709u && u[1] == 0x0d893f64u && u[2] == 0x4f121f81u && u[3] == 0x4f730a48u);
     for (int accumulate = 0; accumulate < 2; accumulate++)
         for (int again = 0; again < 2; again++) {
             net n;
@@ -2406,7 +2408,7 @@ TEST(stochastic_rounding_of_each_isa)
                 uint64_t key = tt__stream_key(run.seed, TT__RANDOM_ROUNDING, 3, 7);
                 for (int e = 0; e < N; e++) {
                     uint32_t counter[4] = {(uint32_t)e / 8, 0, 0, 0}, u[4];
-                    tt__philox(counter, key, u);
+                    tt__philox_rounds(TT__DRAW_ROUNDS, counter, key, u);
                     uint32_t bits = u[e % 8 / 2] >> (e % 2 * 16);
                     float x = 0.0f - (g[e] + 0.0f);
                     uint16_t expected = f16 ? f16_stochastic(x, bits) : bf16_stochastic(x, bits);
