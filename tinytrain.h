@@ -39,9 +39,9 @@
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. With
-     TINYTRAIN_WGMMA=1 attention with heads of 33 to 64 in 16 bits takes kernels for compute capability 9.0
-     (compile tinytrain_cuda.cu for sm_90a), which have passed their tests on an emulator only.
+     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. On a
+     device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a) attention with heads of 33 to 64
+     in 16 bits takes kernels of its own (wgmma); TINYTRAIN_WGMMA=0 in the environment turns them off.
 
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation

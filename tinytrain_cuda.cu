@@ -314,7 +314,7 @@ struct tt__device {
     int choice_count;
     group_arguments *arguments; // of tensors that share a launch, see >>optimizers
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
-    bool wgmma;             // attention by warpgroups: environment TINYTRAIN_WGMMA=1
+    bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
     bool lost;              // an error has ended all work on the device, and `error` stays what it is
     char error[512];
     char peer[704];         // cuda_peer's sentence
@@ -493,25 +493,21 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Attention by warpgroups (see >>attention) has passed its tests on the emulator only, so that it is to be
-// asked for.
+// Whether attention takes kernels of warpgroups (see >>attention): the device has wgmma, and its machine code
+// of this file uses it.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
     int *there = NULL, found = 0;
-    if (!asked || !*asked || !strcmp(asked, "0")) return TT_OK;
-    const bool capable = d->properties.major == 9 && d->properties.minor == 0;
-    tt_status status = capable ? check(d, cudaMalloc(&there, sizeof found), "cudaMalloc") : TT_OK;
+    if (d->properties.major != 9 || d->properties.minor != 0 || (asked && !strcmp(asked, "0"))) return TT_OK;
+    tt_status status = check(d, cudaMalloc(&there, sizeof found), "cudaMalloc");
     if (there) status = check(d, TT__LAUNCH(find_wgmma, 1, 1, 0, d->stream, there), "find_wgmma");
     if (there && status == TT_OK)
         status = check(d, cudaMemcpyAsync(&found, there, sizeof found, cudaMemcpyDeviceToHost, d->stream),
                        "cudaMemcpyAsync");
     if (status == TT_OK) status = check(d, cudaStreamSynchronize(d->stream), "find_wgmma");
     if (there) cudaFree(there);
-    if (status == TT_OK && !found)
-        return fail(d, TT_ERR_UNSUPPORTED, "TINYTRAIN_WGMMA=1 needs a device of compute capability 9.0 and "
-                    "tinytrain_cuda.cu compiled for sm_90a");
-    d->wgmma = status == TT_OK;
+    d->wgmma = status == TT_OK && found;
     return status;
 }
 
@@ -6080,7 +6076,7 @@ int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
     const bool plain = !p->window && !p->alibi_heads && !p->block && p->head_size <= 64;
-    if (!plain || (head_size == 64 && d->wgmma)) return 0;
+    if (!plain) return 0;
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
@@ -6106,7 +6102,7 @@ size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
 }
 
-// By warpgroups: two passes for sequences of any length, as they take less time than one of mma.sync.
+// By warpgroups, two passes.
 template <class T> cudaError_t attention_backward_wide(tt__device *d, attention_args *p)
 {
     enum { TILE = 64 * 64 * sizeof(T), DQ_GROUPS = 2, KEY_GROUPS = 1 };
@@ -6131,13 +6127,14 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
-    if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma) return attention_backward_wide<T>(d, p);
+    // One pass of mma.sync takes less time than two by warpgroups (bench/results/NOTES.md).
     if constexpr (D <= 64 && KIND == PLAIN) {
         if constexpr (D <= 32)
             if (p->warps == 4) return attention_backward_of<T, D, 4>(d, p);
         if (p->warps == 8) return attention_backward_of<T, D, 8>(d, p);
     }
+    if constexpr (D == 64 && KIND == PLAIN)
+        if (d->wgmma) return attention_backward_wide<T>(d, p);
     p->parts_q = attention_tiles(p, p->q.rows, 64 * QMT);
     p->parts_k = attention_tiles(p, p->k.rows, 64 * KMT);
     if (p->dq.data && p->q.rows > 0)
