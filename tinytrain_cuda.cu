@@ -227,36 +227,52 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 // The upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, 128-byte swizzling.
 #define TT__WGMMA_HIGH 0x40000040
 #define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-#define TT__WGMMA_SUMS(d)                                                                         \
-    TT__WGMMA_ROW(d, 0), TT__WGMMA_ROW(d, 1), TT__WGMMA_ROW(d, 2), TT__WGMMA_ROW(d, 3),           \
-        TT__WGMMA_ROW(d, 4), TT__WGMMA_ROW(d, 5), TT__WGMMA_ROW(d, 6), TT__WGMMA_ROW(d, 7)
+#define TT__WGMMA_SUMS(d, n) TT__WGMMA_ROW(d, n), TT__WGMMA_ROW(d, n + 1), TT__WGMMA_ROW(d, n + 2), \
+    TT__WGMMA_ROW(d, n + 3), TT__WGMMA_ROW(d, n + 4), TT__WGMMA_ROW(d, n + 5), TT__WGMMA_ROW(d, n + 6), \
+    TT__WGMMA_ROW(d, n + 7)
 #define TT__WGMMA_LIST                                                                            \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"      \
-    "%24,%25,%26,%27,%28,%29,%30,%31}, "
-// d = a b^T, or d += a b^T if `add`, of 64 rows of 16 columns each: matrices of tt__wgmma_matrix.
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
+    "%24,%25,%26,%27,%28,%29,%30,%31"
+#define TT__WGMMA_MORE                                                                            \
+    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
+    "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+// d = a b^T, or d += a b^T if `add`, of rows of 16 columns each: 64 rows of a and 64 of b, or 128 (d has 16
+// tiles). Matrices of tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
+template <class T>
+__device__ void tt__wgmma_rows(float (&d)[16][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ROWS(T, name)                                                                   \
     template <>                                                                                   \
     __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
     {                                                                                             \
         TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
                   "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
-                  name "." name " " TT__WGMMA_LIST "x, y, p, 1, 1, 0, 0;}"                         \
-                  : TT__WGMMA_SUMS(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory"); \
+                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 0, 0;}"                     \
+                  : TT__WGMMA_SUMS(d, 0)                                                          \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+    }                                                                                             \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[16][4], uint32_t a, uint32_t b, bool add) \
+    {                                                                                             \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %66, 0; mov.b64 x, {%64, %67}; "  \
+                  "mov.b64 y, {%65, %67}; wgmma.mma_async.sync.aligned.m64n128k16.f32."            \
+                  name "." name " {" TT__WGMMA_MORE "}, x, y, p, 1, 1, 0, 0;}"                     \
+                  : TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)                                    \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
     }
 TT__WGMMA_ROWS(__nv_bfloat16, "bf16")
 TT__WGMMA_ROWS(__half, "f16")
 // d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
 template <class T>
-__device__ void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b);
+__device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_add<T>(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) \
+    __device__ __forceinline__ void tt__wgmma_add<T>(float (*d)[4], const uint32_t (&a)[4], uint32_t b) \
     {                                                                                             \
         TT__WGMMA("{.reg .b64 y; mov.b64 y, {%36, %37}; wgmma.mma_async.sync.aligned.m64n64k16.f32." \
-                  name "." name " " TT__WGMMA_LIST "{%32,%33,%34,%35}, y, 1, 1, 1, 1;}"            \
-                  : TT__WGMMA_SUMS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),        \
+                  name "." name " {" TT__WGMMA_LIST "}, {%32,%33,%34,%35}, y, 1, 1, 1, 1;}"        \
+                  : TT__WGMMA_SUMS(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),     \
                     "n"(TT__WGMMA_HIGH) : "memory");                                              \
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
@@ -267,19 +283,67 @@ __device__ __forceinline__ void tt__wgmma_commit()
 {
     TT__WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for all products that were committed: d is there then, and other sums behind tt__wgmma_done.
-__device__ __forceinline__ void tt__wgmma_wait(float (&d)[8][4])
+// Waits for products until at most N of those groups are under way that were committed last. Their sums are
+// there behind tt__wgmma_done, which follows.
+template <int N> __device__ __forceinline__ void tt__wgmma_wait()
 {
-    TT__WGMMA("wgmma.wait_group.sync.aligned 0;" : TT__WGMMA_SUMS(d) :: "memory");
+    TT__WGMMA("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-__device__ __forceinline__ void tt__wgmma_done(float (&d)[8][4])
+template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[TILES][4])
 {
-    asm volatile("" : TT__WGMMA_SUMS(d) :: "memory");
+    TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
 // Between what the thread wrote to shared memory and the barrier behind which products read it.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Barriers in shared memory (PTX ISA, "mbarrier"). A phase ends when `count` arrivals have come; the phases
+// 0, 1, 2 ... of a barrier have the parities 0, 1, 0 ... One thread initialises it before a __syncthreads.
+__device__ __forceinline__ void tt__phases_init(uint64_t *barrier, int count)
+{
+    TT__WGMMA("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(tt__shared_address(barrier)), "r"(count)
+              : "memory");
+}
+// What the thread has read and written so far comes before the phase's end.
+__device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
+{
+    TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
+              : "memory");
+}
+// The thread arrives when all copies by tt__cp_async that it has begun are done.
+__device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
+{
+    TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))
+              : "memory");
+}
+// Waits for the end of the phase of this parity: the current phase, or the one before it.
+__device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
+{
+    uint32_t done = 1;
+    do {
+        TT__WGMMA("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                  "selp.u32 %0, 1, 0, p;}"
+                  : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
+    } while (!done);
+}
+// A warpgroup gives registers away, or takes such: so many a thread it has then.
+template <int N> __device__ __forceinline__ void tt__fewer_registers()
+{
+    TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void tt__more_registers()
+{
+    TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+// Each of the four bytes of the result is byte s % 8 of low and high together, or that byte's highest bit in
+// all of its bits if s > 7; s: a hexadecimal digit of `selector`, the lowest first.
+__device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
+{
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
+    return r;
 }
 #endif
 
@@ -5009,7 +5073,8 @@ __device__ __forceinline__ void attention_wide_mma_add(float (&to)[1][8][4], con
     tt__wgmma_fence();
     attention_wide_add<T>(to, packed, y);
     tt__wgmma_commit();
-    tt__wgmma_wait(to[0]);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(to[0]);
 }
 
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
@@ -5333,7 +5398,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
             attention_wide<T>(s, qs + team * PITCH, kt);
             tt__wgmma_commit();
             attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
         } else {
             attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
             attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
@@ -5501,7 +5567,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
             attention_wide<T>(s, qs + team * PITCH, kt);
             attention_wide<T>(g, ds + team * PITCH, vt);
             tt__wgmma_commit();
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
             tt__wgmma_done(g[0]);
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const attention_sums &row = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4];
@@ -5699,7 +5766,8 @@ void attention_dkdv(attention_args p)
             ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + own / 8 * QUERIES)
             : attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
         if constexpr (GROUPS > 0) {
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
             tt__wgmma_done(g[0]);
         } else {
             attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
@@ -5733,7 +5801,8 @@ void attention_dkdv(attention_args p)
             attention_wide_add<T>(dv, w, dt);
             attention_wide_add<T>(dk, dw, qt);
             tt__wgmma_commit();
-            tt__wgmma_wait(dv[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(dv[0]);
             tt__wgmma_done(dk[0]);
         } else {
             attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);

@@ -193,7 +193,8 @@ template <class T> __global__ void wgmma_by_formula(float *d, const T *a, const 
         tt__wgmma_rows<T>(sum, tt__wgmma_matrix(as + k), tt__wgmma_matrix(bs + k), k > 0);
     for (int k = 0; k < 4; k++) tt__wgmma_add<T>(sum, rows[k], tt__wgmma_matrix(cs + k * 16 * 64));
     tt__wgmma_commit();
-    tt__wgmma_wait(sum);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(sum);
     for (int n = 0; n < 8; n++)
         for (int i = 0; i < 4; i++)
             d[group * 4096 + (warp * 16 + g + i / 2 * 8) * 64 + 8 * n + 2 * t + i % 2] = sum[n][i];
