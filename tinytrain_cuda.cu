@@ -277,6 +277,21 @@ __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b)
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
+// d = a^T b, or d += a^T b if `add`, of 16 rows of 64 columns each.
+template <class T>
+__device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
+#define TT__WGMMA_ACROSS(T, name)                                                                 \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_across<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
+    {                                                                                             \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
+                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
+                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 1, 1;}"                     \
+                  : TT__WGMMA_SUMS(d, 0)                                                          \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+    }
+TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
+TT__WGMMA_ACROSS(__half, "f16")
 // Before products whose registers other instructions have written; behind the last of them.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
