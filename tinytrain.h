@@ -2179,6 +2179,18 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
 }
 
+/* By warpgroups, of more than 256 rows, the backward leaves parts of dq for the keys of each 256 rows of a
+   sequence, in f32, and adds them up: the bytes of as many as there are, of four at most, to which those of
+   later keys are added. */
+static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
+{
+    const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
+    const int64_t head = q->cols / a->heads;
+    const bool plain = !a->window && !a->alibi_heads && !a->block && head > 32 && head <= 64;
+    if (!plain || q->dtype == TT_F32 || longest <= 256) return 0;
+    return (longest > 768 ? 4 : (longest + 255) / 256) * q->rows * q->cols * 4;
+}
+
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
    another number, the heads after the largest power of two n have each second slope of 2 n heads. */
 static inline double tt__alibi_exponent(int head, int heads)
@@ -5634,8 +5646,10 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     if (!at.backward) return order;
     const tt__shape *q = tt__in(t, i, at.q);
     const tt__mat all = {NULL, q->dtype, q->rows, q->cols, q->cols};
-    const int64_t bits = i->in[at.numbers] ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
-    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)bits;
+    const bool listed = i->in[at.numbers] > 0;
+    const int64_t bits = listed ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
+    const int64_t parts = listed ? 0 : tt__cuda_attention_parts(&i->attr, &all);
+    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)tt__max(bits, parts);
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,
