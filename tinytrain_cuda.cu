@@ -6097,7 +6097,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
             t = found;
             random = attention_key(p);
         }
-        for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[0][i] = 0;
+        for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
         __syncthreads();
     }
     const int at = t.at, count = min(KEYS + 0, t.length - at);
@@ -6125,7 +6125,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
         tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
         for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
         tt__wgmma_commit();
-        tt__wgmma_wait(dq);
+        tt__wgmma_wait<0>();
+        tt__wgmma_done(dq);
         attention_columns<T, D> columns;
         columns.clear();
         TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -6179,7 +6180,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                 keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
                                                           head);
             const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
-            tt__wgmma_wait<1>(s[0]);
+            tt__wgmma_wait<1>();
+            tt__wgmma_done(s[0]);
             TT__UNROLL for (int n = 0; n < 8; n++) {
                 const float2 sums = *(const float2 *)(lse + 8 * n);
                 TT__UNROLL for (int i = 0; i < 4; i++)
@@ -6197,9 +6199,11 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                 tt__wgmma_fence();
                 attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
                 tt__wgmma_commit();
-                tt__wgmma_wait<1>(g[0]);
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(g[0]);
             } else {
-                tt__wgmma_wait(g[0]);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(g[0]);
             }
             TT__UNROLL for (int n = 0; n < 8; n++) {
                 const float2 sums = *(const float2 *)(delta + 8 * n);
@@ -6224,7 +6228,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
             TT__UNROLL for (int n = 0; n < 8; n++)
                 TT__UNROLL for (int h = 0; h < 2; h++)
                     *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
-            tt__wgmma_wait(dk[m]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(dk[m]);
             tt__wgmma_done(dv[m]);
         }
         before = from;
