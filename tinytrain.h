@@ -39,9 +39,9 @@
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. With
-     TINYTRAIN_WGMMA=1 attention with heads of 33 to 64 in 16 bits takes kernels for compute capability 9.0
-     (compile tinytrain_cuda.cu for sm_90a), which have passed their tests on an emulator only.
+     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. On a
+     device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a) attention with heads of 33 to 64
+     in 16 bits takes kernels of its own (wgmma); TINYTRAIN_WGMMA=0 in the environment turns them off.
 
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation
@@ -2200,6 +2200,18 @@ static inline size_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, c
     return tt__cuda_copy_bytes(rows, x->cols, result == x ? TT_F32 : x->dtype) +
            tt__cuda_copy_bytes(out, w->cols, result == w ? TT_F32 : w->dtype) +
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
+}
+
+/* By warpgroups, of more than 256 rows, the backward leaves parts of dq for the keys of each 256 rows of a
+   sequence, in f32, and adds them up: the bytes of as many as there are, of four at most, to which those of
+   later keys are added. */
+static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
+{
+    const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
+    const int64_t head = q->cols / a->heads;
+    const bool plain = !a->window && !a->alibi_heads && !a->block && head > 32 && head <= 64;
+    if (!plain || q->dtype == TT_F32 || longest <= 256) return 0;
+    return (longest > 768 ? 4 : (longest + 255) / 256) * q->rows * q->cols * 4;
 }
 
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
@@ -5687,8 +5699,10 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     if (!at.backward) return order;
     const tt__shape *q = tt__in(t, i, at.q);
     const tt__mat all = {NULL, q->dtype, q->rows, q->cols, q->cols};
-    const int64_t bits = i->in[at.numbers] ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
-    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)bits;
+    const bool listed = i->in[at.numbers] > 0;
+    const int64_t bits = listed ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
+    const int64_t parts = listed ? 0 : tt__cuda_attention_parts(&i->attr, &all);
+    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)tt__max(bits, parts);
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,

@@ -227,59 +227,138 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 // The upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, 128-byte swizzling.
 #define TT__WGMMA_HIGH 0x40000040
 #define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-#define TT__WGMMA_SUMS(d)                                                                         \
-    TT__WGMMA_ROW(d, 0), TT__WGMMA_ROW(d, 1), TT__WGMMA_ROW(d, 2), TT__WGMMA_ROW(d, 3),           \
-        TT__WGMMA_ROW(d, 4), TT__WGMMA_ROW(d, 5), TT__WGMMA_ROW(d, 6), TT__WGMMA_ROW(d, 7)
+#define TT__WGMMA_SUMS(d, n) TT__WGMMA_ROW(d, n), TT__WGMMA_ROW(d, n + 1), TT__WGMMA_ROW(d, n + 2), \
+    TT__WGMMA_ROW(d, n + 3), TT__WGMMA_ROW(d, n + 4), TT__WGMMA_ROW(d, n + 5), TT__WGMMA_ROW(d, n + 6), \
+    TT__WGMMA_ROW(d, n + 7)
 #define TT__WGMMA_LIST                                                                            \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"      \
-    "%24,%25,%26,%27,%28,%29,%30,%31}, "
-// d = a b^T, or d += a b^T if `add`, of 64 rows of 16 columns each: matrices of tt__wgmma_matrix.
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
+    "%24,%25,%26,%27,%28,%29,%30,%31"
+#define TT__WGMMA_MORE                                                                            \
+    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
+    "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+// d = a b^T, or d += a b^T if `add`, of rows of 16 columns each: 64 rows of a and 64 of b, or 128 (d has 16
+// tiles). Matrices of tt__wgmma_matrix.
 template <class T>
 __device__ void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
+template <class T>
+__device__ void tt__wgmma_rows(float (&d)[16][4], uint32_t a, uint32_t b, bool add);
 #define TT__WGMMA_ROWS(T, name)                                                                   \
     template <>                                                                                   \
     __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
     {                                                                                             \
         TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
                   "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
-                  name "." name " " TT__WGMMA_LIST "x, y, p, 1, 1, 0, 0;}"                         \
-                  : TT__WGMMA_SUMS(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory"); \
+                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 0, 0;}"                     \
+                  : TT__WGMMA_SUMS(d, 0)                                                          \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+    }                                                                                             \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[16][4], uint32_t a, uint32_t b, bool add) \
+    {                                                                                             \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %66, 0; mov.b64 x, {%64, %67}; "  \
+                  "mov.b64 y, {%65, %67}; wgmma.mma_async.sync.aligned.m64n128k16.f32."            \
+                  name "." name " {" TT__WGMMA_MORE "}, x, y, p, 1, 1, 0, 0;}"                     \
+                  : TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)                                    \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
     }
 TT__WGMMA_ROWS(__nv_bfloat16, "bf16")
 TT__WGMMA_ROWS(__half, "f16")
 // d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
 template <class T>
-__device__ void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b);
+__device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_add<T>(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) \
+    __device__ __forceinline__ void tt__wgmma_add<T>(float (*d)[4], const uint32_t (&a)[4], uint32_t b) \
     {                                                                                             \
         TT__WGMMA("{.reg .b64 y; mov.b64 y, {%36, %37}; wgmma.mma_async.sync.aligned.m64n64k16.f32." \
-                  name "." name " " TT__WGMMA_LIST "{%32,%33,%34,%35}, y, 1, 1, 1, 1;}"            \
-                  : TT__WGMMA_SUMS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),        \
+                  name "." name " {" TT__WGMMA_LIST "}, {%32,%33,%34,%35}, y, 1, 1, 1, 1;}"        \
+                  : TT__WGMMA_SUMS(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),     \
                     "n"(TT__WGMMA_HIGH) : "memory");                                              \
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
+// d = a^T b, or d += a^T b if `add`, of 16 rows of 64 columns each.
+template <class T>
+__device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
+#define TT__WGMMA_ACROSS(T, name)                                                                 \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_across<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
+    {                                                                                             \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
+                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
+                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 1, 1;}"                     \
+                  : TT__WGMMA_SUMS(d, 0)                                                          \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+    }
+TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
+TT__WGMMA_ACROSS(__half, "f16")
 // Before products whose registers other instructions have written; behind the last of them.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
     TT__WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for all products that were committed: d is there then, and other sums behind tt__wgmma_done.
-__device__ __forceinline__ void tt__wgmma_wait(float (&d)[8][4])
+// Waits for products until at most N of those groups are under way that were committed last. Their sums are
+// there behind tt__wgmma_done, which follows.
+template <int N> __device__ __forceinline__ void tt__wgmma_wait()
 {
-    TT__WGMMA("wgmma.wait_group.sync.aligned 0;" : TT__WGMMA_SUMS(d) :: "memory");
+    TT__WGMMA("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-__device__ __forceinline__ void tt__wgmma_done(float (&d)[8][4])
+template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[TILES][4])
 {
-    asm volatile("" : TT__WGMMA_SUMS(d) :: "memory");
+    TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
 // Between what the thread wrote to shared memory and the barrier behind which products read it.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Barriers in shared memory (PTX ISA, "mbarrier"). A phase ends when `count` arrivals have come; the phases
+// 0, 1, 2 ... of a barrier have the parities 0, 1, 0 ... One thread initialises it before a __syncthreads.
+__device__ __forceinline__ void tt__phases_init(uint64_t *barrier, int count)
+{
+    TT__WGMMA("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(tt__shared_address(barrier)), "r"(count)
+              : "memory");
+}
+// What the thread has read and written so far comes before the phase's end.
+__device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
+{
+    TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
+              : "memory");
+}
+// The thread arrives when all copies by tt__cp_async that it has begun are done.
+__device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
+{
+    TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))
+              : "memory");
+}
+// Waits for the end of the phase of this parity: the current phase, or the one before it.
+__device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
+{
+    uint32_t done = 1;
+    do {
+        TT__WGMMA("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                  "selp.u32 %0, 1, 0, p;}"
+                  : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
+    } while (!done);
+}
+// A warpgroup gives registers away, or takes such: so many a thread it has then.
+template <int N> __device__ __forceinline__ void tt__fewer_registers()
+{
+    TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void tt__more_registers()
+{
+    TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+// Each of the four bytes of the result is byte s % 8 of low and high together, or that byte's highest bit in
+// all of its bits if s > 7; s: a hexadecimal digit of `selector`, the lowest first.
+__device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
+{
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
+    return r;
 }
 #endif
 
@@ -314,7 +393,7 @@ struct tt__device {
     int choice_count;
     group_arguments *arguments; // of tensors that share a launch, see >>optimizers
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
-    bool wgmma;             // attention by warpgroups: environment TINYTRAIN_WGMMA=1
+    bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
     bool lost;              // an error has ended all work on the device, and `error` stays what it is
     char error[512];
     char peer[704];         // cuda_peer's sentence
@@ -493,25 +572,21 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Attention by warpgroups (see >>attention) has passed its tests on the emulator only, so that it is to be
-// asked for.
+// Whether attention takes kernels of warpgroups (see >>attention): the device has wgmma, and its machine code
+// of this file uses it.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
     int *there = NULL, found = 0;
-    if (!asked || !*asked || !strcmp(asked, "0")) return TT_OK;
-    const bool capable = d->properties.major == 9 && d->properties.minor == 0;
-    tt_status status = capable ? check(d, cudaMalloc(&there, sizeof found), "cudaMalloc") : TT_OK;
+    if (d->properties.major != 9 || d->properties.minor != 0 || (asked && !strcmp(asked, "0"))) return TT_OK;
+    tt_status status = check(d, cudaMalloc(&there, sizeof found), "cudaMalloc");
     if (there) status = check(d, TT__LAUNCH(find_wgmma, 1, 1, 0, d->stream, there), "find_wgmma");
     if (there && status == TT_OK)
         status = check(d, cudaMemcpyAsync(&found, there, sizeof found, cudaMemcpyDeviceToHost, d->stream),
                        "cudaMemcpyAsync");
     if (status == TT_OK) status = check(d, cudaStreamSynchronize(d->stream), "find_wgmma");
     if (there) cudaFree(there);
-    if (status == TT_OK && !found)
-        return fail(d, TT_ERR_UNSUPPORTED, "TINYTRAIN_WGMMA=1 needs a device of compute capability 9.0 and "
-                    "tinytrain_cuda.cu compiled for sm_90a");
-    d->wgmma = status == TT_OK;
+    d->wgmma = status == TT_OK && found;
     return status;
 }
 
@@ -4500,6 +4575,8 @@ struct attention_args {
     // columns; NULL: none are asked for.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
+    float *parts;                           // (slots, rows of q, heads, head_size): see attention_backward_wide
+    int pass;
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
@@ -5143,12 +5220,13 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
 // a head, or where `at` says that they lie; the rest zeros. In the background.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
-                                                int count, int head, int head_size)
+                                                int count, int head, int head_size,
+                                                int thread = (int)threadIdx.x)
 {
     // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
-    const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
+    const int r = thread / PARTS, c = thread % PARTS * 8;
     const T *from = (const T *)m.data + (int64_t)head * head_size + c;
     to += r * PITCH + (WIDE ? c ^ r % 8 * 8 : c);
     if (r >= STEP) return;
@@ -5221,7 +5299,8 @@ __device__ __forceinline__ void attention_wide_mma_add(float (&to)[1][8][4], con
     tt__wgmma_fence();
     attention_wide_add<T>(to, packed, y);
     tt__wgmma_commit();
-    tt__wgmma_wait(to[0]);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(to[0]);
 }
 
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
@@ -5545,7 +5624,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
             attention_wide<T>(s, qs + team * PITCH, kt);
             tt__wgmma_commit();
             attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
         } else {
             attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
             attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
@@ -5713,7 +5793,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
             attention_wide<T>(s, qs + team * PITCH, kt);
             attention_wide<T>(g, ds + team * PITCH, vt);
             tt__wgmma_commit();
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
             tt__wgmma_done(g[0]);
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const attention_sums &row = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4];
@@ -5769,14 +5850,15 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
-                                                        int stage)
+                                                        int stage, int thread = (int)threadIdx.x)
 {
     enum { PITCH = WIDE ? D : D + 8 };
-    const int i = threadIdx.x;
+    const int i = thread;
     const int at = stage * QUERIES * PITCH, behind = at + 2 * QUERIES * PITCH;
-    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size,
+                                                  thread);
     attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(behind) : behind), p.dout,
-                                                  p.query_at, first, n, head, p.head_size);
+                                                  p.query_at, first, n, head, p.head_size, thread);
     if (i < QUERIES) {
         const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
         const int64_t at = attention_sums_at(p, query, head);
@@ -5911,7 +5993,8 @@ void attention_dkdv(attention_args p)
             ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + own / 8 * QUERIES)
             : attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
         if constexpr (GROUPS > 0) {
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
             tt__wgmma_done(g[0]);
         } else {
             attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
@@ -5945,7 +6028,8 @@ void attention_dkdv(attention_args p)
             attention_wide_add<T>(dv, w, dt);
             attention_wide_add<T>(dk, dw, qt);
             tt__wgmma_commit();
-            tt__wgmma_wait(dv[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(dv[0]);
             tt__wgmma_done(dk[0]);
         } else {
             attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
@@ -6161,6 +6245,271 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
 }
 
+// The backward by warpgroups in one pass, with five products. A block of two has TILES tiles of 64 keys of a
+// sequence, in turn one of each group, with dk and dv in registers, and goes through tiles of queries. The
+// gradients of scores of a tile come to one of the groups, in turn, by shared memory: times keys they are
+// the block's part of dq. It is all of it where no sequence has more keys (p.parts is NULL); else the block
+// leaves it in the slot of p.parts that is its own among so many that follow each other in a sequence, to
+// which later passes add; see attention_sum_parts.
+enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 4 };
+template <class T, class F>
+__device__ __forceinline__ void wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4], F kept)
+{
+    TT__UNROLL for (int k = 0; k < 4; k++)
+        TT__UNROLL for (int i = 0; i < 4; i++) {
+            const int n = 2 * k + i / 2, first = i % 2 * 2;
+            to[k][i] = pack<T>(kept(n, first) ? w[0][n][first] : 0, kept(n, first + 1) ? w[0][n][first + 1] : 0);
+        }
+}
+
+template <class T, bool DROPS, bool EARLY>
+__global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
+    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(attention_tile, t, );
+    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
+    TT__DYN_SHARED(T, shared);
+    T *ks = attention_room<1>(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
+    float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
+    const int key_heads = p.heads / p.group, lane = threadIdx.x % 32;
+    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
+    const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
+    const auto write_sums = [&](int parts) {
+        attention_write_sums<D>(p.sums_k, sums_begin, part[0], parts, p.head_size, (int)threadIdx.x);
+        attention_write_sums<D>(p.sums_v, sums_begin, part[1], parts, p.head_size, (int)threadIdx.x);
+        attention_write_sums<D>(p.parts ? NULL : p.sums_q, sums_begin, part_q, parts, p.head_size,
+                                (int)threadIdx.x);
+    };
+    {
+        attention_tile found;
+        if (p.longest > KEYS) {
+            found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
+        } else {
+            const int s = (int)(blockIdx.x / key_heads);
+            found.sequence = s;
+            found.begin = found.first = p.seq_start[s];
+            found.length = found.queries = p.seq_start[s + 1] - found.begin;
+            found.at = found.length > 0 ? 0 : -1;
+        }
+        if (found.at < 0) {
+            write_sums(0);
+            return;
+        }
+        if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
+        if (threadIdx.x == 0) {
+            t = found;
+            random = attention_key(p);
+        }
+        for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
+        __syncthreads();
+    }
+    const int at = t.at, count = min(KEYS + 0, t.length - at);
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), team = warp / 4;
+    const int group = lane / 4, pair = lane % 4 * 2;
+    const float factor = p.scale * TT__LOG2E;
+    float dk[2][8][4], dv[2][8][4];
+    TT__UNROLL for (int m = 0; m < 2; m++)
+        TT__UNROLL for (int n = 0; n < 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+    attention_fetch<T, D, KEYS, 256, true>(ks, p.k, NULL, t.begin + at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS, 256, true>(vs, p.v, NULL, t.begin + at, count, key_head, p.head_size);
+    tt__cp_async_commit();
+    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+        attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
+                                                          head, stage, tt__opaque((int)threadIdx.x));
+    };
+    // dq of a tile of queries, from the gradients of scores of a stage.
+    const auto finish = [&](int from, int head, int stage) {
+        const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
+        const int end = p.causal ? min(count, from + QUERIES - at) : count; // of keys that a query sees
+        const uint32_t a = tt__wgmma_matrix(slopes + stage * TILES * TILE), b = tt__wgmma_matrix(ks);
+        float dq[8][4];
+        tt__wgmma_fence();
+        tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
+        for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
+        tt__wgmma_commit();
+        tt__wgmma_wait<0>();
+        tt__wgmma_done(dq);
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
+            if (i >= t.queries) continue;
+            if (!p.parts) {
+                attention_store<T, D>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane,
+                                      columns, p.sums_q);
+                continue;
+            }
+            const int64_t slot = at / KEYS % TT__SPAN_SLOTS;
+            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                if (8 * n >= p.head_size) break;
+                float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
+                if (p.pass > 0) {
+                    const float2 before = *(const float2 *)(to + 8 * n);
+                    sum.x += before.x;
+                    sum.y += before.y;
+                }
+                *(float2 *)(to + 8 * n) = sum;
+            }
+        }
+        if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
+    };
+    const int begin = p.causal ? at : 0, heads_end = (key_head + 1) * p.group;
+    int from = begin, head = key_head * p.group, before = -1, head_before = head;
+    fetch(from, head, 0);
+    for (int stage = 0; ; stage ^= 1) {
+        attention_wait<1>();
+        __syncthreads(); // the tile is there, and so are gradients of the scores of the one before
+        const bool more = head < heads_end;
+        int next = from + QUERIES, next_head = head;
+        if (next >= t.queries) { next = begin; next_head++; }
+        if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
+        if (before >= 0 && team == stage && p.dq.data) finish(before, head_before, stage ^ 1);
+        if (!more) break;
+        const T *qt = qs + stage * TILE, *dt = ds + stage * TILE;
+        const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
+        TT__UNROLL for (int m = 0; m < 2; m++) {
+            const int tile = 2 * m + team, own = tile * 64 + warp % 4 * 16; // the warp's first key
+            if (tile * 64 >= count || (p.causal && at + tile * 64 >= from + QUERIES)) continue;
+            float s[1][8][4], g[1][8][4];
+            tt__wgmma_fence();
+            attention_wide<T>(s, ks + tile * TILE, qt);
+            tt__wgmma_commit();
+            attention_wide<T>(g, vs + tile * TILE, dt);
+            tt__wgmma_commit();
+            uint32_t keep = 0;
+            if (DROPS)
+                keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
+                                                          head);
+            const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
+            tt__wgmma_wait<1>();
+            tt__wgmma_done(s[0]);
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                const float2 sums = *(const float2 *)(lse + 8 * n);
+                TT__UNROLL for (int i = 0; i < 4; i++)
+                    s[0][n][i] = tt__exp2(fmaf(s[0][n][i], factor, -TT__LOG2E * (i % 2 ? sums.y : sums.x)));
+            }
+            if (own + 15 >= count || (p.causal && at + own + 15 > from))
+                TT__UNROLL for (int n = 0; n < 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) {
+                        const int key = own + group + i / 2 * 8, query = from - at + 8 * n + pair + i % 2;
+                        if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
+                    }
+            uint32_t w[4][4], dw[4][4];
+            if (EARLY) {
+                wide_pack_kept<T>(w, s, kept);
+                tt__wgmma_fence();
+                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+                tt__wgmma_commit();
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(g[0]);
+            } else {
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(g[0]);
+            }
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                const float2 sums = *(const float2 *)(delta + 8 * n);
+                TT__UNROLL for (int i = 0; i < 4; i++) {
+                    float &y = g[0][n][i];
+                    if (DROPS) y *= kept(n, i) ? p.keep_scale : 0;
+                    y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
+                }
+            }
+            if (!EARLY) {
+                wide_pack_kept<T>(w, s, kept);
+                tt__wgmma_fence();
+                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+                tt__wgmma_commit();
+            }
+            attention_wide_pack<T>(dw, g);
+            tt__wgmma_fence();
+            attention_wide_add<T>(*(float (*)[1][8][4])dk[m], dw, qt);
+            tt__wgmma_commit();
+            // Tile (64, 64) of keys and queries: the 16 bytes n of a row lie at n ^ row % 8.
+            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128 + pair * 2;
+            TT__UNROLL for (int n = 0; n < 8; n++)
+                TT__UNROLL for (int h = 0; h < 2; h++)
+                    *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(dk[m]);
+            tt__wgmma_done(dv[m]);
+        }
+        before = from;
+        head_before = head;
+        from = next;
+        head = next_head;
+    }
+    if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
+    // One thread has an element of dk and of dv, which may be the same.
+    const int last = tt__opaque((int)threadIdx.x);
+    TT__UNROLL for (int k = 0; k < 2; k++) {
+        float *const sums = k ? p.sums_v : p.sums_k;
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int m = 0; m < 2; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int r = (2 * m + last / 128) * 64 + last / 32 % 4 * 16 + 8 * h + last % 32 / 4;
+                if (r >= count || !(k ? p.dv : p.dk).data) continue;
+                attention_store<T, D>(k ? p.dv : p.dk, t.begin + at + r, key_head, p.head_size,
+                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
+                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+            }
+        if (sums) columns.write(part[k][last / 32], last % 32, false);
+    }
+    if (!p.sums_k && !p.sums_v && !p.sums_q) return;
+    __syncthreads();
+    write_sums(WARPS);
+}
+
+// dq of the slots of p.parts, a tile of 64 rows of a head a block.
+template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, part, [16][64]);
+    const int head = p.first_head + (int)(blockIdx.x % p.heads), r = threadIdx.x / 16, c = threadIdx.x % 16 * 4;
+    const attention_tile t = attention_find<64>(p, p.query_start, (int)(blockIdx.x / p.heads));
+    float sums[4] = {0, 0, 0, 0};
+    if (t.at >= 0 && c < p.head_size) {
+        const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
+        const int slots = min(blocks, TT__SPAN_SLOTS + 0);
+        TT__UNROLL for (int k = 0; k < 64; k += 16) {
+            const int64_t row = t.first + t.at + r + k, column = (int64_t)head * p.head_size + c;
+            if (t.at + r + k >= t.queries) continue;
+            const float *from = p.parts + row * p.heads * p.head_size + column;
+            float x[4] = {0, 0, 0, 0};
+            for (int slot = 0; slot < slots; slot++, from += p.q.rows * p.heads * p.head_size) {
+                const float4 y = *(const float4 *)from;
+                x[0] += y.x; x[1] += y.y; x[2] += y.z; x[3] += y.w;
+            }
+            TT__UNROLL for (int i = 0; i < 4; i++) x[i] *= p.scale;
+            if (p.dq.dtype == TT_F32) {
+                float *to = (float *)p.dq.data + row * p.dq.ld + column;
+                TT__UNROLL for (int i = 0; i < 4; i++) to[i] = p.add_dq ? to[i] + x[i] : x[i];
+            } else {
+                T *to = (T *)p.dq.data + row * p.dq.ld + column;
+                if (p.add_dq) TT__UNROLL for (int i = 0; i < 4; i++) x[i] += to_float(to[i]);
+                const uint32_t words[2] = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3])};
+                float y[8];
+                ((uint32_t *)to)[0] = words[0];
+                ((uint32_t *)to)[1] = words[1];
+                widen8<T>(y, {words[0], words[1], 0, 0});
+                TT__UNROLL for (int i = 0; i < 4; i++) sums[i] += y[i];
+            }
+        }
+    }
+    if (!p.sums_q) return;
+    TT__UNROLL for (int i = 0; i < 4; i++) part[r][c + i] = sums[i];
+    __syncthreads();
+    attention_write_sums<64>(p.sums_q, attention_sums_begin(p, p.heads, head), part, 16, p.head_size,
+                             (int)threadIdx.x);
+}
+
 // ---- the ops
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
@@ -6282,13 +6631,23 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
+// Whether attention_backward_wide makes all gradients: dq of one pass may lie where dk does, as one block has
+// both; that of several is complete when dk is there.
+bool attention_spans(const tt__device *d, const attention_args *p)
+{
+    const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
+    const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
+    if (!d->wgmma || !plain || p->head_size <= 32 || p->head_size > 64) return false;
+    return p->longest <= TT__SPAN ? apart || p->group == 1 : apart && p->parts;
+}
+
 // The warps of the kernel that makes dq, dk and dv in one pass; 0: two passes do. Of listed queries, dq may
 // lie among the dk of other blocks.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
     const bool plain = !p->window && !p->alibi_heads && !p->block && p->head_size <= 64;
-    if (!plain || (head_size == 64 && d->wgmma)) return 0;
+    if (!plain || attention_spans(d, p)) return 0;
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
@@ -6314,22 +6673,21 @@ size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
 }
 
-// By warpgroups: two passes for sequences of any length, as they take less time than one of mma.sync.
-template <class T> cudaError_t attention_backward_wide(tt__device *d, attention_args *p)
+template <class T> cudaError_t attention_backward_spans(tt__device *d, attention_args *p)
 {
-    enum { TILE = 64 * 64 * sizeof(T), DQ_GROUPS = 2, KEY_GROUPS = 1 };
-    cudaError_t e = cudaSuccess;
-    p->parts_q = attention_tiles(p, p->q.rows, 64 * DQ_GROUPS);
-    p->parts_k = attention_tiles(p, p->k.rows, 64 * KEY_GROUPS);
-    if (p->dq.data && p->q.rows > 0)
-        e = attention_launch(d, attention_dq<T, 64, 1, 64, PLAIN, DQ_GROUPS>, p, p->q.rows, 64 * DQ_GROUPS,
-                             p->heads, 1, 128 * DQ_GROUPS, (2 * DQ_GROUPS + 4) * TILE + TT__WIDE_ROOM);
-    if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, p->bits ? attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS, true>
-                                        : attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS>,
-                             p, p->k.rows, 64 * KEY_GROUPS, p->heads / p->group, 1, 128 * KEY_GROUPS,
-                             (2 * KEY_GROUPS + 4) * TILE + 6 * 64 * sizeof(float)
-                             + attention_kept_bytes(p, 64 * KEY_GROUPS, 64) + TT__WIDE_ROOM);
+    enum { TILE = 64 * 64, TILES = 4 * TT__SPAN_TILES + 4 };
+    const bool whole = p->longest <= TT__SPAN;
+    const size_t shared = TILES * TILE * sizeof(T) + 6 * 64 * sizeof(float) + TT__WIDE_ROOM;
+    const int key_heads = p->heads / p->group, spans = (p->longest + TT__SPAN - 1) / TT__SPAN;
+    if (whole) p->parts = NULL;
+    p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
+    p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
+    const auto kernel = p->drop ? attention_backward_wide<T, true, true> : attention_backward_wide<T, false, true>;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)
+        e = TT__LAUNCH(kernel, (unsigned)(p->parts_k * key_heads), 256, shared, d->stream, *p);
+    if (e == cudaSuccess && !whole && p->dq.data)
+        e = TT__LAUNCH((attention_sum_parts<T>), (unsigned)(p->parts_q * p->heads), 256, 0, d->stream, *p);
     return e;
 }
 
@@ -6340,7 +6698,7 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
     if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma) return attention_backward_wide<T>(d, p);
+        if (attention_spans(d, p)) return attention_backward_spans<T>(d, p);
     if constexpr (D <= 64 && KIND == PLAIN) {
         if constexpr (D <= 32)
             if (p->warps == 4) return attention_backward_of<T, D, 4>(d, p);
@@ -6397,6 +6755,7 @@ cudaError_t attention_on_cores(tt__device *d, attention_args *p)
     if (p->lse) p->lse -= p->first_head;
     if (p->delta) p->delta -= p->first_head;
     if (p->bits) p->bits -= (int64_t)p->first_head * TT__CUDA_ATTENTION_BITS;
+    if (p->parts) p->parts -= p->first_head * p->head_size;
     if (p->sums_q) p->sums_q -= p->first_head * p->head_size;
     if (p->sums_k) p->sums_k -= p->first_head / p->group * p->head_size;
     if (p->sums_v) p->sums_v -= p->first_head / p->group * p->head_size;
@@ -6463,19 +6822,23 @@ cudaError_t run_attention_backward(const tt__launch *l)
     const size_t bits = (size_t)tt__cuda_attention_bits(&l->instr->attr, &p.q, p.seqs);
     if (both && !p.query_row && bits > 0 && used + bits <= l->instr->workspace)
         p.bits = (unsigned char *)l->workspace + used;
+    const size_t parts = (size_t)tt__cuda_attention_parts(&l->instr->attr, &p.q);
+    if (!p.query_row && parts > 0 && used + parts <= l->instr->workspace)
+        p.parts = (float *)((char *)l->workspace + used);
     const bool fast = p.seqs > 0 && attention_fast(&p);
     float *next = resident_of(l)->sums, *const end = next + resident_workspace::BYTES / sizeof(float);
     float *partial[3] = {NULL, NULL, NULL};
     for (int k = 0; k < 3 && fast; k++) {
         const tt__mat *y = &l->out[k];
         const int64_t floats = y->cols * attention_tiles(&p, y->rows, 64);
-        if (!l->out[3 + k].data || l->add[k] || y->dtype == TT_F32 || floats > end - next) continue;
+        const bool shared = k == 0 && p.group > 1 && attention_spans(d, &p) && p.longest <= TT__SPAN;
+        if (!l->out[3 + k].data || l->add[k] || y->dtype == TT_F32 || floats > end - next || shared) continue;
         partial[k] = next;
         next += floats;
     }
     p.sums_q = partial[0]; p.sums_k = partial[1]; p.sums_v = partial[2];
     p.warps = attention_warps(d, &p);
-    p.sums_deltas = fast && p.warps == 0 && p.dq.data && attention_aligned(&p.out, p.q.dtype);
+    p.sums_deltas = fast && p.warps == 0 && !attention_spans(d, &p) && p.dq.data && attention_aligned(&p.out, p.q.dtype);
     if (p.seqs > 0 && p.q.rows > 0 && !p.sums_deltas) e = attention_deltas(d, &p);
     if (p.seqs > 0 && e == cudaSuccess) e = fast ? attention_on_cores(d, &p) : attention_backward_any(d, &p);
     all_sums_to_finish all;

@@ -87,7 +87,7 @@ static const size_set sizes[] = {
     {"heads_of_6", 2, 6, 2, 2, 5, {5, 3}, "attention*", false},
     {"heads_of_64", 2, 64, 2, 2, 40, {150, 1, 67}, "attention*", true},
     {"short_heads_of_64", 2, 64, 2, 2, 30, {33, 1, 70}, "attention_causal*", true},
-    {"long_heads_of_64", 1, 64, 2, 2, 30, {213, 80}, "attention_causal_dropout", true},
+    {"long_heads_of_64", 1, 64, 2, 2, 30, {213, 80}, "attention*_dropout", true},
     {"heads_of_80", 1, 80, 2, 2, 60, {131, 3}, "attention_causal_dropout", true},
     {"heads_of_96", 1, 96, 2, 2, 60, {70, 3}, "attention_dropout", true},
     {"heads_of_120", 1, 120, 2, 2, 60, {70, 30}, "attention_causal*", true},
@@ -1544,7 +1544,12 @@ TEST(reference_avx512_dot) { reference("avx512_dot"); }
 TEST(reference_avx512_tiles) { reference("avx512_tiles"); }
 TEST(reference_neon) { reference("neon"); }
 TEST(reference_neon_dot) { reference("neon_dot"); }
-TEST(reference_cuda) { reference("cuda"); }
+TEST(reference_cuda) /* by warpgroups: attention_by_warpgroups */
+{
+    setenv("TINYTRAIN_WGMMA", "0", 1);
+    reference("cuda");
+    unsetenv("TINYTRAIN_WGMMA");
+}
 
 /* --------------------------------------------------------------------------------------- test 2: gradient */
 
@@ -1791,9 +1796,14 @@ TEST(gradient_avx512_dot) { gradient("avx512_dot"); }
 TEST(gradient_avx512_tiles) { gradient("avx512_tiles"); }
 TEST(gradient_neon) { gradient("neon"); }
 TEST(gradient_neon_dot) { gradient("neon_dot"); }
-TEST(gradient_cuda) { gradient("cuda"); }
+TEST(gradient_cuda) /* by warpgroups: attention_by_warpgroups */
+{
+    setenv("TINYTRAIN_WGMMA", "0", 1);
+    gradient("cuda");
+    unsetenv("TINYTRAIN_WGMMA");
+}
 
-/* Whether "cuda" opens, as it does not where TINYTRAIN_WGMMA=1 asks for what it has not; else why not. */
+/* Whether "cuda" opens; else why not. */
 static bool opens_cuda(char *message, size_t capacity)
 {
     tt_context_options co = tt_context_options_default();
@@ -1820,13 +1830,8 @@ TEST(attention_by_warpgroups)
 {
     char why[200];
     if (!has_isa("cuda")) SKIP("this build is without TINYTRAIN_CUDA");
-    setenv("TINYTRAIN_WGMMA", "1", 1);
 #ifdef TT_EMULATE
     emu_configure(1, (size_t)16 << 20, 1, 1);
-    emu_set_capability(0, 8, 0);
-    snprintf(where, sizeof where, "on a device of compute capability 8.0");
-    const bool opened = opens_cuda(why, sizeof why);
-    report(!opened && strstr(why, "TINYTRAIN_WGMMA=1 needs"), "opened: %d, %s", opened, why);
     emu_set_capability(0, 9, 0);
 #endif
     const bool has = opens_cuda(why, sizeof why);
@@ -1847,7 +1852,6 @@ TEST(attention_by_warpgroups)
             reference_case(&cases[c], &sizes[s], "cuda", p, AS_INPUT, true);
             gradient_case(c, s, "cuda", p, AS_GATHERED);
         }
-    unsetenv("TINYTRAIN_WGMMA");
     if (!has) SKIP(why);
 }
 
@@ -4159,6 +4163,7 @@ static void attention_sums_on_cuda(tt__launch *l, const attention_sums_case *c, 
     i.attr.list_rows = c->block ? c->rows / c->block : 0;
     i.attr.dropout = c->head % 3 ? 0.2f : 0;
     l->instr = &i;
+    i.workspace = (size_t)1 << 20;
     l->in[0] = some(dtype, queries, width, -1, 1, s);
     for (int k = 1; k < 3; k++) l->in[k] = some(dtype, c->rows, key_width, -1, 1, s);
     l->in[3] = some_indices(starts, c->seqs + 1);
@@ -4215,9 +4220,10 @@ TEST(cuda_column_sums_of_attention)
         {"more sequences than there is room for", 64, 2, 2, 600, 600, 0, 0, 0, false, false, false, false},
         {"gradients that are added to", 64, 2, 2, 270, 2, 0, 0, 0, false, false, true, false},
         {"heads without vectors", 20, 2, 2, 70, 2, 0, 0, 0, false, false, false, false},
-        {"by warpgroups", 64, 2, 1, 200, 3, 0, 0, 0, false, false, false, true},
+        {"by warpgroups, a head of keys each", 64, 2, 2, 200, 3, 0, 0, 0, false, false, false, true},
+        {"by warpgroups", 64, 2, 1, 290, 3, 0, 0, 0, false, false, false, true},
         {"by warpgroups, heads of 40", 40, 2, 2, 270, 2, 0, 0, 0, true, false, false, true},
-        {"by warpgroups, listed queries", 64, 2, 2, 190, 4, 7, 0, 0, true, false, false, true},
+        {"by warpgroups, listed queries", 64, 2, 2, 290, 4, 7, 0, 0, true, false, false, true},
     };
     test_allocator a;
     uint64_t s = 7;
@@ -4231,7 +4237,7 @@ TEST(cuda_column_sums_of_attention)
 #ifdef TT_EMULATE
             if (of->wgmma) emu_set_capability(0, 9, 0);
 #endif
-            if (of->wgmma) setenv("TINYTRAIN_WGMMA", "1", 1);
+            if (!of->wgmma) setenv("TINYTRAIN_WGMMA", "0", 1);
             attention_sums_on_cuda(&l, of, dtype, (c + f16) % 2 ? TT_F32 : dtype, &s);
             unsetenv("TINYTRAIN_WGMMA");
         }
@@ -4392,7 +4398,7 @@ TEST(cuda_dropout_kept_for_keys)
 #ifdef TT_EMULATE
         if (cases_of[c].wgmma) emu_set_capability(0, 9, 0);
 #endif
-        if (cases_of[c].wgmma) setenv("TINYTRAIN_WGMMA", "1", 1);
+        if (!cases_of[c].wgmma) setenv("TINYTRAIN_WGMMA", "0", 1);
         for (int f16 = 0; f16 < 2; f16++)
             dropout_kept_on_cuda(&l, &cases_of[c], f16 ? TT_F16 : TT_BF16, &run, &s);
         unsetenv("TINYTRAIN_WGMMA");
@@ -4503,11 +4509,13 @@ TEST(cuda_kernels_of_each_dtype)
         for (int k = 0; k < 3; k++) l.out[k] = some(norm[t][1], ROWS_, 1000, k == 2 ? 0.1f : -1, 1, &s);
         same_on_both(&l, 2, "adam");
     }
+    setenv("TINYTRAIN_WGMMA", "0", 1);
     for (int h = 0; h < 2 * TT__COUNT(head); h++)
         for (int n = 0; n < (h % 2 || head[h / 2] > 64 ? 2 : 2 * TT__COUNT(sequences)); n++)
             attention_on_both(&l, dtype[1 + n % 2], head[h / 2], sequences[n / 2], h % 2, false, &s);
     for (int n = 0; n < TT__COUNT(sequences); n++)
         attention_on_both(&l, TT_BF16, 64, sequences[n], false, true, &s);
+    unsetenv("TINYTRAIN_WGMMA");
     TEST_CLOSE(ctx, &a);
 }
 

@@ -304,7 +304,8 @@ __global__ void multiplies(float *out, const float *a, int mistake)
     if (mistake != NO_COMMIT) tt__wgmma_commit();
     if (mistake == OVERWRITTEN) for (int i = t; i < 4096; i += 128) tile[i] = __float2bfloat16(2.0f);
     if (mistake == NO_WAIT) out[t] = d[0][0][0];
-    tt__wgmma_wait(d[0]);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(d[0]);
     if (mistake != NO_WAIT) out[t] = d[0][0][0];
 }
 static int multiply_with(int mistake)

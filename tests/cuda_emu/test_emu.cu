@@ -161,7 +161,7 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 }
 
 // A warpgroup's products, by a block of two of them: d (64, 64) = a b^T of a, b (64, 64), then d += a c of c
-// (64, 64), with the rows of a in registers.
+// (64, 64), with the rows of a in registers; then d += a^T c, for which no one waits before it is added up.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
 {
     for (int i = threadIdx.x; i < 64 * 8; i += 256) {
@@ -176,7 +176,7 @@ template <class T> __global__ void wgmma_by_formula(float *d, const T *a, const 
     T *as = shared + (-tt__shared_address(shared) & 1023) / sizeof(T), *bs = as + 64 * 64, *cs = bs + 64 * 64;
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
     const int t = threadIdx.x % 4;
-    float sum[8][4];
+    float sum[8][4], more[8][4];
     uint32_t rows[4][4];
     put_swizzled(as, a);
     put_swizzled(bs, b);
@@ -193,10 +193,18 @@ template <class T> __global__ void wgmma_by_formula(float *d, const T *a, const 
         tt__wgmma_rows<T>(sum, tt__wgmma_matrix(as + k), tt__wgmma_matrix(bs + k), k > 0);
     for (int k = 0; k < 4; k++) tt__wgmma_add<T>(sum, rows[k], tt__wgmma_matrix(cs + k * 16 * 64));
     tt__wgmma_commit();
-    tt__wgmma_wait(sum);
+    for (int k = 0; k < 64 * 64; k += 16 * 64)
+        tt__wgmma_across<T>(more, tt__wgmma_matrix(as + k), tt__wgmma_matrix(cs + k), k > 0);
+    tt__wgmma_commit();
+    tt__wgmma_wait<1>();
+    tt__wgmma_done(sum);
+    float *to = d + group * 4096 + (warp * 16 + g) * 64 + 2 * t;
     for (int n = 0; n < 8; n++)
-        for (int i = 0; i < 4; i++)
-            d[group * 4096 + (warp * 16 + g + i / 2 * 8) * 64 + 8 * n + 2 * t + i % 2] = sum[n][i];
+        for (int i = 0; i < 4; i++) to[i / 2 * 8 * 64 + 8 * n + i % 2] = sum[n][i];
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(more);
+    for (int n = 0; n < 8; n++)
+        for (int i = 0; i < 4; i++) to[i / 2 * 8 * 64 + 8 * n + i % 2] += more[n][i];
 #endif
 }
 template <class T> static void check_wgmma(const buffer<T> &a, const buffer<T> &b, const buffer<T> &c)
@@ -210,7 +218,8 @@ template <class T> static void check_wgmma(const buffer<T> &a, const buffer<T> &
         double sum = 0;
         for (size_t k = 0; k < 64; k++)
             sum += (double)to_float(a.host[row * 64 + k]) *
-                ((double)to_float(b.host[column * 64 + k]) + to_float(c.host[k * 64 + column]));
+                ((double)to_float(b.host[column * 64 + k]) + to_float(c.host[k * 64 + column])) +
+                (double)to_float(a.host[k * 64 + row]) * (double)to_float(c.host[k * 64 + column]);
         CHECK_NEAR(d.host[i], sum, 1e-3);
     }
 }
