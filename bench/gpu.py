@@ -18,9 +18,14 @@ the results of each step, which are read while the next is under way.
 `imdb` without --imdb draws lengths from a table of IMDb's quantiles; with --imdb DIR --vocab DIR it takes
 reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no padding."""
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import random
+import shlex
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -65,22 +70,114 @@ def tokens_of(inputs, args):
                else inputs["attention_mask"].sum())
 
 
+class Turn:
+    """The GPU under a lock: this process holds it whenever it uses the GPU, so at all times but while torch.compile
+    compiles, which several processes do at once. --turn PREFIX: after the first compilation, and without one
+    before the first use of the GPU, the process writes PREFIX.ready and waits for PREFIX.go; it writes
+    PREFIX.timed once it needs the GPU no longer. Compilation gives way to what is measured (nice 19)."""
+
+    def __init__(self, args, wait):
+        self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False
+        self.lock = open(args.lock, "a") if args.lock else None
+        if "compiled" in args.variant and (self.prefix or self.lock):
+            import torch._functorch.config
+            from torch._dynamo import callback
+            # The backward is compiled with the forward, and not behind it, where its activations would stay
+            # in the GPU's memory for as long.
+            torch._functorch.config.force_non_lazy_backward_lowering = True
+            triggers = (callback.CallbackTrigger.DYNAMO, callback.CallbackTrigger.LAZY_BACKWARD)
+            callback.on_compile_start(lambda c: c.callback_trigger in triggers and self.leave())
+            callback.on_compile_end(lambda c: c.callback_trigger in triggers and self.compiled())
+
+    def priority(self, nice):
+        with contextlib.suppress(OSError):      # lowered only by who may raise it again
+            if os.geteuid() == 0:
+                os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+    def mark(self, what):
+        if self.prefix:
+            open(f"{self.prefix}.{what}", "w").close()
+
+    def my_turn(self):
+        self.mark("ready")
+        parent = os.getppid()
+        while self.prefix and not os.path.exists(self.prefix + ".go"):
+            if os.getppid() != parent:
+                sys.exit("gpu.py: nobody is left to say whose turn it is")
+            time.sleep(0.02)
+
+    def take(self):
+        if self.lock and not self.taken:
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            self.taken = True
+
+    def leave(self):
+        if self.taken:
+            self.wait()
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+            self.taken = False
+        self.priority(19)
+
+    def compiled(self):
+        self.priority(0)
+        self.my_turn()
+        self.take()
+
+
+def profiled(torch, step, steps):
+    """The profiler's record of so many calls of step(k) on the GPU."""
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        for k in range(steps):
+            step(k)
+        torch.cuda.synchronize()
+    return record
+
+
+def busy(record, steps):
+    """Milliseconds a step in which the GPU computes or copies; where they are far below the wall time, it
+    waits for its host. Prints the kernels that take longest to the log."""
+    found = [(e.time_range.start, e.time_range.end, e.name) for e in record.events()
+             if e.device_type.name == "CUDA"]
+    total, end, by_name = 0.0, float("-inf"), {}
+    for begin, finish, name in sorted(found):      # microseconds; streams overlap
+        total += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+        by_name.setdefault(name, []).append(finish - begin)
+    for name, spans in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:16]:
+        print(f"kernel {1e-3 * sum(spans) / steps:8.3f} ms a step, {len(spans) / steps:6.1f} launches: "
+              f"{name[:120]}", file=sys.stderr)
+    return 1e-3 * total / steps
+
+
 def run_torch(args):
     torch = pytorch.threads(args.threads)
     on_gpu = args.device == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     in_use = lambda: torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]
-    if on_gpu:
-        x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-        (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
-        before = in_use()
-    step, all_batches = pytorch.training(args, args.device)
-    # To have compiled: the files that torch.compile keeps make the next process faster.
-    if args.steps == 0:
-        for batch in all_batches[:3]:      # another length has it compile again, for any length
-            step(*batch)
-        return wait()
+    turn, before, compiled = Turn(args, wait), [0], "compiled" in args.variant
+
+    def before_device():
+        if not compiled:
+            turn.my_turn()
+        turn.take()
+        if on_gpu:
+            x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
+            (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
+            before[0] = in_use()
+    step, all_batches = pytorch.training(args, args.device, before_device)
     n = len(all_batches)
+    if compiled:
+        # Between a process's turns others come and go: what the device's memory grew by is what the allocator
+        # has when its turn begins, and the growth since.
+        grown = []
+        take = turn.compiled
+
+        def compiled_then_count():
+            take()
+            if on_gpu and not grown:
+                grown.append(in_use() - torch.cuda.memory_reserved())
+        turn.compiled = compiled_then_count
     if args.count:
         from torch.utils.flop_counter import FlopCounterMode
         with FlopCounterMode(display=False) as counter:
@@ -91,11 +188,17 @@ def run_torch(args):
     for k in range(-args.warm, 0):
         step(*all_batches[k % n])
     wait()
-    if on_gpu:
+    # The allocator does not see what recorded launches use again.
+    if on_gpu and "reduce-overhead" not in args.variant:
         torch.cuda.reset_peak_memory_stats()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(args.steps + 1)] if on_gpu else []
     began = time.perf_counter()
     for k in range(args.steps):
+        if marks:
+            marks[k].record()
         loss = step(*all_batches[k % n])
+    if marks:
+        marks[-1].record()
     wait()
     seconds = time.perf_counter() - began
     if not torch.isfinite(loss):
@@ -103,13 +206,138 @@ def run_torch(args):
     report = pytorch.Report(True)
     report.row("tokens a second, mean", sum(tokens[k % n] for k in range(args.steps)) / seconds, "tokens/s")
     report.row("time of a step, mean", 1e3 * seconds / args.steps, "ms")
+    if marks:
+        each = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+        report.row("time of a step, median", each[len(each) // 2], "ms")
+        report.row("time of a step, least", each[0], "ms")
     if args.count:
         report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
-        report.row("device memory grew by", (in_use() - before) / 1e6, "MB")
+        base = grown[0] if compiled and grown else before[0]
+        report.row("device memory grew by", (in_use() - base) / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")
+        report.row("memory of the allocator at most", torch.cuda.max_memory_reserved() / 1e6, "MB")
     else:
         report.row("peak resident memory", pytorch.peak_resident() / 1e6, "MB")
+    if compiled:
+        from torch._dynamo.utils import counters
+        report.row("graphs that were not recorded", counters["inductor"]["cudagraph_skips"], "graphs")
+    if on_gpu:
+        steps = min(5, args.steps)
+        record = profiled(torch, lambda k: step(*all_batches[k % n]), steps)
+        turn.leave()
+        turn.mark("timed")
+        report.row("time of a step that the GPU is busy", busy(record, steps), "ms")
+    turn.mark("timed")
+
+
+# ------------------------------------------------------------------------------------------------------ peers
+def said(state, name, result, seconds, command):
+    """a stage, as bench/gpu.sh writes it"""
+    with open(os.path.join(state, name + ".stage"), "w") as f:
+        f.write("\t".join((name, result, str(round(seconds)), command)) + "\n")
+    print(f"{name:<36} {result}, {seconds:.0f} s", flush=True)
+
+
+class Peer:
+    def __init__(self, args, line):
+        self.name, *words = shlex.split(line)
+        self.args, self.prefix = args, os.path.join(args.state, self.name)
+        self.command = [sys.executable, os.path.abspath(__file__), "torch", "--turn", self.prefix, "--lock",
+                        args.lock] + words
+        for what in ("ready", "go", "timed"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(f"{self.prefix}.{what}")
+        self.out, self.log = open(self.prefix + ".out", "w"), open(self.prefix + ".log", "w")
+        print("\n==> " + self.name + ": " + shlex.join(self.command), file=self.log, flush=True)
+        self.began, self.process = time.monotonic(), None
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=self.out,
+                                        stderr=self.log, start_new_session=True)
+
+    def is_there(self, what):
+        return os.path.exists(f"{self.prefix}.{what}")
+
+    def running(self):
+        return self.process.poll() is None
+
+    def end(self, result=None):
+        """how it went; ends the process if it still runs"""
+        if self.running():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        status = self.process.wait()
+        result = result or ("ok" if status == 0 else f"failed with status {status}")
+        said(self.args.state, self.name, result, time.monotonic() - self.began, shlex.join(self.command))
+        self.out.close()
+        self.log.close()
+        if os.path.getsize(self.prefix + ".out"):
+            print("    " + in_short(self.prefix), flush=True)
+
+
+def in_short(prefix):
+    """one line of the figures of a run, and of warnings about recorded launches"""
+    with open(prefix + ".out") as f:
+        rows = pytorch.rows_of(f.read())
+    value = lambda name: rows[name]["value"] if name in rows else float("nan")
+    with open(prefix + ".log") as f:
+        skipped = [line.strip() for line in f if "cudagraph" in line.lower() and "skip" in line.lower()]
+    return (f"ms a step: median {value('time of a step, median'):.2f} least "
+            f"{value('time of a step, least'):.2f} mean {value('time of a step, mean'):.2f} GPU busy "
+            f"{value('time of a step that the GPU is busy'):.2f}; {value('tokens a second, mean'):.0f} tokens/s; "
+            f"MB: tensors {value('memory of tensors at most'):.0f} allocator "
+            f"{value('memory of the allocator at most'):.0f} device grew by "
+            f"{value('device memory grew by'):.0f}; not recorded: "
+            f"{value('graphs that were not recorded'):.0f}" + (f" ({skipped[0][:160]})" if skipped else ""))
+
+
+def run_peers(args):
+    """Starts `gpu.py torch` for each line of a list, all at once, so that they compile side by side, and
+    has one after another measure, in the order of the list: from when all have compiled, or --compile seconds
+    after the start those that have. Writes the files of stages as they end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
+    began = time.monotonic()
+    since = lambda: time.monotonic() - began
+    with open(args.list) as f:
+        waiting = [Peer(args, line) for line in f if line.strip()]
+    closing = []      # have measured, and write their figures
+
+    def close():
+        for p in [p for p in closing if not p.running() or time.monotonic() > p.until]:
+            p.end()
+            closing.remove(p)
+    try:
+        for p in waiting:
+            p.start()
+        while since() < args.compile and any(p.running() and not p.is_there("ready") for p in waiting):
+            time.sleep(0.1)
+        print(f"compiled: {sum(p.is_there('ready') for p in waiting)} of {len(waiting)} after {since():.0f} s",
+              flush=True)
+        while args.after and not os.path.exists(args.after) and since() < args.limit:
+            time.sleep(0.1)
+        while waiting and since() < args.limit - 5:
+            close()
+            p = next((p for p in waiting if p.is_there("ready") or not p.running()), None)
+            if not p:
+                time.sleep(0.1)
+                continue
+            waiting.remove(p)
+            open(p.prefix + ".go", "w").close()
+            until = min(time.monotonic() + args.each, began + args.limit)
+            while p.running() and not p.is_there("timed") and time.monotonic() < until:
+                time.sleep(0.02)
+            if p.running() and not p.is_there("timed"):
+                p.end(f"ended after its {args.each:.0f} s")
+            else:
+                p.until = time.monotonic() + 10
+                closing.append(p)
+        while closing:
+            close()
+            time.sleep(0.02)
+    finally:
+        for p in closing + waiting:
+            p.end("ended: no time left" if p.is_there("ready") else "ended: not compiled in time")
 
 
 # ----------------------------------------------------------------------------------------------------- report
@@ -283,6 +511,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = p.add_subparsers(dest="what", required=True)
     b, t, r, _ = (sub.add_parser(name) for name in ("batches", "torch", "report", "expected"))
+    q = sub.add_parser("peers")
     b.add_argument("kind", choices=list(WHAT))
     b.add_argument("--to", required=True, metavar="FILE")
     b.add_argument("--seqs", type=pytorch.positive, default=12, metavar="N",
@@ -303,11 +532,23 @@ def main():
     t.add_argument("--steps", type=int, default=20, metavar="N", help="steps measured; 0: compile only")
     t.add_argument("--count", action="store_true", help="FLOPs of a step too, by torch.utils.flop_counter; "
                    "not of what torch.compile has compiled")
+    t.add_argument("--turn", metavar="PREFIX", help="waits for PREFIX.go, see Turn")
+    t.add_argument("--lock", metavar="FILE", help="locked (flock) while the GPU is used")
+    t.add_argument("--nano", type=pytorch.positive, metavar="N", help="bench/nano_gpt.py with a vocabulary "
+                   "of N")
+    t.add_argument("--dropout", type=float, default=0.1, metavar="X", help="of --nano")
     t.add_argument("--vit", metavar="SIZE")
     t.add_argument("--gpt2", action="store_true")
     t.add_argument("--pixels", type=pytorch.positive, default=224)
     t.add_argument("--layers", type=pytorch.positive)
     t.add_argument("--threads", type=pytorch.positive, default=len(os.sched_getaffinity(0)))
+    q.add_argument("--list", required=True, metavar="FILE", help="lines of a name and options of torch")
+    q.add_argument("--state", required=True, metavar="DIR", help="for NAME.out, NAME.log and NAME.stage")
+    q.add_argument("--lock", default="/tmp/gpu.lock", metavar="FILE")
+    q.add_argument("--after", metavar="FILE", help="nothing is timed before it exists")
+    q.add_argument("--compile", type=float, default=240, metavar="N", help="seconds to compile")
+    q.add_argument("--each", type=float, default=30, metavar="N", help="seconds to time each")
+    q.add_argument("--limit", type=float, default=500, metavar="N", help="seconds for all")
     r.add_argument("--state", required=True, metavar="DIR")
     r.add_argument("--to", required=True, metavar="PREFIX")
     r.add_argument("--shapes", nargs="*", default=[], metavar="KIND=TEXT")
@@ -315,7 +556,8 @@ def main():
     args = p.parse_args()
     if args.what == "expected":
         return print("\n".join(table_expected()))
-    return {"batches": batches, "torch": run_torch, "report": make_report}[args.what](args)
+    return {"batches": batches, "torch": run_torch, "peers": run_peers,
+            "report": make_report}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -164,6 +164,9 @@ VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 2
 
 def model_of(args):
     """in PyTorch, with random weights"""
+    if getattr(args, "nano", None):
+        from nano_gpt import NanoGPT
+        return NanoGPT(args.nano, layers=args.layers or 12, dropout=args.dropout)
     if getattr(args, "gpt2", False):
         from transformers import GPT2Config, GPT2LMHeadModel
         return GPT2LMHeadModel(GPT2Config(n_layer=args.layers or 12, attn_implementation="sdpa"))
@@ -197,14 +200,15 @@ def inputs_of(tensors, b, args, dtype):
     return {"input_ids": ids, "attention_mask": mask}, labels
 
 
-def training(args, device="cpu"):
+def training(args, device="cpu", before_device=lambda: None):
     """the model in one variant, as a function that does a step on a batch and returns the loss, and the
-    batches of a file"""
+    batches of a file; before_device() is called before the first use of the device"""
     torch = threads(args.threads)
     from safetensors.torch import load_file
     torch.manual_seed(1)
     kind, _, compiled = args.variant.partition(" compiled")
     model = model_of(args)
+    before_device()
     model = model.to(device, torch.bfloat16 if kind == "bf16 weights" else torch.float32).train()
     plain = [p for p in model.parameters() if p.ndim < 2]
     decayed = [p for p in model.parameters() if p.ndim >= 2]
@@ -212,10 +216,12 @@ def training(args, device="cpu"):
                                    {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
     mode = compiled.replace(" with ", "") or None      # of torch.compile
     forward = torch.compile(model, mode=mode) if "compiled" in args.variant else model
-    next_tokens = getattr(args, "gpt2", False)
+    next_tokens, nano = getattr(args, "gpt2", False), getattr(args, "nano", None)
     tensors, batches = load_file(args.batches), []
     while f"batch{len(batches)}.labels" in tensors:
         inputs, labels = inputs_of(tensors, f"batch{len(batches)}.", args, next(model.parameters()).dtype)
+        if nano:      # each token foretells the next
+            labels = torch.nn.functional.pad(inputs["input_ids"][:, 1:], (0, 1), value=-100)
         batches.append(({name: x if x is None else x.to(device) for name, x in inputs.items()},
                         labels.to(device)))
 
@@ -224,10 +230,13 @@ def training(args, device="cpu"):
             torch.compiler.cudagraph_mark_step_begin()
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16) if kind == "bf16 autocast" else contextlib.nullcontext():
-            logits = forward(**inputs).logits
-            if next_tokens:
-                logits, labels = logits[:, :-1].flatten(0, 1), inputs["input_ids"][:, 1:].flatten()
-            loss = torch.nn.functional.cross_entropy(logits, labels)
+            if nano:
+                loss = forward(inputs["input_ids"], labels)
+            else:
+                logits = forward(**inputs).logits
+                if next_tokens:
+                    logits, labels = logits[:, :-1].flatten(0, 1), inputs["input_ids"][:, 1:].flatten()
+                loss = torch.nn.functional.cross_entropy(logits, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
