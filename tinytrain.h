@@ -2119,6 +2119,8 @@ static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1)
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
+/* Rounds of Philox where a number is drawn for each element: dropout and stochastic rounding. */
+#define TT__DRAW_ROUNDS 7
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
 
@@ -2676,7 +2678,6 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
    counter under the 64-bit key, so any number can be had without those before it. Keys, first values and orders
    of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for each element
    of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2 there). */
-#define TT__DRAW_ROUNDS 7
 static void tt__philox_rounds(int rounds, const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
