@@ -30226,10 +30226,16 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-static bool tt__loader_longer(const void *arg, uint32_t a, uint32_t b)
+/* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
+typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+
+/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length, and
+   a table often lists class after class, so that the table's order would fill whole steps with one class. */
+static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
-    const tt__tokens *tokens = (const tt__tokens *)arg;
-    return tokens[a].count != tokens[b].count ? tokens[a].count > tokens[b].count : a < b;
+    const tt__step_texts *s = (const tt__step_texts *)arg;
+    const int x = s->tokens[s->texts ? s->texts[a] : a].count, y = s->tokens[s->texts ? s->texts[b] : b].count;
+    return x != y ? x > y : a < b;
 }
 
 /* Tokenizes all texts, and sets what their lengths decide. */
@@ -30254,9 +30260,10 @@ static bool tt__loader_tokenize(tt_loader *l)
 
     /* A micro-batch needs no more than the longest texts do; nor does a step. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
+    const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
-    tt__sort_indices(l->order, count, tt__loader_longer, l->tokens);
+    tt__sort_indices(l->order, count, tt__place_longer, &all);
     l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* most texts have two tokens at least */
     for (int64_t i = 0; i < tt__min(l->max_seqs, most); i++) micro += l->tokens[l->order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
@@ -30289,15 +30296,6 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
         tokens += more;
     }
     l->ends[micro] = n;
-}
-
-typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
-
-static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
-{
-    const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts[a]].count, y = s->tokens[s->texts[b]].count;
-    return x != y ? x > y : a < b;
 }
 
 /* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
@@ -30833,11 +30831,13 @@ static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
     int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
-    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + i];
+    const tt__step_texts shuffled = {l->tokens, l->order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
                                       TT__SHUFFLE_STEPS + (uint64_t)window);
-        tt__sort_indices(l->sorted, (size_t)n, tt__loader_longer, l->tokens);
+        tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + l->sorted[i]];
         tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
         if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
     } else {
