@@ -23254,6 +23254,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const bool later = p->later;
+    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     tt__launch like;
@@ -23266,8 +23267,8 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
     p->rows_in_place = rows;
-    for (int again = 0; again <= t->accumulate; again++) { /* then what adds from the second lap on does add */
-        p->later = again;
+    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
+        p->later = p->round && p->round == rounds;
         for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
             const tt__instr *i = &t->code[k];
             int some = 0;
@@ -23287,6 +23288,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
         }
     }
     p->rows_in_place = NULL;
+    p->round = round;
     p->later = later;
     tt__free(p->ctx, rows);
     return status;

@@ -7346,8 +7346,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     cudaStreamSynchronize(d->stream); // before the memory goes
     const tuning_candidate *best = NULL;
     for (int k = 0; k < count; k++) {
-        cudaEventDestroy(c[k].begin);
-        cudaEventDestroy(c[k].end);
+        for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
         sort(c[k].ms, TUNE_ROUNDS);
         c[k].median = c[k].ms[TUNE_ROUNDS / 2];
         if (!best || c[k].median < best->median) best = &c[k];

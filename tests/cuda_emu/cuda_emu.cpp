@@ -1677,7 +1677,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     EMU_API("cudaGetDeviceProperties");
     if (bad_device(device)) return emu_error(cudaErrorInvalidDevice);
     *p = cudaDeviceProp();
-    snprintf(p->name, sizeof p->name, "emulated device %d", device);
+    snprintf(p->name, sizeof p->name, "emulated device");
     p->totalGlobalMem = emu_devices[device].limit;
     p->sharedMemPerBlock = EMU_STATIC_SHARED;
     p->sharedMemPerBlockOptin = EMU_OPTIN_SHARED;
