@@ -80,7 +80,8 @@
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates
      nothing, even for a kind of device that is not there. tt_allocate, or the first tt_set, allocates the
-     arena, exactly that large; a step allocates nothing (but a CBLAS may). A program that shares another's
+     arena, exactly that large; a step allocates nothing (but a CBLAS may, and with `tune` the first run takes
+     memory of the device for as long as it times). A program that shares another's
      arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
      programs and parameters: by tt_close, when parameters live there.
      recompute and offload (tt_compile_options) need less of the device for more work, or for memory of the
@@ -97,6 +98,16 @@
      (tt_keep, tt_recompute, tt_offload) treats only some of them in a way of its own, in managed memory where
      they need more than it brings at once, and where a program that was compiled before has put some of the
      weights elsewhere: then the bits may differ by that.
+     tt_compile_options.tune, on "cuda", takes the fastest of several ways to make a product, which add up in
+     different orders. Which is the fastest is found by timing, and two that are about as fast may change
+     places from one run to the next: two runs from the start have the same bits only if they take the ways
+     from the same file (tune names it). As the same inputs are to give the same bits unless the caller says
+     otherwise, "off" is the default. Within a run nothing changes: ways are found once, before the first
+     step, all ranks have the same, they are saved with the state, and a run that goes on from it has the bits
+     of one that was never stopped, on the same kind of GPU with the same cuBLASLt. The logger is warned where
+     these differ, and where one of the two runs is without `tune`. Programs that are compiled for the arena
+     after its first run time nothing. The ways differ by rounding in fp32 sums, and, where GELU or its slope
+     is part of a product or not, by a rounding to 16 bits in between.
 
    GRADIENTS
      A loss is a mean over its targets: those of all micro-batches of a step together. tt_step says what
@@ -683,13 +694,14 @@ typedef struct tt_compile_options {
     const char *memory;
     /* On device "cuda": how products of matrices are made. "off" (default, and NULL): by the algorithm that
        cuBLASLt's heuristic offers first. "on": the first run times, once for each kind of product of all
-       programs of the arena at full capacity, the algorithms that cuBLASLt offers and what can be one with
-       the product (GELU and its slope, sums of columns) against kernels of the library; with memory of its
-       own, beside the plan, that it gives back (where there is not enough, such a product is as with "off",
-       and the logger is warned). With fewer rows a product takes over what is the fastest with more. What is
-       chosen is saved with a run's state, and a run that is resumed chooses nothing anew. Other words name a
-       file: as "on", but what the file has is not timed, and what was timed is added to it; a file of another
-       kind of GPU, or of another cuBLASLt, is refused, as is one that is damaged. See DETERMINISM. */
+       programs of the arena at full capacity, the algorithms that cuBLASLt offers, and what can be one with
+       the product (GELU and its slope, sums of columns) against kernels of the library. It takes memory of
+       the device beside the plan and gives it back; where there is not enough, such a product is as with
+       "off", and the logger is warned. Where a run has fewer rows, rounded up to a multiple of 128, a product
+       takes over which kernels are the fastest, and not the algorithm. What is chosen is saved with a run's
+       state, and a run that is resumed chooses nothing anew. Other words name a file: as "on", but what the
+       file has is not timed, and what was timed is added to it; a file of another kind of GPU, or of another
+       cuBLASLt, is refused, as is one that is damaged. See DETERMINISM. */
     const char *tune;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
@@ -896,7 +908,8 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
 /* The whole state of a program that trains, in one safetensors file: parameters by their names, the
    optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor
    "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Of
-   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. Between steps only.
+   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. With `tune`, the
+   metadata "tinytrain.products" are the text of a file that it names. Between steps only.
    A program that was recorded and compiled in the same way and loads it goes on bit for bit as if it had
    never been stopped. Loading compares tensors, frozen parameters, precision, optimizer and seed, and changes
    nothing unless all of it fits; the logger is warned of another attribute of a recorded op or of the
@@ -18461,8 +18474,8 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
     tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->tune && !*o->tune)
-        tt__note_error(ctx, &all, &status, tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor "
-                                                    "the name of a file"));
+        tt__note_error(ctx, &all, &status,
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));

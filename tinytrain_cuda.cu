@@ -6605,8 +6605,11 @@ cudaDataType_t lt_type(tt_dtype t)
     return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`,
-// what goes into GELU, is written or read.
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
+// each column of the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul answers
+// CUBLAS_STATUS_INVALID_VALUE where there is a pointer that the kind does not use, to algorithms that
+// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts with it (seen with cuBLASLt 13.1).
+// `aux`, what goes into GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
 // A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
@@ -6749,7 +6752,7 @@ struct lt_description {
     }
 };
 
-constexpr int LT_OFFERS = 8;
+constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
 
 // The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
@@ -6804,9 +6807,9 @@ tuned_product *tuned_of(tt__device *d, const product_key &key)
     return NULL;
 }
 
-// What the key's product takes over: what was timed of the same kind with as many rows; else with the fewest
-// of those that have more rows; else with the most. So the algorithm of a product depends on what was met,
-// and on nothing that ran before.
+// What was timed of the key's kind of product with as many rows; else with the fewest of those that have more
+// rows; else with the most. So what a product takes over depends on what was met, and on nothing that ran
+// before.
 const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
 {
     const tuned_product *nearest = NULL;
@@ -6831,11 +6834,17 @@ enum product_way {
     LT_WAYS
 };
 
-// A product while its ways are timed. Of each way: its key, and what cuBLASLt offers for it; of a way of which
-// something is known that, where it is possible.
+// A way of a product that is timed, and what cuBLASLt offers for it; where something is known of it, that.
+struct way_trial {
+    bool asked;     // cuBLASLt can make the product in this way
+    product_key key;
+    tuned_product *known;
+    cublasLtMatmulAlgo_t algo[LT_OFFERS];
+    int count;
+};
+
 struct product_trial {
-    struct { product_key key; tuned_product *known; bool asked; int count; cublasLtMatmulAlgo_t algo[LT_OFFERS]; }
-        of[LT_WAYS];
+    way_trial of[LT_WAYS];
     int way, offer; // that are made now
     bool asks;      // lt_run finds out what is offered, and makes nothing
 };
@@ -6850,13 +6859,16 @@ cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_descri
 }
 
 // cublasLtMatmul answers so for an algorithm that it cannot use for the product.
-bool lt_refuses(cublasStatus_t s) { return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE; }
+bool lt_refuses(cublasStatus_t s)
+{
+    return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
+}
 
 // lt_run while a product is timed.
 cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
 {
     tt__device *d = l->device;
-    auto &way = d->trial->of[d->trial->way];
+    way_trial &way = d->trial->of[d->trial->way];
     cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
     *outcome = LT_NOT_OFFERED;
     if (!way.asked) {
@@ -6889,12 +6901,16 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
+    // From another number of rows a product takes over that cuBLASLt is slower than kernels of our own, and
+    // not the algorithm: on an H200 that of 6,144 rows of 3,072 inputs took 39 us for 3,072 rows, where the
+    // one offered first took 27.
     const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
+    const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (choice->used) found[0].algo = choice->algo;
     else if (tuned && !tuned->possible) count = 0;
-    else if (tuned && lt_has(d, p, key, tuned->algo)) found[0].algo = tuned->algo;
+    else if (same && lt_has(d, p, key, tuned->algo)) found[0].algo = tuned->algo;
     else s = lt_ask(d, p, key, exact ? LT_OFFERS : 1, found, &count);
     if (s != CUBLAS_STATUS_SUCCESS) return s;
     const lt_description of(p, p.g->m, p.g->k);
@@ -7098,8 +7114,8 @@ cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *
             return lt_sums(l, g, &f.to, f.addend, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, &g->sums,
                            g->add_sums, done);
         if (!f.gelu) return cudaSuccess;
-        return lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *f.aux}, &g->sums, g->add_sums,
-                       done);
+        return lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *f.aux}, &g->sums,
+                       g->add_sums, done);
     }
     if (way == LT_WITH_GELU) {
         if (!f.gelu) return cudaSuccess;
@@ -7292,8 +7308,8 @@ cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candid
 
 // A round: while the operands get their numbers again, which brings all of the L2 cache out of use, the host
 // goes ahead of the device, so that no candidate waits for it.
-cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c, int count,
-                       int round)
+cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
+                       int count, int round)
 {
     tt__device *d = l->device;
     cudaError_t e = sets->fill(d);
@@ -7341,7 +7357,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     if (*untimed) return cudaSuccess;
     cudaError_t e = sets.fill(d);
     if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
-    for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count; r++)
+    for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
         e = time_round(l, g, &sets, c, count, r);
     cudaStreamSynchronize(d->stream); // before the memory goes
     const tuning_candidate *best = NULL;
@@ -7353,7 +7369,7 @@ cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
     }
     for (int k = count - 1; k >= 0; k--) if (c[k].median <= 1.01f * best->median) best = &c[k];
     for (int way = 0; way < LT_WAYS && e == cudaSuccess && best && way <= best->way; way++) {
-        const auto &of = d->trial->of[way];
+        const way_trial &of = d->trial->of[way];
         if (!of.asked || of.known) continue;
         tuned_product x;
         memset(&x, 0, sizeof x);
@@ -7504,8 +7520,8 @@ const char *read_tuned(const char *line, tuned_product *x)
     if (strcmp(at, "slower") == 0) return NULL;
     for (int k = 0; k < 8; k++) {
         const bool hex = strspn(at, "0123456789abcdef") == 16;
-        if (!hex || at[16] != (k < 7 ? ' ' : 0)) return "it ends neither with 'slower' nor with 8 numbers of 16 "
-            "hexadecimal digits";
+        if (!hex || at[16] != (k < 7 ? ' ' : 0))
+            return "it ends neither with 'slower' nor with 8 numbers of 16 hexadecimal digits";
         words[k] = strtoull(at, NULL, 16);
         at += 17;
     }
@@ -7542,7 +7558,8 @@ tt_status cuda_learn(tt__device *d, const char *text, int *line)
         snprintf(last, sizeof last, "%d products", d->tuned_count);
         if (*line == 1 && strcmp(now, TT__TUNED_TITLE) != 0) wrong = "it is not '" TT__TUNED_TITLE "'";
         else if (*line == 2 && strcmp(now, device) != 0)
-            status = fail(d, TT_ERR_UNSUPPORTED, "it is of '%.200s', and this device is '%.200s'", now, device);
+            status = fail(d, TT_ERR_UNSUPPORTED, "it is of '%.200s', and this device is '%.200s'", now,
+                          device);
         else if (*line > 2 && strcmp(now, last) == 0) {
             ended = true;
             if (*at) wrong = "more comes behind the last line";
@@ -8023,7 +8040,7 @@ extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
         cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_copy, cuda_fill, cuda_init, cuda_read,
         cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
-        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available, cuda_tune,
-        cuda_tuned_text, cuda_learn, };
+        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available,
+        cuda_tune, cuda_tuned_text, cuda_learn, };
 
 #endif // TT__PORTABILITY_ONLY

@@ -395,7 +395,7 @@ int main(int argc, char **argv)
     if (estimate && !gpu) ctx->profile = fastest;
     const tt_program *program = tt_trainer_program(t);
     const bool waits = !gpu || turns; /* else a step begins while the one before is under way, as by tt_fit */
-    double seconds = 0, tokens = 0, step_flops = 0, part[PARTS] = {0}, *speeds = NULL;
+    double seconds = 0, tokens = 0, step_flops = 0, first = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
     for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
@@ -414,6 +414,7 @@ int main(int argc, char **argv)
         }
         double now = tt__seconds() - begin;
         if (turns) bench_row("step", now, "s", 0);
+        if (step == 0) first = now;
         if (step < warm) continue;
         speeds = (double *)realloc(speeds, (size_t)(done + 1) * sizeof *speeds);
         if (!speeds) bench_die("no memory");
@@ -438,6 +439,7 @@ int main(int argc, char **argv)
         bench_row("tokens a second, median step", speeds[done / 2], "tokens/s", 0);
         bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
         bench_row("time of a step, mean", 1e3 * seconds / done, "ms", 0);
+        if (tune) bench_row("time of the first step, with that of tuning", 1e3 * first, "ms", 0);
         bench_row("FLOPs of a step, mean", step_flops / done / 1e12, "TFLOP", 0);
         if (!gpu) bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
         if (estimate) planned = (planned + seconds_by_plan(ctx, &model, o)) / 2;

@@ -281,8 +281,9 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
         for (auto &g : products) compute(g);
     };
     if (products[0].algorithm) {
-        const bool plain = products[0].has(CUBLASLT_EPILOGUE_DEFAULT) || products[0].has(CUBLASLT_EPILOGUE_BIAS);
-        work.us = emu_product_us[products[0].algorithm - 1] + (plain ? 0 : emu_epilogue_us);
+        const product &g = products[0];
+        const bool plain = g.has(CUBLASLT_EPILOGUE_DEFAULT) || g.has(CUBLASLT_EPILOGUE_BIAS);
+        work.us = emu_product_us[g.algorithm - 1] + (plain ? 0 : emu_epilogue_us);
         emu_stats.by_algorithm[products[0].algorithm]++;
     }
     emu_stats.gemms++;
