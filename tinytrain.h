@@ -80,7 +80,8 @@
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates
      nothing, even for a kind of device that is not there. tt_allocate, or the first tt_set, allocates the
-     arena, exactly that large; a step allocates nothing (but a CBLAS may). A program that shares another's
+     arena, exactly that large; a step allocates nothing (but a CBLAS may, and with `tune` the first run takes
+     memory of the device for as long as it times). A program that shares another's
      arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
      programs and parameters: by tt_close, when parameters live there.
      recompute and offload (tt_compile_options) need less of the device for more work, or for memory of the
@@ -97,6 +98,16 @@
      (tt_keep, tt_recompute, tt_offload) treats only some of them in a way of its own, in managed memory where
      they need more than it brings at once, and where a program that was compiled before has put some of the
      weights elsewhere: then the bits may differ by that.
+     tt_compile_options.tune, on "cuda", takes the fastest of several ways to make a product, which add up in
+     different orders. Which is the fastest is found by timing, and two that are about as fast may change
+     places from one run to the next: two runs from the start have the same bits only if they take the ways
+     from the same file (tune names it). As the same inputs are to give the same bits unless the caller says
+     otherwise, "off" is the default. Within a run nothing changes: ways are found once, before the first
+     step, all ranks have the same, they are saved with the state, and a run that goes on from it has the bits
+     of one that was never stopped, on the same kind of GPU with the same cuBLASLt. The logger is warned where
+     these differ, and where one of the two runs is without `tune`. Programs that are compiled for the arena
+     after its first run time nothing. The ways differ by rounding in fp32 sums, and, where GELU or its slope
+     is part of a product or not, by a rounding to 16 bits in between.
 
    GRADIENTS
      A loss is a mean over its targets: those of all micro-batches of a step together. tt_step says what
@@ -681,6 +692,17 @@ typedef struct tt_compile_options {
        as CUDA decides. Such a step takes as long as these copies do, and no graph is made of it; prefer
        `offload`, which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
+    /* On device "cuda": how products of matrices are made. "off" (default, and NULL): by the algorithm that
+       cuBLASLt's heuristic offers first. "on": the first run times, once for each kind of product of all
+       programs of the arena at full capacity, the algorithms that cuBLASLt offers, and what can be one with
+       the product (GELU and its slope, sums of columns) against kernels of the library. It takes memory of
+       the device beside the plan and gives it back; where there is not enough, such a product is as with
+       "off", and the logger is warned. Where a run has fewer rows, rounded up to a multiple of 128, a product
+       takes over which kernels are the fastest, and not the algorithm. What is chosen is saved with a run's
+       state, and a run that is resumed chooses nothing anew. Other words name a file: as "on", but what the
+       file has is not timed, and what was timed is added to it; a file of another kind of GPU, or of another
+       cuBLASLt, is refused, as is one that is damaged. See DETERMINISM. */
+    const char *tune;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
        its gradient is final, whose memory is then free, for the same bits (as Lv et al., "Full parameter
@@ -886,7 +908,8 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
 /* The whole state of a program that trains, in one safetensors file: parameters by their names, the
    optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor
    "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Of
-   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. Between steps only.
+   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. With `tune`, the
+   metadata "tinytrain.products" are the text of a file that it names. Between steps only.
    A program that was recorded and compiled in the same way and loads it goes on bit for bit as if it had
    never been stopped. Loading compares tensors, frozen parameters, precision, optimizer and seed, and changes
    nothing unless all of it fits; the logger is warned of another attribute of a recorded op or of the
@@ -1605,7 +1628,7 @@ struct tt_train_options {
     /* These are tt_compile_options', with the same defaults. */
     const char *precision, *residual, *matmul;
     tt_loss_scale loss_scale;
-    const char *recompute, *offload, *update, *memory, *device;
+    const char *recompute, *offload, *update, *memory, *tune, *device;
     tt_parallel parallel;
     size_t memory_budget;
     const tt_costs *costs;           /* must stay until tt_trainer_new returns */
@@ -2062,6 +2085,7 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
+    bool tuned;             /* products are made in the ways that tune has found to be the fastest          */
     const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
                                host's memory. NULL: block 0 is listed                                       */
     /* Where the random numbers of an update begin: that of out[0]'s first element in the whole tensor, a
@@ -2290,6 +2314,17 @@ typedef struct tt__backend {
        the same on all members. Both are NULL where kernels load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
     tt_status (*available)(tt__device *d, size_t *bytes); /* of its memory; NULL: it is the host's          */
+    /* Times (`times`) the products that launches of one op would make and of which nothing is known, each way
+       to make one, with memory that it gives back, and keeps the fastest for launches that are `tuned`. Notes
+       which products there are: what was timed for these stands in for the same with other numbers of rows.
+       *untimed grows by the products for which there is no memory. NULL, as the two below: the device knows
+       one way. */
+    tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
+    /* What was timed, as text of whole lines, into `to`; returns the length that it has or would have. */
+    size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
+    /* Takes over such a text in place of what it knows. TT_ERR_UNSUPPORTED: it is of another kind of device;
+       TT_ERR_FORMAT: line number *line is no such line. After an error the device knows what it knew. */
+    tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
 /* What a plan must know of a kind of device, whether this build can run it or not. */
@@ -3157,6 +3192,27 @@ static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, ui
         return tt__fail(ctx, TT_ERR_FILE, "'%s', byte %lld: the file was cut off while it was read", path,
                         (long long)size);
     return tt__fail(ctx, TT_ERR_FILE, "cannot read %zu bytes of '%s': %s", n, path, reason);
+}
+
+typedef struct tt__name_search { const char *name; bool found; } tt__name_search;
+
+static bool tt__name_is(void *arg, const char *name)
+{
+    tt__name_search *search = (tt__name_search *)arg;
+    search->found = strcmp(name, search->name) == 0;
+    return !search->found;
+}
+
+/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
+   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
+static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
+{
+    const tt_files *files = &ctx->options.files;
+    tt__name_search search = {name, false};
+    bool listed = files->list(files->user, folder, tt__name_is, &search);
+    *found = listed && search.found;
+    if (listed) return TT_OK;
+    return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
 /* A file's bytes in memory, a NUL behind them. */
@@ -16603,6 +16659,8 @@ typedef struct tt__arena {
     tt__home *home;     /* by the index of the parameter */
     int n_homes;
     bool torn;          /* an update has failed half-way: ranks may have other parameters than others */
+    bool tuned;         /* products of its programs were timed, or are not to be ... */
+    bool learnt;        /* ... as a state has said how they are made */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
 } tt__arena;
 
@@ -17986,6 +18044,9 @@ struct tt_program {
     bool zeroed;            /* tt__zero_states has run */
     bool scale_set;         /* the devices have results.scale */
     bool ready;             /* its arena and all its parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off"; */
+    char *tune_file;        /* it names this file, or NULL */
+    const int64_t *rows_in_place; /* of each axis, instead of those of the coming run; NULL: none */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     double flops;
@@ -18229,6 +18290,7 @@ void tt_program_free(tt_program *p)
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
     if (!p->is_later) tt__free(ctx, p->rank);
+    tt__free(ctx, p->tune_file);
     tt__free(ctx, p);
 }
 
@@ -18434,6 +18496,9 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
     tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
     tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
+    if (o->tune && !*o->tune)
+        tt__note_error(ctx, &all, &status,
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
@@ -20412,6 +20477,15 @@ static void tt__set_stage(tt__settings *s, int stage)
     s->in_flight = p->pipeline == 1 ? 0 : gpipe ? micros : (int)tt__min(micros, p->pipeline - stage);
 }
 
+/* Keeps tt_compile_options.tune. */
+static tt_status tt__keep_tune(tt_program *p, const char *tune)
+{
+    p->tunes = tune && strcmp(tune, "off") != 0;
+    if (!p->tunes || strcmp(tune, "on") == 0) return TT_OK;
+    p->tune_file = tt__strdup(p->ctx, tune);
+    return p->tune_file ? TT_OK : TT_ERR_MEMORY;
+}
+
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
                                   int stage)
 {
@@ -20431,11 +20505,12 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     }
     if (status == TT_OK) status = tt__build_chosen(&job);
     if (status == TT_OK) status = tt__make_ranks(p);
+    if (status == TT_OK) status = tt__keep_tune(p, o->tune);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
     kept->update = NULL;
     kept->share = NULL;
-    kept->memory = NULL;
+    kept->memory = kept->tune = NULL;
     kept->costs = NULL;
     kept->optimizer.no_decay = NULL;
     return status == TT_OK ? tt__commit(p, job.shared) : status;
@@ -20569,8 +20644,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               r->reduce_micros ? ", reduce_micros" : "");
     tt__print(&text, "precision '%s', matmul %d\n", tt__precision_names[p->settings.precision.kind],
               (int)p->settings.matmul);
-    tt__print(&text, "train %d, accumulate %d, update '%s'\n", o->train, o->accumulate,
-              tt__update_names[p->chosen.update]);
+    tt__print(&text, "train %d, accumulate %d, update '%s', tune %d\n", o->train, o->accumulate,
+              tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
                   "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
@@ -20858,6 +20933,7 @@ static int tt__slots_used(const tt_program *p, tt__segment segment)
 /* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
 static const int64_t *tt__run_rows(const tt_program *p, int rank)
 {
+    if (p->rows_in_place) return p->rows_in_place;
     if (!p->stage) return p->rank[rank].axis_rows;
     return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
 }
@@ -23120,6 +23196,7 @@ static tt_status tt__run_rank(void *arg, int rank)
     l.device = c->device[rank];
     l.tape = p->built.t;
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.tuned = p->tunes;
     l.resident = p->arena->memory[rank];
     tt_status status = tt__write_settings(p, rank);
     if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
@@ -23167,6 +23244,214 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
     return status;
 }
 
+/* ---- products that are made in the fastest way (tt_compile_options.tune) */
+
+/* What a rank's device knows of products, as text, to be freed. NULL: out of memory. */
+static char *tt__tuned_text(const tt_program *p, int rank)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    const size_t length = b->tuned_text(d, NULL, 0);
+    char *text = (char *)tt__alloc(p->ctx, length + 1);
+    if (text) b->tuned_text(d, text, length + 1);
+    return text;
+}
+
+/* A rank's device takes over what a text says of products; `from`: where the text is from. */
+static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    int line = 0;
+    const tt_status status = b->learn(d, text, &line);
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
+}
+
+/* All ranks' devices take over the text, but those of another kind, which know nothing then. */
+static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
+{
+    const tt__crew *c = p->settings.crew;
+    tt_status status = TT_OK;
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
+        status = tt__learn(p, r, text, from);
+        if (status == TT_ERR_UNSUPPORTED && r > c->first) status = TT_OK;
+    }
+    return status;
+}
+
+/* Has a rank's device meet the products of the program, at full capacity, and time those of which it knows
+   nothing (`times`). *untimed grows by those that there was no memory for. */
+static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
+{
+    tt_program room, *p = tt__rank_view(of, rank, &room);
+    const tt_tape *t = p->built.t;
+    const tt__rank *r = &p->rank[rank];
+    const tt__backend *b = p->settings.kind->backend;
+    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const bool later = p->later;
+    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
+    tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
+    tt__launch like;
+    memset(&like, 0, sizeof like);
+    like.device = p->settings.crew->device[rank];
+    like.tape = t;
+    like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    like.tuned = true;
+    like.resident = p->arena->memory[rank];
+    const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
+    for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
+    p->rows_in_place = rows;
+    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
+        p->later = p->round && p->round == rounds;
+        for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
+            const tt__instr *i = &t->code[k];
+            int some = 0;
+            for (n = 1; i[n - 1].with_next; n++) {}
+            if (i->on_host || tt__cost_of(i) != TT__COST_PRODUCT) continue;
+            for (int j = 0; j < n; j++) {
+                tt__launch *l = &r->launches[some];
+                if (tt__is_left_out(p, &at, &i[j])) continue;
+                *l = like;
+                tt__set_launch(p, rank, &i[j], l, r->peers + (size_t)some * peers);
+                some += !tt__is_empty(&l->in[0]) && !tt__is_empty(&l->out[0]);
+            }
+            if (some > 1 && tt__is(i, TT__PRODUCT)) some = tt__join_launches(r->launches, some);
+            if (some)
+                status = tt__device_status(p->ctx, p->settings.crew, rank,
+                                           b->tune(r->launches, some, times, untimed));
+        }
+    }
+    p->rows_in_place = NULL;
+    p->round = round;
+    p->later = later;
+    tt__free(p->ctx, rows);
+    return status;
+}
+
+/* tt__tune_rank of all programs of the arena that are to be tuned. */
+static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
+{
+    tt_status status = TT_OK;
+    for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
+        if (q->tunes) status = tt__tune_rank(q, rank, times, untimed);
+    return status;
+}
+
+/* The ranks of this process time one after another, each what those before it have not, and all processes do
+   so one after another. *text, which is replaced, is what is known before, and at the end. */
+static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
+{
+    tt_context *ctx = p->ctx;
+    const tt__crew *c = p->settings.crew;
+    tt_status status = TT_OK;
+    for (int process = 0; process < tt_processes(ctx) && status == TT_OK; process++) {
+        uint64_t bytes = 0;
+        for (int r = c->first; r < c->first + c->local && process == tt_process(ctx); r++) {
+            if (status == TT_OK && *text) status = tt__learn(p, r, *text, "what other ranks have timed");
+            if (status == TT_ERR_UNSUPPORTED) { status = TT_OK; continue; }
+            if (status == TT_OK) status = tt__tune_arena(p, r, true, untimed);
+            if (status != TT_OK) break;
+            tt__free(ctx, *text);
+            if (!(*text = tt__tuned_text(p, r))) status = TT_ERR_MEMORY;
+        }
+        if (!ctx->net) continue;
+        if (*text) bytes = strlen(*text) + 1;
+        status = tt__agree(ctx, "timing products", status, &bytes, sizeof bytes);
+        if (status != TT_OK) return status;
+        bytes = *(const uint64_t *)tt__noted(ctx, process, &bytes);
+        if (process != tt_process(ctx)) {
+            tt__free(ctx, *text);
+            *text = (char *)tt__alloc(ctx, bytes);
+        }
+        if (bytes && *text) status = tt__net_fetch(ctx, process, "the fastest products", *text, bytes);
+        else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
+    }
+    return status;
+}
+
+/* Reads a file of products, if it is there, as text to be freed. */
+static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
+{
+    char folder[1024];
+    const char *slash = strrchr(path, '/');
+    const size_t length = slash ? (size_t)(slash - path) + (slash == path) : 1;
+    tt__file_bytes file;
+    bool there = false;
+    if (length >= sizeof folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tune: the path is too long");
+    memcpy(folder, slash ? path : ".", length);
+    folder[length] = 0;
+    tt_status status = tt__folder_has(ctx, folder, slash ? slash + 1 : path, &there);
+    if (status == TT_OK && there) status = tt__file_open(ctx, path, &file);
+    if (status == TT_OK && there) *text = file.bytes;
+    return status;
+}
+
+static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *text)
+{
+    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
+    if (!w) return TT_ERR_MEMORY;
+    tt_status status = tt__writer_begin(w, ctx, path);
+    if (status == TT_OK) tt__write(w, text, strlen(text));
+    if (status == TT_OK) status = tt__writer_end(w);
+    tt__free(ctx, w);
+    return status;
+}
+
+/* Before the first run of an arena: finds the fastest ways to make the products of its programs. Nothing that
+   a program sees is written. */
+static tt_status tt__tune_products(tt_program *p)
+{
+    tt_context *ctx = p->ctx;
+    tt__arena *a = p->arena;
+    const tt__crew *c = p->settings.crew;
+    char *text = NULL, from[1100];
+    int untimed = 0;
+    const double begin = tt__seconds();
+    tt_status status = TT_OK;
+    if (a->tuned || !p->tunes || !p->settings.kind->backend->tune) return TT_OK;
+    for (tt_program *q = a->programs; q && status == TT_OK; q = q->next)
+        if (q->tunes) status = tt_allocate(q);
+    if (status == TT_OK && !a->learnt && p->tune_file && tt_process(ctx) == 0) {
+        status = tt__read_tuned(ctx, p->tune_file, &text);
+        snprintf(from, sizeof from, "tune: '%s'", p->tune_file);
+        if (status == TT_OK && text) status = tt__learn(p, c->first, text, from);
+    }
+    const size_t before = text ? strlen(text) : 0;
+    status = tt__agree(ctx, "what products to time", status, NULL, 0);
+    if (status == TT_OK && !a->learnt) status = tt__tune_in_turn(p, &text, &untimed);
+    if (status == TT_OK && text) status = tt__learn_on_ranks(p, text, "what ranks have timed");
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++)
+        status = tt__tune_arena(p, r, false, &untimed);
+    const bool more = text && strlen(text) > before;
+    if (status == TT_OK && more && p->tune_file && tt_process(ctx) == 0)
+        status = tt__write_tuned(ctx, p->tune_file, text);
+    status = tt__agree(ctx, "the end of timing products", status, NULL, 0);
+    if (status == TT_OK && more)
+        tt__log(ctx, TT_LOG_INFO, "tune", "the products of matrices were timed in %.2f s",
+                tt__seconds() - begin);
+    if (status == TT_OK && untimed)
+        tt__log(ctx, TT_LOG_WARNING, "tune", "%d products were not timed, as the device has no memory left "
+                "for it: cuBLASLt's first offer makes them", untimed);
+    a->tuned = status == TT_OK;
+    tt__free(ctx, text);
+    return status;
+}
+
+/* The recordings of the programs of an arena are made anew. */
+static void tt__forget_recordings(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    for (tt_program *q = p->arena->programs; q; q = q->next)
+        for (int r = c->first; r < c->first + c->local; r++)
+            for (int k = 0; k < TT__RECORDINGS; k++) {
+                tt__recording *x = &q->rank[r].recordings[k];
+                if (x->made) c->kind->backend->forget(c->device[r], x->made);
+                x->made = NULL;
+            }
+}
+
 static tt_status tt__read_unread(tt_program *p);
 
 /* Runs a segment on all ranks. */
@@ -23182,6 +23467,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
         if (q != p || micro) status = tt__read_unread(q); /* while its memory is as it left it */
+    if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
@@ -26420,27 +26706,6 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     k->behind[0] = k->special[TT__SEP];
     k->n_before = k->n_behind = 1;
     return k;
-}
-
-typedef struct tt__name_search { const char *name; bool found; } tt__name_search;
-
-static bool tt__name_is(void *arg, const char *name)
-{
-    tt__name_search *search = (tt__name_search *)arg;
-    search->found = strcmp(name, search->name) == 0;
-    return !search->found;
-}
-
-/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
-   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
-static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
-{
-    const tt_files *files = &ctx->options.files;
-    tt__name_search search = {name, false};
-    bool listed = files->list(files->user, folder, tt__name_is, &search);
-    *found = listed && search.found;
-    if (listed) return TT_OK;
-    return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
 /* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
@@ -35267,6 +35532,7 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     c.offload = o->offload;
     c.update = o->update;
     c.memory = o->memory;
+    c.tune = o->tune;
     c.costs = o->costs;
     c.device = o->device;
     c.parallel = o->parallel;
@@ -35925,6 +36191,7 @@ typedef struct tt__state {
     tt_safetensors *file; /* that is read */
     char *piece;          /* `room` bytes on their way: of several processes many, as each takes a message */
     size_t room;
+    char *products;       /* that is written: how they are made; NULL: that is not chosen */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -35932,7 +36199,37 @@ static void tt__state_close(tt__state *s)
     tt__free(s->p->ctx, s->kept);
     tt__free(s->p->ctx, s->info);
     tt__free(s->p->ctx, s->piece);
+    tt__free(s->p->ctx, s->products);
     tt_safetensors_close(s->file);
+}
+
+static const char tt__products_key[] = "tinytrain.products"; /* of a state's metadata */
+
+/* Checks what a state says of how products are made, which the devices know then; what they knew before is
+   forgotten. */
+static tt_status tt__state_products(const tt__state *s)
+{
+    tt_program *p = s->p;
+    char from[1100];
+    const char *text = tt_safetensors_metadata(s->file, tt__products_key);
+    const bool can = p->tunes && p->settings.kind->backend->learn;
+    if (!p->settings.kind->backend->learn || (!text && (!can || !s->header.step))) return TT_OK;
+    snprintf(from, sizeof from, "'%s', %s", s->path, tt__products_key);
+    tt_status status = text && can ? tt__learn_on_ranks(p, text, from) : TT_OK;
+    const bool foreign = status == TT_ERR_UNSUPPORTED;
+    if (foreign) status = TT_OK;
+    if (status != TT_OK) return status;
+    if (text && can && !foreign) {
+        p->arena->learnt = true;
+        p->arena->tuned = false; /* the products are to be met */
+        tt__forget_recordings(p);
+        return TT_OK;
+    }
+    tt__log(p->ctx, TT_LOG_WARNING, "resume", "'%s' is of a run %s: the run goes on, and differs by rounding "
+            "from one that was never stopped", s->path,
+            foreign ? "whose products were timed on another kind of device or with another cuBLASLt"
+            : text ? "with tune, and this one is without it" : "without tune, and this one is with it");
+    return TT_OK;
 }
 
 static void tt__state_integers(tt_tensor_info *info, const char *name, size_t bytes)
@@ -36140,7 +36437,11 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     status = tt__state_list(&s, p, path, more);
     if (status == TT_OK) status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK && tt__within_step(p)) status = tt__not_between_steps(p->ctx);
-    if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
+    const bool chosen = p->tunes && (p->arena->tuned || p->arena->learnt);
+    if (status == TT_OK && chosen && !(s.products = tt__tuned_text(p, p->settings.crew->first)))
+        status = TT_ERR_MEMORY;
+    const char *const metadata[] = {s.products ? tt__products_key : NULL, s.products, NULL};
+    if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, metadata);
     if (status == TT_OK) status = w ? tt_safetensors_write(w, &h, sizeof h) : p->ctx->status;
     status = tt__agree(p->ctx, "saving a state", status, NULL, 0);
     if (status == TT_OK) {
@@ -36251,6 +36552,7 @@ static tt_status tt__state_take(tt__state *s)
     const tt__state_header *h = &s->header;
     tt_program *p = s->p;
     tt_status status = tt__state_frozen(s, NULL);
+    if (status == TT_OK) status = tt__state_products(s);
     status = tt__agree(p->ctx, "the frozen parameters of a state", status, NULL, 0);
     if (status != TT_OK) return status;
     status = tt__agree(p->ctx, "the end of loading a state", tt__state_move(s, NULL), NULL, 0);

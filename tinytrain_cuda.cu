@@ -17,6 +17,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cublasLt.h>
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -379,6 +380,9 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 namespace { // all but the table at the end
 
 struct product_choice;
+struct tuned_product;
+struct product_trial;
+struct collected_products;
 struct group_arguments;
 
 } // namespace
@@ -391,6 +395,10 @@ struct tt__device {
     cudaDeviceProp properties;
     product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
     int choice_count;
+    tuned_product *tuned;    // tuned_count of them: what was timed or learnt
+    int tuned_count;
+    product_trial *trial;    // of the product that is timed; NULL: none is
+    collected_products *collected; // where matmul puts products that it is not to make; NULL: it makes them
     group_arguments *arguments; // of tensors that share a launch, see >>optimizers
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
     bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
@@ -475,6 +483,7 @@ void cuda_close(tt__device *d)
     for (cudaStream_t stream : d->beside) if (stream) cudaStreamDestroy(stream);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d->choices);
+    free(d->tuned);
     free(d->arguments);
     free(d);
 }
@@ -6869,7 +6878,7 @@ struct product {
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
     tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // of C's columns, beside `saved`
+    tt__mat sums;                    // of C's columns, beside `saved`; where sums_rows, of A's rows
     const void *bias;
     tt_dtype bias_type;
     int act;
@@ -6960,8 +6969,11 @@ cudaDataType_t lt_type(tt_dtype t)
     return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`,
-// what goes into GELU, is written or read.
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
+// each column of the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul answers
+// CUBLAS_STATUS_INVALID_VALUE where there is a pointer that the kind does not use, to algorithms that
+// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts with it (seen with cuBLASLt 13.1).
+// `aux`, what goes into GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
 // A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
@@ -6990,7 +7002,8 @@ struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
     uint16_t alignment[6]; // of B, A, C, the result, bias and aux
-    bool a_plain, b_plain, adds, tf32, exact;
+    bool a_plain, b_plain, adds, tf32, sums_rows, exact;
+    bool tuned; // of a program with `tune`
 };
 
 struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
@@ -7010,7 +7023,7 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
 }
 
-product_key key_of(const lt_product &p, bool exact)
+product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
     memset(&key, 0, sizeof key); // with what lies between fields
@@ -7024,7 +7037,7 @@ product_key key_of(const lt_product &p, bool exact)
     const void *const operands[6] = {p.g->b, p.g->a, p.c(), p.to->data, p.more->bias, p.more->aux.data};
     for (int k = 0; k < 6; k++) key.alignment[k] = alignment_of(operands[k]);
     key.a_plain = p.a_plain(); key.b_plain = p.b_plain(); key.adds = p.addend != NULL; key.tf32 = p.tf32;
-    key.exact = exact;
+    key.sums_rows = p.g->sums_rows; key.exact = exact; key.tuned = tuned;
     return key;
 }
 
@@ -7103,7 +7116,7 @@ struct lt_description {
     }
 };
 
-constexpr int LT_OFFERS = 8;
+constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
 
 // The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
@@ -7133,23 +7146,135 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
+// Whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
+{
+    const lt_description of(p, key.m, key.k);
+    cublasLtMatmulHeuristicResult_t found;
+    return of.status == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatmulAlgoCheck(d->lt, of.desc, of.b, of.a, of.c, of.to, &algo, &found) ==
+            CUBLAS_STATUS_SUCCESS &&
+        found.workspaceSize <= resident_workspace::LT_BYTES;
+}
+
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the first that is not
-// refused.
+// What was timed of a kind of product, or learnt from a text. possible: cuBLASLt's algorithm is the fastest
+// way; else a way that is tried after this one is. met: a product of the device's programs has this key at
+// capacity.
+struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
+
+tuned_product *tuned_of(tt__device *d, const product_key &key)
+{
+    for (int k = 0; k < d->tuned_count; k++)
+        if (memcmp(&d->tuned[k].key, &key, sizeof key) == 0) return &d->tuned[k];
+    return NULL;
+}
+
+// What was timed of the key's kind of product with as many rows; else with the fewest of those that have more
+// rows; else with the most. So what a product takes over depends on what was met, and on nothing that ran
+// before.
+const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
+{
+    const tuned_product *nearest = NULL;
+    const auto rows_of = [](const product_key &x) { return x.sums_rows ? x.k : x.m; };
+    const int64_t rows = rows_of(key);
+    for (int k = 0; k < d->tuned_count; k++) {
+        const tuned_product *x = &d->tuned[k];
+        product_key same = x->key;
+        (same.sums_rows ? same.k : same.m) = rows;
+        if (!x->met || memcmp(&same, &key, sizeof key) != 0) continue;
+        const int64_t best = nearest ? rows_of(nearest->key) : 0, now = rows_of(x->key);
+        if (!nearest || (best < rows ? now > best : now >= rows && now < best)) nearest = x;
+    }
+    return nearest;
+}
+
+// Ways to make a product, in the order in which they are tried.
+enum product_way {
+    LT_WITH_SUMS,   // cuBLASLt also sums columns: of the result, or those of A's transpose
+    LT_WITH_GELU,   // ... applies GELU or its slope; kernels of our own sum
+    LT_ALONE,       // ... adds a bias at most; kernels of our own do all else
+    LT_WAYS
+};
+
+// A way of a product that is timed, and what cuBLASLt offers for it; where something is known of it, that.
+struct way_trial {
+    bool asked;     // cuBLASLt can make the product in this way
+    product_key key;
+    tuned_product *known;
+    cublasLtMatmulAlgo_t algo[LT_OFFERS];
+    int count;
+};
+
+struct product_trial {
+    way_trial of[LT_WAYS];
+    int way, offer; // that are made now
+    bool asks;      // lt_run finds out what is offered, and makes nothing
+};
+
+cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
+                       const cublasLtMatmulAlgo_t *algo)
+{
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(l->device->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero,
+                          p.c(), of.c, p.to->data, of.to, algo, resident_of(l)->product.lt,
+                          resident_workspace::LT_BYTES, l->device->stream);
+}
+
+// cublasLtMatmul answers so for an algorithm that it cannot use for the product.
+bool lt_refuses(cublasStatus_t s)
+{
+    return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// lt_run while a product is timed.
+cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
+{
+    tt__device *d = l->device;
+    way_trial &way = d->trial->of[d->trial->way];
+    cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
+    *outcome = LT_NOT_OFFERED;
+    if (!way.asked) {
+        way.asked = true;
+        way.key = key_of(p, false, true);
+        way.known = tuned_of(d, way.key);
+        cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+        if (!way.known) s = lt_ask(d, p, way.key, LT_OFFERS, found, &way.count);
+        else way.count = way.known->possible && lt_has(d, p, way.key, way.known->algo);
+        for (int k = 0; k < way.count; k++) way.algo[k] = way.known ? way.known->algo : found[k].algo;
+        if (s != CUBLAS_STATUS_SUCCESS) return s;
+    }
+    if (d->trial->asks || d->trial->offer >= way.count) return CUBLAS_STATUS_SUCCESS;
+    const lt_description of(p, p.g->m, p.g->k);
+    const cublasStatus_t s = of.status != CUBLAS_STATUS_SUCCESS ? of.status
+        : lt_make(l, p, of, &way.algo[d->trial->offer]);
+    *outcome = lt_refuses(s) ? LT_REFUSED : LT_DONE;
+    return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
+}
+
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned one, or the
+// first offered that is not refused.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
-    const float one = 1, zero = 0;
-    const product_key key = key_of(p, exact);
+    if (d->trial) return lt_try(l, p, outcome);
+    const product_key key = key_of(p, exact, l->tuned);
     cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
     product_choice *choice = choice_of(d, key);
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
+    // From another number of rows a product takes over that cuBLASLt is slower than kernels of our own, and
+    // not the algorithm: on an H200 that of 6,144 rows of 3,072 inputs took 39 us for 3,072 rows, where the
+    // one offered first took 27.
+    const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
+    const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (choice->used) found[0].algo = choice->algo;
+    else if (tuned && !tuned->possible) count = 0;
+    else if (same && lt_has(d, p, key, tuned->algo)) found[0].algo = tuned->algo;
     else s = lt_ask(d, p, key, exact ? LT_OFFERS : 1, found, &count);
     if (s != CUBLAS_STATUS_SUCCESS) return s;
     const lt_description of(p, p.g->m, p.g->k);
@@ -7159,11 +7284,8 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
         choice->algo = found[0].algo;
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
-        s = cublasLtMatmul(d->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero, p.c(),
-                           of.c, p.to->data, of.to, &found[k].algo, resident_of(l)->product.lt,
-                           resident_workspace::LT_BYTES, d->stream);
-        // What the heuristic had offered.
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) continue;
+        s = lt_make(l, p, of, &found[k].algo);
+        if (lt_refuses(s)) continue; // what the heuristic had offered
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -7183,7 +7305,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     const bool result_fits = g->unscale_a || to->dtype == TT_F32 || to->dtype == g->a_type;
     if (g->a_type != g->b_type || !result_fits || !g->k) return cudaSuccess;
     cublasStatus_t s = lt_run(l, p, false, &outcome);
-    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(l, p, true, &outcome);
+    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED && !l->device->trial)
+        s = lt_run(l, p, true, &outcome);
     *done = outcome == LT_DONE;
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     const cudaError_t cause = cudaPeekAtLastError();
@@ -7228,6 +7351,13 @@ tt__mat operand_b(const product *g)
 {
     return g->b_col == 1 ? tt__mat{(void *)g->b, g->b_type, g->k, g->n, g->b_row}
                          : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
+}
+
+// The sums of g's columns, or of A's rows, by kernels of our own.
+cudaError_t sum_apart(const tt__launch *l, const product *g)
+{
+    const tt__mat a = operand_a(g);
+    return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
 }
 
 bool is_even(const product *g)
@@ -7289,72 +7419,529 @@ cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
         }
         e = TT__LAUNCH(finish_elements, blocks_for(part.m * part.n, 256), 256, 0, d->stream, part, p.c);
     }
-    return e == cudaSuccess && g->sums.data ? run_column_sums(l, &g->c, &g->sums, g->add_sums) : e;
+    return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
+}
+
+// A product as its ways take it.
+struct matmul_form {
+    const product *g;
+    tt__mat to;             // what the sums and the bias go to
+    const tt__mat *addend, *aux;
+    lt_epilogue plain;      // with a bias at most
+    bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
+    bool passes, later;     // something comes after the sum and the bias; `residual` is added at the end
+};
+
+// The form of g, for which a bias may be converted.
+cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
+{
+    f->g = g;
+    f->passes = g->act != 0 || g->saved.data;
+    f->to = f->passes && g->pre.data ? g->pre : g->c;
+    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
+    f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
+        f->to.dtype == TT_F32;
+    f->addend = !f->passes && g->accumulate ? &g->c
+        : !f->passes && g->residual.data && !f->later ? &g->residual : NULL;
+    f->aux = g->saved.data ? &g->saved : &g->pre;
+    f->plain = {g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, g->bias, no_operand};
+    f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
+        !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
+    const bool fp8 = f->fits && g->unscale_a && g->k > 0;
+    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16; // that cuBLASLt adds
+    cudaError_t e = cudaSuccess;
+    if (f->fits && g->bias && g->bias_type != bias_type) {
+        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
+            void *copy = resident_of(l)->product.bias;
+            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, l->device->stream, copy, bias_type,
+                           g->bias, g->bias_type, g->n);
+            f->plain.bias = copy;
+        } else {
+            f->fits = false;
+        }
+    }
+    f->gelu = f->fits && !fp8 && lt_gelu(g, f->aux);
+    return e;
+}
+
+// Makes a product in one of the ways; *done is false where cuBLASLt cannot, which never is of LT_ALONE, but
+// while it is timed.
+cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
+{
+    tt__device *d = l->device;
+    const product *g = f.g;
+    cudaError_t e = cudaSuccess;
+    *done = false;
+    if (way == LT_WITH_SUMS) {
+        if (!g->sums.data || !f.fits || g->unscale_a) return cudaSuccess;
+        if (g->sums_rows)
+            return lt_sums(l, g, &f.to, f.addend, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, &g->sums,
+                           g->add_sums, done);
+        if (!f.gelu) return cudaSuccess;
+        return lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *f.aux}, &g->sums,
+                       g->add_sums, done);
+    }
+    if (way == LT_WITH_GELU) {
+        if (!f.gelu) return cudaSuccess;
+        lt_epilogue more = {CUBLASLT_EPILOGUE_DGELU, f.plain.bias, *f.aux};
+        if (!g->saved.data && g->bias)
+            more.kind = f.aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+        else if (!g->saved.data)
+            more.kind = f.aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
+        e = lt_matmul(l, g, &g->c, NULL, &more, done);
+        return e == cudaSuccess && *done && g->sums.data ? sum_apart(l, g) : e;
+    }
+    if (f.fits) e = lt_matmul(l, g, &f.to, f.addend, &f.plain, done);
+    if (e != cudaSuccess || (!*done && d->trial)) return e;
+    if (!*done) {
+        const int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+        *done = true;
+        e = g->unscale_a ? TT__LAUNCH((any_matmul<true>), (unsigned)tiles, 256, 0, d->stream, *g)
+                         : TT__LAUNCH((any_matmul<false>), (unsigned)tiles, 256, 0, d->stream, *g);
+        return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
+    }
+    if (f.later) return run_groups(d, g->residual, no_operand, f.to, true, false, op_scale{1.0f});
+    if (g->saved.data) return run_slope(l, g->act, f.to, g->saved, g->c, false, g->sums, g->add_sums);
+    if (g->act) return run_act(d, g->act, f.to, g->c, false);
+    return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
+}
+
+// Products that a launch would make.
+struct collected_products { product *list; int count, capacity; };
+
+cudaError_t collect(collected_products *to, const product *g)
+{
+    if (to->count == to->capacity) {
+        const int capacity = 2 * to->capacity + 4;
+        product *more = (product *)realloc(to->list, (size_t)capacity * sizeof *more);
+        if (!more) return cudaErrorMemoryAllocation;
+        to->list = more;
+        to->capacity = capacity;
+    }
+    to->list[to->count++] = *g;
+    return cudaSuccess;
 }
 
 cudaError_t matmul(const tt__launch *l, const product *g)
 {
-    tt__device *d = l->device;
-    const bool even = is_even(g);
-    const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
-    tt__mat to = passes && g->pre.data ? g->pre : g->c;
-    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
-    const bool later = !passes && !g->accumulate && g->residual.data && g->residual.dtype != to.dtype &&
-        to.dtype == TT_F32;
-    const tt__mat *addend = !passes && g->accumulate ? &g->c
-        : !passes && g->residual.data && !later ? &g->residual : NULL;
-    const tt__mat *aux = g->saved.data ? &g->saved : &g->pre;
-    const cublasLtEpilogue_t plain = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    lt_epilogue more = {plain, g->bias, no_operand};
-    cudaError_t e = cudaSuccess;
-    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) &&
-        !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
+    matmul_form f;
+    bool done = false;
     if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    if (!even) {
-        e = padded_matmul(l, g, &done);
-        if (e != cudaSuccess || done) return e;
-        fits = false;
+    if (l->device->collected) return is_even(g) ? collect(l->device->collected, g) : cudaSuccess;
+    cudaError_t e = is_even(g) ? cudaSuccess : padded_matmul(l, g, &done);
+    if (e != cudaSuccess || done) return e;
+    e = form_of(l, g, &f);
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && !done; way++) e = matmul_by(l, f, way, &done);
+    return e;
+}
+
+// ------------------------------------------------------------------------------------------ tuned products
+// The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
+// cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
+// them; the median of the rounds counts. Operands are of memory of their own, with random numbers, which take
+// more power than zeros and so show the clock rates of a training; several sets of them in turn, together
+// twice the L2 cache, so that no operand is found there from the round before.
+
+enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
+
+// An operand of a product, as many bytes as it reaches over.
+struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
+
+// Calls each(pointer, bytes, dtype) for all operands of a product that are there.
+template <class F> void each_operand(product *g, F each)
+{
+    const auto matrix = [&](const void **data, tt_dtype dtype, int64_t elements) {
+        if (*data) each(data, (size_t)elements * tt_dtype_bytes(dtype), dtype);
+    };
+    matrix(&g->a, g->a_type, (g->m - 1) * g->a_row + (g->k - 1) * g->a_col + 1);
+    matrix(&g->b, g->b_type, (g->k - 1) * g->b_row + (g->n - 1) * g->b_col + 1);
+    for (tt__mat *m : {&g->c, &g->pre, &g->saved, &g->residual, &g->sums})
+        matrix((const void **)&m->data, m->dtype, (m->rows - 1) * m->ld + m->cols);
+    matrix(&g->bias, g->bias_type, g->n);
+    matrix((const void **)&g->unscale_a, TT_F32, 1);
+    matrix((const void **)&g->unscale_b, TT_F32, 1);
+}
+
+// Numbers in (-1, 1) of a dtype; U8: fp8, E4M3, whose bits are no NaN of E5M2 either.
+__global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
+{
+    tt__begin_kernel();
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3's ends
+        u = (u ^ u >> 16) * 0x85ebca6bu;
+        u = (u ^ u >> 13) * 0xc2b2ae35u;
+        const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
+        if (dtype == TT_U8)
+            ((unsigned char *)to)[i] = (unsigned char)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
+        else store_any(to, dtype, i, v);
     }
-    const bool fp8 = fits && g->unscale_a && g->k > 0;
-    const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
-    if (fits && g->bias && g->bias_type != bias_type) {
-        if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
-            void *copy = resident_of(l)->product.bias;
-            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias,
-                           g->bias_type, g->n);
-            more.bias = copy;
-        } else {
-            fits = false;
+}
+
+// Memory of a product that is timed: `sets` times its operands.
+struct tuning_sets {
+    tuned_operand operand[10];
+    int operands, sets;
+    size_t bytes;    // of a set
+    char *memory;    // NULL: there is not enough
+
+    tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
+    {
+        product of = g;
+        each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
+            tuned_operand *x = find(*data); // a result may lie on an operand
+            if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
+            x->bytes = max(x->bytes, n);
+        });
+        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as it is itself
+            operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
+            bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
+        }
+        const size_t fills = (2 * (size_t)d->properties.l2CacheSize + bytes - 1) / bytes;
+        sets = (int)max((size_t)1, min(fills, (size_t)TUNE_SETS));
+        if (cudaMalloc(&memory, bytes * (size_t)sets) == cudaSuccess) return;
+        cudaGetLastError();
+        memory = NULL;
+    }
+    tuning_sets(const tuning_sets &) = delete;
+    tuning_sets &operator=(const tuning_sets &) = delete;
+    ~tuning_sets() { cudaFree(memory); }
+
+    tuned_operand *find(const void *data)
+    {
+        for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
+        return NULL;
+    }
+    // The product with the operands of a set.
+    product of(const product &g, int set)
+    {
+        product there = g;
+        each_operand(&there, [&](const void **data, size_t, tt_dtype) {
+            *data = memory + bytes * (size_t)(set % sets) + find(*data)->at;
+        });
+        return there;
+    }
+    cudaError_t fill(tt__device *d) const
+    {
+        cudaError_t e = cudaSuccess;
+        for (int k = 0; k < operands * sets && e == cudaSuccess; k++) {
+            const tuned_operand &x = operand[k % operands];
+            const int64_t n = (int64_t)(x.bytes / tt_dtype_bytes(x.dtype));
+            e = TT__LAUNCH(random_operand, grid_for(n, 2048, 2048), 256, 0, d->stream,
+                           memory + bytes * (size_t)(k / operands) + x.at, x.dtype, n, (uint32_t)k * 40503u);
+        }
+        return e;
+    }
+};
+
+// A way and the number of one of its algorithms, with what it has taken.
+struct tuning_candidate {
+    int way, offer;
+    cudaEvent_t begin, end;
+    float ms[TUNE_ROUNDS], median;
+};
+
+// Makes the product of a set as a candidate says.
+cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_candidate &c, bool *done)
+{
+    matmul_form f;
+    l->device->trial->way = c.way;
+    l->device->trial->offer = c.offer;
+    const cudaError_t e = form_of(l, &g, &f);
+    return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
+}
+
+// The candidates that cuBLASLt does not refuse, each made once.
+cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
+{
+    cudaError_t e = cudaSuccess;
+    for (int way = 0; way < LT_WAYS; way++) {
+        for (int offer = 0; offer < l->device->trial->of[way].count && e == cudaSuccess; offer++) {
+            tuning_candidate *x = &c[*count];
+            bool done = false;
+            memset(x, 0, sizeof *x);
+            x->way = way;
+            x->offer = offer;
+            e = make_candidate(l, g, *x, &done);
+            if (e == cudaSuccess && done) e = cudaEventCreate(&x->begin);
+            if (e == cudaSuccess && done) e = cudaEventCreate(&x->end);
+            *count += done;
         }
     }
-    if (fits && !fp8 && e == cudaSuccess && lt_gelu(g, aux)) {
-        more.aux = *aux;
-        if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
-        else if (g->bias)
-            more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
-        else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
-        if (g->sums.data) {
-            e = lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *aux}, &g->sums, g->add_sums,
-                        &done);
-            if (e != cudaSuccess || done) return e;
-        }
-        e = lt_matmul(l, g, &g->c, NULL, &more, &done);
-        if (e == cudaSuccess && done && g->sums.data) e = run_column_sums(l, &g->c, &g->sums, g->add_sums);
-        if (e != cudaSuccess || done) return e;
-        more.kind = plain;
-        more.aux = no_operand;
+    return e;
+}
+
+// A round: while the operands get their numbers again, which brings all of the L2 cache out of use, the host
+// goes ahead of the device, so that no candidate waits for it.
+cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
+                       int count, int round)
+{
+    tt__device *d = l->device;
+    cudaError_t e = sets->fill(d);
+    for (int k = 0; k < count && e == cudaSuccess; k++) {
+        const product there = sets->of(g, k);
+        bool done;
+        e = cudaEventRecord(c[k].begin, d->stream);
+        if (e == cudaSuccess) e = make_candidate(l, there, c[k], &done);
+        if (e == cudaSuccess) e = cudaEventRecord(c[k].end, d->stream);
     }
-    if (fits && !done && e == cudaSuccess) e = lt_matmul(l, g, &to, addend, &more, &done);
+    if (e == cudaSuccess) e = cudaStreamSynchronize(d->stream);
+    for (int k = 0; k < count && e == cudaSuccess; k++)
+        e = cudaEventElapsedTime(&c[k].ms[round], c[k].begin, c[k].end);
+    return e;
+}
+
+void sort(float *x, int n)
+{
+    for (int k = 1; k < n; k++)
+        for (int j = k; j > 0 && x[j] < x[j - 1]; j--) {
+            const float less = x[j];
+            x[j] = x[j - 1];
+            x[j - 1] = less;
+        }
+}
+
+bool add_tuned(tt__device *d, const tuned_product &x)
+{
+    tuned_product *more = (tuned_product *)realloc(d->tuned, (size_t)(d->tuned_count + 1) * sizeof *more);
+    if (!more) return false;
+    d->tuned = more;
+    more[d->tuned_count++] = x;
+    return true;
+}
+
+// Times the candidates of a product and adds the fastest to what is tuned: first offered of those that are
+// within 1% of it, as timing repeats itself no better. *untimed: whether memory was too short.
+cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
+{
+    tt__device *d = l->device;
+    tuning_candidate c[TUNE_CANDIDATES];
+    tuning_sets sets(d, g);
+    int count = 0;
+    *untimed = !sets.memory;
+    if (*untimed) return cudaSuccess;
+    cudaError_t e = sets.fill(d);
+    if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
+    for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
+        e = time_round(l, g, &sets, c, count, r);
+    cudaStreamSynchronize(d->stream); // before the memory goes
+    const tuning_candidate *best = NULL;
+    for (int k = 0; k < count; k++) {
+        for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
+        sort(c[k].ms, TUNE_ROUNDS);
+        c[k].median = c[k].ms[TUNE_ROUNDS / 2];
+        if (!best || c[k].median < best->median) best = &c[k];
+    }
+    for (int k = count - 1; k >= 0; k--) if (c[k].median <= 1.01f * best->median) best = &c[k];
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && best && way <= best->way; way++) {
+        const way_trial &of = d->trial->of[way];
+        if (!of.asked || of.known) continue;
+        tuned_product x;
+        memset(&x, 0, sizeof x);
+        x.key = of.key;
+        x.possible = way == best->way;
+        if (x.possible) x.algo = of.algo[best->offer];
+        x.met = true;
+        if (!add_tuned(d, x)) e = cudaErrorMemoryAllocation;
+    }
+    return e;
+}
+
+// Notes that the device's programs have the product, and times it if nothing is known of it.
+cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
+{
+    tt__device *d = l->device;
+    product_trial trial = {};
+    matmul_form f;
+    bool known = false, unknown = false, done;
+    d->trial = &trial;
+    trial.asks = true;
+    cudaError_t e = form_of(l, &g, &f);
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && !known; way++) {
+        trial.way = way;
+        e = matmul_by(l, f, way, &done);
+        if (!trial.of[way].asked) continue;
+        if (trial.of[way].known) trial.of[way].known->met = true;
+        else unknown = true;
+        known = !unknown && trial.of[way].known->possible; // which is how it is made
+    }
+    trial.asks = false;
+    if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
+    d->trial = NULL;
+    return e;
+}
+
+// A captured stream takes all kernels beside the products, so that nothing runs: they are found as the launch
+// would make them.
+cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
+                             collected_products *to)
+{
+    tt__device *d = l->device;
+    cudaGraph_t graph = NULL;
+    cudaError_t e = cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal);
     if (e != cudaSuccess) return e;
-    if (!done) {
-        int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
-        e = g->unscale_a ? TT__LAUNCH((any_matmul<true>), (unsigned)tiles, 256, 0, d->stream, *g)
-                         : TT__LAUNCH((any_matmul<false>), (unsigned)tiles, 256, 0, d->stream, *g);
-        return e == cudaSuccess && g->sums.data ? run_column_sums(l, &g->c, &g->sums, g->add_sums) : e;
+    d->collected = to;
+    e = run(l);
+    d->collected = NULL;
+    const cudaError_t ended = cudaStreamEndCapture(d->stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    return e != cudaSuccess ? e : ended;
+}
+
+void forget_choices(tt__device *d)
+{
+    if (d->choices) memset(d->choices, 0, TT__PRODUCT_CHOICES * sizeof *d->choices);
+    d->choice_count = 0;
+}
+
+// ---- as text: two lines of what it is and of which device, a line for each tuned product, and a last one.
+
+void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
+void append(text_buffer *text, const char *format, ...) // what does not fit is counted alone
+{
+    va_list args;
+    const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
+    va_start(args, format);
+    const int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+#define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
+
+// What an algorithm's 64 bytes mean depends on cuBLASLt alone, and which is the fastest on the device.
+void tuned_device(const tt__device *d, char to[512])
+{
+    snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
+             d->properties.name, d->properties.major, d->properties.minor, d->properties.multiProcessorCount,
+             (unsigned long long)cublasLtGetVersion(), (unsigned long long)resident_workspace::LT_BYTES);
+}
+
+enum { TUNED_NUMBERS = 23 };
+typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
+
+// The numbers of a key, in the order of the text.
+void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
+{
+    const int64_t all[TUNED_NUMBERS] = {
+        k.m, k.n, k.k, k.lda, k.ldb, k.ldc, k.ldd, k.ld_aux, k.a_type, k.b_type, k.to_type, k.epilogue,
+        k.alignment[0], k.alignment[1], k.alignment[2], k.alignment[3], k.alignment[4], k.alignment[5],
+        k.a_plain, k.b_plain, k.adds, k.tf32, k.sums_rows};
+    memcpy(n, all, sizeof n);
+}
+
+// False: no key has these numbers.
+bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
+{
+    int64_t again[TUNED_NUMBERS];
+    memset(k, 0, sizeof *k);
+    k->m = n[0]; k->n = n[1]; k->k = n[2]; k->lda = n[3]; k->ldb = n[4]; k->ldc = n[5]; k->ldd = n[6];
+    k->ld_aux = n[7]; k->a_type = (int)n[8]; k->b_type = (int)n[9]; k->to_type = (int)n[10];
+    k->epilogue = (int)n[11];
+    for (int j = 0; j < 6; j++) k->alignment[j] = (uint16_t)n[12 + j];
+    k->a_plain = n[18] != 0; k->b_plain = n[19] != 0; k->adds = n[20] != 0; k->tf32 = n[21] != 0;
+    k->sums_rows = n[22] != 0;
+    k->tuned = true;
+    numbers_of(*k, again);
+    return memcmp(n, again, sizeof n) == 0 && k->m > 0 && k->n > 0 && k->k > 0;
+}
+
+size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
+{
+    text_buffer text = {to, capacity, 0};
+    char device[512];
+    tuned_device(d, device);
+    append(&text, TT__TUNED_TITLE "\n%s\n", device);
+    for (int j = 0; j < d->tuned_count; j++) {
+        const tuned_product &x = d->tuned[j];
+        int64_t n[TUNED_NUMBERS];
+        uint64_t words[8];
+        numbers_of(x.key, n);
+        memcpy(words, &x.algo, sizeof words);
+        for (int64_t number : n) append(&text, "%lld ", (long long)number);
+        if (!x.possible) append(&text, "slower\n");
+        for (int k = 0; k < 8 && x.possible; k++)
+            append(&text, "%016llx%s", (unsigned long long)words[k], k < 7 ? " " : "\n");
     }
-    if (later) return run_groups(d, g->residual, no_operand, to, true, false, op_scale{1.0f});
-    if (g->saved.data) return run_slope(l, g->act, to, g->saved, g->c, false, g->sums, g->add_sums);
-    return g->act ? run_act(d, g->act, to, g->c, false) : cudaSuccess;
+    append(&text, "%d products\n", d->tuned_count);
+    return text.length;
+}
+
+// Reads a line of the text, without its end; NULL, or what is wrong with it.
+const char *read_tuned(const char *line, tuned_product *x)
+{
+    int64_t n[TUNED_NUMBERS];
+    uint64_t words[8];
+    const char *at = line;
+    memset(x, 0, sizeof *x);
+    for (int k = 0; k < TUNED_NUMBERS; k++) {
+        char *end;
+        errno = 0;
+        n[k] = strtoll(at, &end, 10);
+        if (*at < '0' || *at > '9' || errno || *end != ' ') return "it does not begin with 23 numbers";
+        at = end + 1;
+    }
+    if (!key_from(n, &x->key)) return "its numbers are those of no product";
+    if (strcmp(at, "slower") == 0) return NULL;
+    for (int k = 0; k < 8; k++) {
+        const bool hex = strspn(at, "0123456789abcdef") == 16;
+        if (!hex || at[16] != (k < 7 ? ' ' : 0))
+            return "it ends neither with 'slower' nor with 8 numbers of 16 hexadecimal digits";
+        words[k] = strtoull(at, NULL, 16);
+        at += 17;
+    }
+    memcpy(&x->algo, words, sizeof words);
+    x->possible = true;
+    return NULL;
+}
+
+// tt__backend.learn.
+tt_status cuda_learn(tt__device *d, const char *text, int *line)
+{
+    char device[512], now[1024];
+    tuned_product *const before = d->tuned;
+    const int count_before = d->tuned_count;
+    const char *wrong = NULL;
+    bool ended = false;
+    tt_status status = TT_OK;
+    tuned_device(d, device);
+    d->tuned = NULL;
+    d->tuned_count = 0;
+    *line = 0;
+    for (const char *at = text; !wrong && status == TT_OK && !ended;) {
+        const size_t length = strcspn(at, "\n");
+        tuned_product x;
+        ++*line;
+        if (length >= sizeof now || !at[length]) {
+            wrong = !at[length] ? "it is cut off" : "it is too long";
+            break;
+        }
+        memcpy(now, at, length);
+        now[length] = 0;
+        at += length + 1;
+        char last[64];
+        snprintf(last, sizeof last, "%d products", d->tuned_count);
+        if (*line == 1 && strcmp(now, TT__TUNED_TITLE) != 0) wrong = "it is not '" TT__TUNED_TITLE "'";
+        else if (*line == 2 && strcmp(now, device) != 0)
+            status = fail(d, TT_ERR_UNSUPPORTED, "it is of '%.200s', and this device is '%.200s'", now,
+                          device);
+        else if (*line > 2 && strcmp(now, last) == 0) {
+            ended = true;
+            if (*at) wrong = "more comes behind the last line";
+        } else if (*line > 2) {
+            wrong = read_tuned(now, &x);
+            if (!wrong && tuned_of(d, x.key)) wrong = "an earlier line has the same product";
+            if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
+        }
+    }
+    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s", wrong);
+    free(status == TT_OK ? before : d->tuned);
+    if (status == TT_OK) {
+        forget_choices(d);
+        return TT_OK;
+    }
+    d->tuned = before;
+    d->tuned_count = count_before;
+    return status;
 }
 
 // The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
@@ -7427,15 +8014,10 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
-    cudaError_t e = cudaSuccess;
-    bool done = false;
-    if (dw->data && db->data && is_even(&g)) { // with the product, that reads dy anyway
-        e = lt_sums(l, &g, dw, add_w ? dw : NULL, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, db, add_b,
-                    &done);
-        if (e == cudaSuccess && done) return e;
-    }
-    if (e == cudaSuccess && dw->data) e = matmul(l, &g);
-    return e == cudaSuccess && db->data ? run_column_sums(l, dy, db, add_b) : e;
+    g.sums = *db; // may come with the product, that reads dy anyway
+    g.add_sums = add_b;
+    if (dw->data) return matmul(l, &g);
+    return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;
 }
 
 cudaError_t run_linear(const tt__launch *l)
@@ -7775,6 +8357,30 @@ cudaError_t run_all(const tt__launch *l, int n)
     return e;
 }
 
+// tt__backend.tune.
+tt_status cuda_tune(const tt__launch *l, int n, bool times, int *untimed)
+{
+    tt__device *d = l->device;
+    const op_kernels kernels = kernels_of(l->instr->op);
+    const int tuned = d->tuned_count;
+    cudaError_t e = cudaSuccess;
+    if (!use(d)) return TT_ERR_DEVICE;
+    d->error[0] = 0;
+    for (int k = 0; k < n && e == cudaSuccess && kernels.run; k++) {
+        collected_products found = {};
+        e = collect_products(&l[k], kernels.run, &found);
+        for (int j = 0; j < found.count && e == cudaSuccess; j++) {
+            bool short_of_memory = false;
+            e = tune_product(&l[k], found.list[j], times, &short_of_memory);
+            *untimed += short_of_memory;
+        }
+        free(found.list);
+    }
+    if (d->tuned_count != tuned) forget_choices(d);
+    if (e == cudaSuccess) return TT_OK;
+    return d->error[0] ? TT_ERR_DEVICE : check(d, e, "timing of products");
+}
+
 tt_status cuda_launch(const tt__launch *l, int n)
 {
     tt__device *d = l->device;
@@ -7798,6 +8404,7 @@ extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
         cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_copy, cuda_fill, cuda_init, cuda_read,
         cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
-        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available, };
+        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available,
+        cuda_tune, cuda_tuned_text, cuda_learn, };
 
 #endif // TT__PORTABILITY_ONLY

@@ -308,6 +308,7 @@ int main(int argc, char **argv)
     int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
     bool turns = false, only_peaks = false, estimate = false, gpt2 = false, ops = false, updated;
     const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL, *big_bird = NULL;
+    const char *tune = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
         {"--length", &length, NULL, NULL, "tokens of each, up to 512; of GPT-2 1024, of BigBird 4096"},
@@ -321,6 +322,7 @@ int main(int argc, char **argv)
         {"--warm", &warm, NULL, NULL, "steps before them"},
         {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
         {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
+        {"--tune", NULL, &tune, NULL, "T, off (the default), on or a FILE: how products are made"},
         {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op: events around each launch"},
         {"--product", &product, NULL, NULL,
          "rows, columns and depth of the matrix products that are a GPU's peak"},
@@ -379,6 +381,7 @@ int main(int argc, char **argv)
     o.precision = bench.precision;
     o.device = device;
     if (recompute) o.recompute = recompute;
+    o.tune = tune;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
     double planned = estimate ? seconds_by_plan(ctx, &model, o) : 0;
@@ -392,7 +395,7 @@ int main(int argc, char **argv)
     if (estimate && !gpu) ctx->profile = fastest;
     const tt_program *program = tt_trainer_program(t);
     const bool waits = !gpu || turns; /* else a step begins while the one before is under way, as by tt_fit */
-    double seconds = 0, tokens = 0, step_flops = 0, part[PARTS] = {0}, *speeds = NULL;
+    double seconds = 0, tokens = 0, step_flops = 0, first = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
     for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
@@ -411,6 +414,7 @@ int main(int argc, char **argv)
         }
         double now = tt__seconds() - begin;
         if (turns) bench_row("step", now, "s", 0);
+        if (step == 0) first = now;
         if (step < warm) continue;
         speeds = (double *)realloc(speeds, (size_t)(done + 1) * sizeof *speeds);
         if (!speeds) bench_die("no memory");
@@ -435,6 +439,7 @@ int main(int argc, char **argv)
         bench_row("tokens a second, median step", speeds[done / 2], "tokens/s", 0);
         bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
         bench_row("time of a step, mean", 1e3 * seconds / done, "ms", 0);
+        if (tune) bench_row("time of the first step, with that of tuning", 1e3 * first, "ms", 0);
         bench_row("FLOPs of a step, mean", step_flops / done / 1e12, "TFLOP", 0);
         if (!gpu) bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
         if (estimate) planned = (planned + seconds_by_plan(ctx, &model, o)) / 2;

@@ -5012,14 +5012,14 @@ TEST(device_described_cuda)
     static const struct { int error; const char *part; } reasons[] = {
         {35, "the driver is for CUDA 13.0, which is too old for this build with CUDA 13.0"},
         {35, "there is no NVIDIA driver: install one for CUDA "},
-        {209, "emulated device 0 has compute capability 9.0, and the kernels were built for 9.0: build them "
+        {209, "emulated device has compute capability 9.0, and the kernels were built for 9.0: build them "
               "with CUDA_ARCHS=90"},
         {2, "cudaStreamCreate: out of memory (cudaErrorMemoryAllocation)"}};
     for (int peers = 0; peers < 2; peers++) {
         emu_configure(2, (size_t)64 << 20, peers, 1);
         ctx = test_open(&a);
         CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK &&
-              strstr(text, "\ndevice 1: emulated device 1, compute capability 9.0, 0.1 GB"));
+              strstr(text, "\ndevice 1: emulated device, compute capability 9.0, 0.1 GB"));
         CHECK(strstr(text, peers ? "\npeers:   0   1\n     0   - yes\n     1 yes   -\n"
                                  : "\npeers:   0   1\n     0   -  no\n     1  no   -\n"));
         TEST_CLOSE(ctx, &a);

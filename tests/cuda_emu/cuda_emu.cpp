@@ -38,6 +38,7 @@ char *emu_shared_arena;
 emu_counts emu_stats;
 unsigned emu_refused;
 int emu_refused_status;
+double emu_product_us[4], emu_epilogue_us;
 
 static thread_local int current_device;
 static thread_local cudaError_t last_error = cudaSuccess;
@@ -1236,6 +1237,7 @@ static void run_slice(emu_stream *s) // of the operation at the head of the stre
         if (op->part < op->parts) return;
         emu_stats.operations++;
     }
+    virtual_us += op->work.us;
     op->finished_us = virtual_us;
     op->done = true;
     op->after.clear();
@@ -1487,6 +1489,8 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     api_calls = fault_in = fault_count = 0;
     fault_call.clear();
     emu_refused = 0;
+    emu_epilogue_us = 0;
+    for (double &us : emu_product_us) us = 0;
     watched_kernel.clear();
     last_error = cudaSuccess;
     emu_stats = emu_counts();
@@ -1546,6 +1550,12 @@ extern "C" void emu_refuse_algorithms(unsigned bits, int status)
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     emu_refused = bits;
     emu_refused_status = status;
+}
+extern "C" void emu_set_product_times(const double us[4], double epilogue_us)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    std::copy(us, us + 4, emu_product_us);
+    emu_epilogue_us = epilogue_us;
 }
 extern "C" void emu_set_capability(int device, int major, int minor)
 {
@@ -1808,7 +1818,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     EMU_API("cudaGetDeviceProperties");
     if (bad_device(device)) return emu_error(cudaErrorInvalidDevice);
     *p = cudaDeviceProp();
-    snprintf(p->name, sizeof p->name, "emulated device %d", device);
+    snprintf(p->name, sizeof p->name, "emulated device");
     p->totalGlobalMem = emu_devices[device].limit;
     p->sharedMemPerBlock = EMU_STATIC_SHARED;
     p->sharedMemPerBlockOptin = EMU_OPTIN_SHARED;

@@ -105,6 +105,7 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     int64_t aux_ld;
     const float *scale_a, *scale_b, *scale_c, *scale_d;
     float *largest_d;
+    uint64_t algorithm; // of cuBLASLt; 0: of cuBLAS
     // what the epilogue does
     bool has(uint32_t bits) const { return epilogue == bits; }
     bool adds_bias() const
@@ -159,6 +160,20 @@ static float scale_at(const float *p)
     return *p;
 }
 
+// The sum of k products in the order of an algorithm: from the first on; from the last; of two halves; as 1.
+static float sum_of(const float *a, const float *b, int64_t k, uint64_t algorithm)
+{
+    float s = 0, second = 0;
+    if (algorithm == 2) {
+        for (int64_t l = k - 1; l >= 0; l--) s += a[l] * b[l];
+        return s;
+    }
+    const int64_t half = algorithm == 3 ? k / 2 : k;
+    for (int64_t l = 0; l < half; l++) s += a[l] * b[l];
+    for (int64_t l = half; l < k; l++) second += a[l] * b[l];
+    return half < k ? s + second : s;
+}
+
 static void compute(const product &g)
 {
     check_ranges(g);
@@ -187,9 +202,7 @@ static void compute(const product &g)
     }
     for (int64_t j = 0; j < g.n; j++) {
         for (int64_t i = 0; i < g.m; i++) {
-            float s = 0;
-            for (int64_t l = 0; l < g.k; l++) s += a[(size_t)(i * g.k + l)] * b[(size_t)(j * g.k + l)];
-            s *= scale;
+            float s = sum_of(&a[(size_t)(i * g.k)], &b[(size_t)(j * g.k)], g.k, g.algorithm) * scale;
             if (g.beta != 0) s += scale_c * load(g.c.p, g.c.type, i + j * g.c.ld);
             if (g.adds_bias()) s += load(g.bias, g.bias_type, i);
             if (g.writes_aux()) store(g.aux, g.aux_type, i + j * g.aux_ld, s);
@@ -267,6 +280,12 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
         }
         for (auto &g : products) compute(g);
     };
+    if (products[0].algorithm) {
+        const product &g = products[0];
+        const bool plain = g.has(CUBLASLT_EPILOGUE_DEFAULT) || g.has(CUBLASLT_EPILOGUE_BIAS);
+        work.us = emu_product_us[g.algorithm - 1] + (plain ? 0 : emu_epilogue_us);
+        emu_stats.by_algorithm[products[0].algorithm]++;
+    }
     emu_stats.gemms++;
     emu_stats.gelus += products[0].applies_gelu();
     emu_stats.gelu_slopes += products[0].reads_aux();
@@ -607,6 +626,31 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
+// Whether an algorithm is one, and can do this at all: alignments are those of the layouts alone.
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                       cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result)
+{
+    EMU_BLAS("cublasLtMatmulAlgoCheck", CUBLAS_STATUS_INTERNAL_ERROR);
+    if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (dead(d) || dead(a) || dead(b) || dead(c) || dead(out) || !algo || !result)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    cublasStatus_t status = supported(*d, *a, *b, *c, *out);
+    if (status) return status;
+    for (auto &x : algorithms) {
+        if (memcmp(&x, algo->data, sizeof x) != 0) continue;
+        for (auto l : {a, b, c, out})
+            if (alignment_of(*l) < least_alignment(x, *l)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (is_fp8(a->type) && !x.alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
+        *result = cublasLtMatmulHeuristicResult_t();
+        result->algo = *algo;
+        result->workspaceSize = (size_t)x.workspace;
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
                               const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *out,
@@ -654,6 +698,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
             return matrix{(const char *)p + (int64_t)size_of(l.type) * l.stride * i, l.type, l.ld};
         };
         product g = product();
+        g.algorithm = chosen.id;
         g.transpose_a = d->transpose_a != 0;
         g.transpose_b = d->transpose_b != 0;
         g.tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
