@@ -7068,6 +7068,9 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
+            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in f32
+            // now and then, as gradients need it more than values (Transformer Engine does the same).
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)!g.gradient);
             // cuBLASLt has no other.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);

@@ -2451,7 +2451,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
     *out = nullptr;
     if (!s || bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
     emu_graph *g = s->capture;
-    if (!g || !s->capture_origin) return emu_error(cudaErrorStreamCaptureUnmatched);
+    if (!g) return emu_error(cudaErrorIllegalState);
+    if (!s->capture_origin) return emu_error(cudaErrorStreamCaptureUnmatched);
     if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id())
         return emu_error(cudaErrorStreamCaptureWrongThread);
     if (!s->capture_waits.empty()) add_node(s, mark("join"));

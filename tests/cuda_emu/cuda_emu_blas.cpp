@@ -105,6 +105,7 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     int64_t aux_ld;
     const float *scale_a, *scale_b, *scale_c, *scale_d;
     float *largest_d;
+    bool fast_accumulation; // of fp8
     // what the epilogue does
     bool has(uint32_t bits) const { return epilogue == bits; }
     bool adds_bias() const
@@ -152,6 +153,47 @@ static void check_ranges(const product &g) // the library has no bounds to check
                   (long)g.n, (long)g.k, wrong);
 }
 
+// ------------------------------------------------------------------------------------- sums of fp8 products
+// The exponent of x, or `least` where x is smaller: that of subnormal numbers.
+static int exponent_from(double x, int least) { return x == 0 ? least : std::max(ilogb(x), least); }
+static int least_exponent(cudaDataType t) { return t == CUDA_R_8F_E5M2 ? -14 : -6; }
+
+// One instruction of Hopper's tensor cores: the sum of n products of fp8, at most 32, and of `sum`. All are
+// shifted to the largest exponent, where a product has the sum of its factors' exponents, and cut 13 bits
+// behind the point, as is the new sum (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; MMA-Sim, arXiv
+// 2511.10909).
+static float add_fp8_products(const float *a, const float *b, int64_t n, float sum, const product &g)
+{
+    const int bits = 13;
+    int exponent = exponent_from(sum, -126);
+    for (int64_t l = 0; l < n; l++)
+        if (a[l] != 0 && b[l] != 0)
+            exponent = std::max(exponent, exponent_from(a[l], least_exponent(g.a.type)) +
+                                              exponent_from(b[l], least_exponent(g.b.type)));
+    const double unit = ldexp(1, exponent - bits);
+    double units = trunc(sum / unit);
+    for (int64_t l = 0; l < n; l++) units += trunc((double)a[l] * b[l] / unit); // NaN and infinity stay so
+    const double exact = units * unit;
+    if (exact == 0 || !std::isfinite(exact)) return (float)exact;
+    const double last = ldexp(1, exponent_from(exact, -126) - bits);
+    return (float)(trunc(exact / last) * last);
+}
+
+// Without fast accumulation the sums of FP8_AT_ONCE products are added up in f32.
+static float fp8_sum(const float *a, const float *b, const product &g)
+{
+    enum { INSTRUCTION = 32, FP8_AT_ONCE = 128 };
+    float total = 0, sum = 0;
+    for (int64_t l = 0; l < g.k; l += INSTRUCTION) {
+        if (!g.fast_accumulation && l % FP8_AT_ONCE == 0) {
+            total += sum;
+            sum = 0;
+        }
+        sum = add_fp8_products(a + l, b + l, std::min<int64_t>(INSTRUCTION, g.k - l), sum, g);
+    }
+    return total + sum;
+}
+
 static float scale_at(const float *p)
 {
     if (!p) return 1;
@@ -187,8 +229,10 @@ static void compute(const product &g)
     }
     for (int64_t j = 0; j < g.n; j++) {
         for (int64_t i = 0; i < g.m; i++) {
+            const float *row = &a[(size_t)(i * g.k)], *column = &b[(size_t)(j * g.k)];
             float s = 0;
-            for (int64_t l = 0; l < g.k; l++) s += a[(size_t)(i * g.k + l)] * b[(size_t)(j * g.k + l)];
+            if (is_fp8(g.a.type)) s = fp8_sum(row, column, g);
+            else for (int64_t l = 0; l < g.k; l++) s += row[l] * column[l];
             s *= scale;
             if (g.beta != 0) s += scale_c * load(g.c.p, g.c.type, i + j * g.c.ld);
             if (g.adds_bias()) s += load(g.bias, g.bias_type, i);
@@ -679,6 +723,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         g.scale_c = d->scale_c;
         g.scale_d = d->scale_d;
         g.largest_d = d->largest_d;
+        g.fast_accumulation = d->fast_accumulation != 0;
         products.push_back(g);
     }
     return submit(s, "cublasLtMatmul", products, workspace, (size_t)chosen.workspace);
