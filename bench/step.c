@@ -308,6 +308,7 @@ int main(int argc, char **argv)
     int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
     bool turns = false, only_peaks = false, estimate = false, gpt2 = false, ops = false, updated;
     const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL, *big_bird = NULL;
+    const char *matmul = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
         {"--length", &length, NULL, NULL, "tokens of each, up to 512; of GPT-2 1024, of BigBird 4096"},
@@ -321,6 +322,7 @@ int main(int argc, char **argv)
         {"--warm", &warm, NULL, NULL, "steps before them"},
         {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
         {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
+        {"--matmul", NULL, &matmul, NULL, "M, fp32 (the default), tf32 or, on a GPU, fp8"},
         {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op: events around each launch"},
         {"--product", &product, NULL, NULL,
          "rows, columns and depth of the matrix products that are a GPU's peak"},
@@ -379,6 +381,7 @@ int main(int argc, char **argv)
     o.precision = bench.precision;
     o.device = device;
     if (recompute) o.recompute = recompute;
+    if (matmul) o.matmul = matmul;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
     double planned = estimate ? seconds_by_plan(ctx, &model, o) : 0;
