@@ -7018,6 +7018,8 @@ product_key key_of(const lt_product &p, bool exact)
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
+    // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
+    if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = p.a_type(); key.b_type = p.b_type(); key.to_type = lt_type(p.to->dtype);
     key.epilogue = p.more->kind;

@@ -568,6 +568,18 @@ static bool epilogue_known(uint32_t e)
     return std::find(std::begin(all), std::end(all), e) != std::end(all);
 }
 
+static cudaDataType bias_type_of(const emu_lt_matmul &d, cudaDataType of_a, cudaDataType of_out)
+{
+    if (d.bias_type >= 0) return (cudaDataType)d.bias_type;
+    return is_fp8(of_out) || (is_fp8(of_a) && of_out == CUDA_R_32F) ? CUDA_R_16BF : of_out;
+}
+static bool has_bias(uint32_t epilogue)
+{
+    product g = product();
+    g.epilogue = epilogue;
+    return g.adds_bias() || epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || epilogue >= CUBLASLT_EPILOGUE_BGRADA;
+}
+
 // What holds for every algorithm: shapes, types, the epilogue's operands.
 static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, const emu_lt_layout &b,
                                 const emu_lt_layout &c, const emu_lt_layout &out)
@@ -586,17 +598,15 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     if (!computes) return CUBLAS_STATUS_NOT_SUPPORTED;
     product g = product();
     g.epilogue = d.epilogue;
-    cudaDataType bias_type = d.bias_type < 0 ? (is_fp8(out.type) ? CUDA_R_16BF : out.type)
-                                             : (cudaDataType)d.bias_type;
+    cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
-    bool bias = g.adds_bias() || d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD ||
-                d.epilogue >= CUBLASLT_EPILOGUE_BGRADA;
+    bool bias = has_bias(d.epilogue);
     if (is_fp8(a.type) || is_fp8(b.type)) { // cublasLtMatmul(), "To use FP8 kernels"
         if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (!d.transpose_a || d.transpose_b || d.compute != CUBLAS_COMPUTE_32F)
             return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (k % 16 || out.rows % 16 || is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type))
+        if (k % 16 || out.rows * size_of(out.type) % 16 || is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (d.epilogue == CUBLASLT_EPILOGUE_BGRADA || d.epilogue == CUBLASLT_EPILOGUE_BGRADB)
             return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -666,6 +676,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
     cublasStatus_t status = supported(*d, *a_layout, *b_layout, *c_layout, *out_layout);
     if (status) return status;
+    // Of these the heuristic says nothing; as an H200 with cuBLASLt 13.1 does.
+    if (d->bias && !has_bias(d->epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
+    for (const float *scale : {d->scale_a, d->scale_b, d->scale_c, d->scale_d})
+        if ((uintptr_t)scale % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     const emu_lt_layout *layouts[4] = {a_layout, b_layout, c_layout, out_layout};
     const void *pointers[4] = {a, b, c, out};
     algorithm chosen = {0, 0, 0};
@@ -711,8 +725,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         g.c = at(c, *c_layout);
         g.d = at(out, *out_layout);
         g.epilogue = d->epilogue;
-        g.bias_type = d->bias_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type)
-                                       : (cudaDataType)d->bias_type;
+        g.bias_type = bias_type_of(*d, a_layout->type, out_layout->type);
         g.aux_type = d->aux_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type)
                                      : (cudaDataType)d->aux_type;
         g.bias = (char *)d->bias + (int64_t)size_of(g.bias_type) * d->bias_stride * i;
