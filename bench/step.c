@@ -309,6 +309,7 @@ int main(int argc, char **argv)
     bool turns = false, only_peaks = false, estimate = false, gpt2 = false, ops = false, updated;
     const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL, *big_bird = NULL;
     const char *tune = NULL;
+    const char *matmul = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
         {"--length", &length, NULL, NULL, "tokens of each, up to 512; of GPT-2 1024, of BigBird 4096"},
@@ -323,6 +324,7 @@ int main(int argc, char **argv)
         {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
         {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
         {"--tune", NULL, &tune, NULL, "T, off (the default), on or a FILE: how products are made"},
+        {"--matmul", NULL, &matmul, NULL, "M, fp32 (the default), tf32 or, on a GPU, fp8"},
         {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op: events around each launch"},
         {"--product", &product, NULL, NULL,
          "rows, columns and depth of the matrix products that are a GPU's peak"},
@@ -382,6 +384,7 @@ int main(int argc, char **argv)
     o.device = device;
     if (recompute) o.recompute = recompute;
     o.tune = tune;
+    if (matmul) o.matmul = matmul;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
     double planned = estimate ? seconds_by_plan(ctx, &model, o) : 0;

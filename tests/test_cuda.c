@@ -25,6 +25,27 @@ static long loss_chunk = 256, loss_whole = 16 << 20;
 #include "emu_control.h"
 #endif
 
+/* Starts the emulator with so many devices of `memory` bytes; a GPU goes on as it is. */
+static void start(int devices, size_t memory, uint64_t seed)
+{
+#ifdef TT_EMULATE
+    emu_configure(devices, memory, 1, seed);
+#else
+    (void)devices;
+    (void)memory;
+    (void)seed;
+#endif
+}
+
+/* The orders that the emulator takes of what CUDA leaves open, by number; a GPU has its own. */
+#ifdef TT_EMULATE
+enum { SCHEDULERS = EMU_SCHEDULERS };
+static void schedule(int number) { emu_set_scheduler((emu_scheduler)number); }
+#else
+enum { SCHEDULERS = 1 };
+static void schedule(int number) { (void)number; }
+#endif
+
 /* ----------------------------------------------------------------------------------------------- training */
 
 enum {
@@ -189,9 +210,7 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
 {
     outcome cpu = {{0}, {0}, NULL, 0}, cuda = cpu;
     double worst = 0;
-#ifdef TT_EMULATE
-    emu_configure(1, (size_t)64 << 20, 1, 3);
-#endif
+    start(1, (size_t)64 << 20, 3);
     if (train_on(&cpu, "cpu", images, dropout, accumulate) &&
         train_on(&cuda, "cuda", images, dropout, accumulate) && CHECK(cpu.n == cuda.n)) {
         for (int k = 0; k < STEPS; k++) {
@@ -487,6 +506,8 @@ TEST(a_step_waits_once_for_its_results)
         }
 }
 
+#endif
+
 /* -------------------------------------------------------------------------------------- the host's memory */
 
 /* gelu(x) goes to the host's memory and comes back: instructions by hand, as no pass emits them yet. */
@@ -494,7 +515,7 @@ TEST(values_in_the_hosts_memory)
 {
     test_allocator a;
     float x[160], y[160];
-    emu_configure(1, (size_t)64 << 20, 1, 5);
+    start(1, (size_t)64 << 20, 5);
     tt_context *ctx = test_open(&a);
     tt_tape *t = tt_tape_new(ctx);
     tt_value in = tt_input(t, "x", TT_F32, 40, 4), h = tt_gelu(t, in);
@@ -530,6 +551,7 @@ TEST(values_in_the_hosts_memory)
     TEST_CLOSE(ctx, &a);
 }
 
+#ifdef TT_EMULATE
 /* All pinned memory of programs is in their plans: what is copied to the device, twice, what lies in the
    host's memory, and of the arena parameters there and a buffer, which programs that share one have in
    common. */
@@ -657,6 +679,8 @@ TEST(fp8_asks_its_own_device)
     }
 }
 
+#endif
+
 /* ---- fp8: a net of two blocks, whose Q, K, V read the same, trained in steps of four micro-batches */
 
 enum { FP8_WIDTH = 32, FP8_HIDDEN = 64, FP8_ROWS = 40, FP8_STEPS = 6, FP8_MICROS = 4, FP8_SIZE = 2 * (4 *
@@ -681,6 +705,16 @@ static tt_param *fp8_param(tt_context *ctx, int block, const char *name, int row
     char full[64];
     snprintf(full, sizeof full, "block.%d.%s", block, name);
     return tt_param_new(ctx, full, rows > 1 ? 2 : 1, rows > 1 ? dims : dims + 1, init);
+}
+
+/* Ranks of a device each are on a GPU ranks that share it. */
+static const char *ranks_here(const char *device)
+{
+#ifndef TT_EMULATE
+    if (strcmp(device, "cuda*2") == 0) return "cuda:0,0";
+    if (strcmp(device, "cuda*4") == 0) return "cuda:0,0,0,0";
+#endif
+    return device;
 }
 
 /* Steps [from, to) of the run, from the state in a file if `from` is not 0, to one if not all are done. */
@@ -712,7 +746,7 @@ static bool fp8_train(fp8_run *run, int from, int to)
         tt_block_end(t, h);
     }
     const tt_value loss = tt_mean_squared_error(t, h, target, tt__handle(0));
-    o.device = run->device;
+    o.device = ranks_here(run->device);
     o.precision = fp8_overflows ? "16-mixed" : "bf16-mixed";
     o.loss_scale.init = 0x1p21f;
     o.matmul = run->matmul ? run->matmul : "fp8";
@@ -784,7 +818,7 @@ TEST(training_in_fp8_keeps_its_bits)
         {"cuda*2", NULL, NULL, NULL, 0, 2, 0, {0}, {0}, 0, 0, 0, 0},
         {"cuda*4", NULL, "blocks", NULL, 0, 2, 3, {0}, {0}, 0, 0, 0, 0}};
     for (int k = 0; k < 3; k++) {
-        emu_configure(1, (size_t)64 << 20, 1, 5);
+        start(1, (size_t)64 << 20, 5);
         REQUIRE(fp8_train(k == 0 ? &exact : k == 1 ? &first : &staged, 0, FP8_STEPS));
     }
     CHECK(exact.quantized == 0 && exact.fp8 == 0);
@@ -801,13 +835,13 @@ TEST(training_in_fp8_keeps_its_bits)
         static fp8_run run;
         run = others[k];
         const fp8_run *like = run.pipeline ? &staged : &first;
-        emu_configure(4, (size_t)64 << 20, 1, (uint64_t)(6 + k));
+        start(4, (size_t)64 << 20, (uint64_t)(6 + k));
         char what[256];
         snprintf(what, sizeof what, "bits of %s, recompute %s, offload %s, zero %d, %d stages, saved after "
                  "step %d", run.device, run.recompute ? run.recompute : "default",
                  run.offload ? run.offload : "none", run.zero, run.pipeline, run.saved);
         bool ok = !run.saved || fp8_train(&run, 0, run.saved);
-        if (run.saved) emu_configure(4, (size_t)64 << 20, 1, (uint64_t)(60 + k));
+        if (run.saved) start(4, (size_t)64 << 20, (uint64_t)(60 + k));
         ok = ok && fp8_train(&run, run.saved, FP8_STEPS);
         const bool same = memcmp(run.loss, like->loss, sizeof run.loss) == 0;
         test__check(ok && same && memcmp(run.w, like->w, sizeof run.w) == 0, __FILE__, __LINE__, what);
@@ -824,7 +858,7 @@ TEST(overflows_in_fp8_are_skipped)
     for (int k = 0; k < 2; k++) {
         bool ok = true;
         for (int part = run[k].saved ? 0 : 1; part < 2 && ok; part++) {
-            emu_configure(1, (size_t)64 << 20, 1, (uint64_t)(k + 3));
+            start(1, (size_t)64 << 20, (uint64_t)(k + 3));
             ok = fp8_train(&run[k], part ? run[k].saved : 0, part ? FP8_STEPS : run[k].saved);
         }
         CHECK(ok && run[k].skipped > 0 && run[k].skipped < FP8_STEPS - 1);
@@ -836,6 +870,7 @@ TEST(overflows_in_fp8_are_skipped)
     fp8_overflows = false;
 }
 
+#ifdef TT_EMULATE
 /* The description names the device that was asked for, if it is there. */
 TEST(the_device_that_is_described)
 {
@@ -852,7 +887,9 @@ TEST(the_device_that_is_described)
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------- faults */
+#endif
+
+/* ----------------------------------------------------------------------------------------- small programs */
 
 enum {
     FAULT = 999 /* cudaErrorUnknown */,
@@ -922,6 +959,7 @@ static void small_close(small_net *n)
     tt_tape_free(n->t);
 }
 
+#ifdef TT_EMULATE
 static bool reads_later; /* small_run asks for no step's results before the next is begun */
 
 /* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth
@@ -964,6 +1002,7 @@ static void check_nothing_left(long n, long count)
     char left[256];
     if (emu_live_objects(left, sizeof left)) fault_failed(n, count, "left on the device", left);
 }
+#endif
 
 /* ----------------------------------------------------------------------------------------- managed memory */
 
@@ -972,7 +1011,7 @@ enum {
     DEEP_WIDTH = 64,
     DEEP_ROWS = 32,
     DEEP_STEPS = 4,
-    LITTLE = 800 << 10,
+    LITTLE = 800 << 10, /* bytes of a device; a GPU has an AMPLE amount */
     AMPLE = 16 << 20
 };
 
@@ -1165,11 +1204,11 @@ typedef struct deep_result {
     float w[DEEP_LAYERS][DEEP_WIDTH * DEEP_WIDTH];
 } deep_result;
 
-static emu_counts deep_run(const char *memory, size_t device, uint64_t seed, bool accumulate, deep_result *to)
+static void deep_run(const char *memory, size_t device, uint64_t seed, bool accumulate, deep_result *to)
 {
     deep_net n;
     tt_stats stats;
-    emu_configure(1, device, 1, seed);
+    start(1, device, seed);
     memset(to, 0, sizeof *to);
     bool ok = CHECK(deep_open(&n, memory, accumulate) == TT_OK);
     if (ok) spy_on(n.p);
@@ -1180,24 +1219,28 @@ static emu_counts deep_run(const char *memory, size_t device, uint64_t seed, boo
     if (!ok) printf("%s\n", tt_error(n.ctx));
     for (int k = 0; k < DEEP_LAYERS && ok; k++)
         CHECK(tt_param_get(n.ctx->params[2 * k], to->w[k]) == TT_OK);
-    const emu_counts counts = emu_get_counts();
     const tt__paging *g = ok ? n.p->arena->paging : NULL;
+    CHECK((g != NULL) == (device == LITTLE));
     if (g) { /* what is kept and what comes fits, and is there when it is used */
         CHECK(tt_program_plan(n.p).bytes > device && g->room + spy.kept_bytes <= device);
         CHECK(spy.launches > 0 && spy.batches > 0 && spy.batches <= spy.turns);
         CHECK(offload ? spy.faults < spy.launches / 50 : spy.faults == 0); /* copies push a few blocks out */
         /* What copies have brought themselves no launch takes out of what waits. */
         CHECK(offload || spy.most_waiting <= (long)(g->room / (TT__WINDOWS + 1) * TT__WINDOWS));
-        CHECK_NEAR((double)counts.prefetched, (double)spy.brought, 0);
-        CHECK_NEAR((double)counts.prefetched, (double)g->prefetched, 0);
-        CHECK_NEAR((double)counts.advised, (double)spy.kept_bytes, 0);
-    } else if (ok) {
-        const size_t bytes = strcmp(memory, "device") ? tt_program_plan(n.p).bytes : 0;
-        CHECK_NEAR((double)counts.advised, (double)bytes, 0);
+        CHECK_NEAR((double)g->prefetched, (double)spy.brought, 0);
     }
+#ifdef TT_EMULATE
+    const emu_counts counts = emu_get_counts();
+    const size_t bytes = g ? spy.kept_bytes : ok && strcmp(memory, "device") ? tt_program_plan(n.p).bytes : 0;
+    CHECK_NEAR((double)counts.advised, (double)bytes, 0);
+    CHECK_NEAR((double)counts.prefetched, g ? (double)spy.brought : 0, 0);
+    CHECK((counts.prefetches > 0) == (device == LITTLE));
+    CHECK((counts.graph_launches > 0) == (device != LITTLE));
+#endif
     deep_close(&n);
+#ifdef TT_EMULATE
     check_nothing_left(0, 1);
-    return counts;
+#endif
 }
 
 /* Managed memory gives the bits of the device's own, also with some in the host's. Where all fits, nothing is
@@ -1211,18 +1254,20 @@ TEST(managed_memory_gives_the_same_bits)
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         static deep_result first, other;
         for (int k = 0; k < TEST_COUNT(runs); k++) {
+#ifndef TT_EMULATE
+            if (runs[k].device == LITTLE) continue;
+#endif
             offload = runs[k].offload;
-            const emu_counts n = deep_run(runs[k].memory, runs[k].device, (uint64_t)(accumulate * 5 + k),
-                                          accumulate, k ? &other : &first);
+            deep_run(runs[k].memory, runs[k].device, (uint64_t)(accumulate * 5 + k), accumulate,
+                     k ? &other : &first);
             offload = NULL;
-            CHECK((n.prefetches > 0) == (runs[k].device == LITTLE));
-            CHECK((n.graph_launches > 0) == (runs[k].device != LITTLE));
             CHECK(!k || memcmp(&first, &other, sizeof first) == 0);
         }
         CHECK(first.loss[0] > 0 && fabs(first.loss[DEEP_STEPS - 1] - first.loss[0]) > 1e-4);
     }
 }
 
+#ifdef TT_EMULATE
 /* More than what is free is managed only if that is asked for by name. */
 TEST(managed_memory_that_does_not_fit_is_refused)
 {
@@ -1304,18 +1349,19 @@ TEST(managed_memory_whose_calls_fail)
     }
 }
 
+#endif
 /* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that
    are still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
 TEST(micro_steps_that_do_not_wait_keep_their_inputs)
 {
-    for (int scheduler = 0; scheduler < EMU_SCHEDULERS; scheduler++) {
+    for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
         float w[2][5 * 4];
         for (int asked = 0; asked < 2; asked++) {
             test_allocator a;
             small_net net;
             tt_stats stats;
-            emu_configure(1, (size_t)16 << 20, 1, 1);
-            emu_set_scheduler((emu_scheduler)scheduler);
+            start(1, (size_t)16 << 20, 1);
+            schedule(scheduler);
             tt_context *ctx = test_open(&a);
             bool ok = CHECK(small_open(ctx, &net, true) == TT_OK);
             /* Five micro-batches a step; each sets its inputs twice. */
@@ -1336,14 +1382,14 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
    what is copied for the next step while one is under way does not disturb that. */
 TEST(steps_are_read_one_later)
 {
-    for (int scheduler = 0; scheduler < EMU_SCHEDULERS; scheduler++) {
+    for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
         float w[2][5 * 4];
         tt_stats stats[2][6];
         for (int asked = 0; asked < 2; asked++) {
             test_allocator a;
             small_net net;
-            emu_configure(1, (size_t)16 << 20, 1, 7);
-            emu_set_scheduler((emu_scheduler)scheduler);
+            start(1, (size_t)16 << 20, 7);
+            schedule(scheduler);
             tt_context *ctx = test_open(&a);
             bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
             for (int k = 0; k < 6 && ok; k++) {
@@ -1380,7 +1426,7 @@ TEST(errors_are_read_one_later)
         tt_stats stats;
         float before[5 * 4], w[5 * 4], out[USUAL_ROWS * 5];
         tt_status status = TT_OK;
-        emu_configure(1, (size_t)16 << 20, 1, 7);
+        start(1, (size_t)16 << 20, 7);
         tt_context *ctx = test_open(&a);
         CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, NULL) == TT_OK);
         CHECK(tt_param_get(net.w, before) == TT_OK && small_set(&net, USUAL_ROWS, 0) == TT_OK);
@@ -1446,7 +1492,7 @@ TEST(fit_counts_each_step)
         double sum = 0, targets = 0;
         bool finished;
         char folder[1100];
-        emu_configure(1, (size_t)64 << 20, 1, 2);
+        start(1, (size_t)64 << 20, 2);
         snprintf(folder, sizeof folder, "%s%d", test_path(test_folder(), "fit"), bad + 1);
         tt_source source;
         memset(&source, 0, sizeof source);
@@ -1478,6 +1524,7 @@ TEST(fit_counts_each_step)
     }
 }
 
+#ifdef TT_EMULATE
 /* Steps with so many lengths in turn, `rounds` times over; how many graphs were launched. */
 static long graphs_of_lengths(int lengths, int rounds)
 {
@@ -2260,19 +2307,12 @@ TEST(any_call_may_fail_while_saving)
 #else
 
 #define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
-TEST(values_in_the_hosts_memory) { NEEDS_EMULATOR; }
 TEST(programs_on_two_devices) { NEEDS_EMULATOR; }
 TEST(pinned_memory_is_what_was_planned) { NEEDS_EMULATOR; }
 TEST(fp8_asks_its_own_device) { NEEDS_EMULATOR; }
-TEST(training_in_fp8_keeps_its_bits) { NEEDS_EMULATOR; }
-TEST(overflows_in_fp8_are_skipped) { NEEDS_EMULATOR; }
 TEST(the_device_that_is_described) { NEEDS_EMULATOR; }
 TEST(a_launch_that_fails_in_a_capture_is_named) { NEEDS_EMULATOR; }
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
-TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
-TEST(steps_are_read_one_later) { NEEDS_EMULATOR; }
-TEST(errors_are_read_one_later) { NEEDS_EMULATOR; }
-TEST(fit_counts_each_step) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
 TEST(steps_go_on_without_graphs) { NEEDS_EMULATOR; }
 TEST(products_that_cublaslt_refuses) { NEEDS_EMULATOR; }
@@ -2283,7 +2323,6 @@ TEST(an_op_that_fails_is_named) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
-TEST(managed_memory_gives_the_same_bits) { NEEDS_EMULATOR; }
 TEST(managed_memory_that_does_not_fit_is_refused) { NEEDS_EMULATOR; }
 TEST(managed_memory_that_is_not_there) { NEEDS_EMULATOR; }
 TEST(managed_memory_whose_calls_fail) { NEEDS_EMULATOR; }

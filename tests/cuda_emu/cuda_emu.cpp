@@ -2431,7 +2431,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode)
     EMU_API("cudaStreamBeginCapture");
     if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
     if (!s) return emu_error(cudaErrorStreamCaptureUnsupported); // the legacy stream cannot be captured
-    if (s->capture) return emu_error(cudaErrorInvalidValue);
+    if (s->capture) return emu_error(cudaErrorIllegalState);
     emu_graph *g = new emu_graph();
     g->lanes = {s->device};
     g->joined = {s};
@@ -2459,9 +2459,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 {
     EMU_RELEASE("cudaStreamEndCapture"); // ends the capture even when it fails
     *out = nullptr;
-    if (!s || bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
-    emu_graph *g = s->capture;
-    if (!g || !s->capture_origin) return emu_error(cudaErrorStreamCaptureUnmatched);
+    if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
+    emu_graph *g = s ? s->capture : nullptr;
+    if (!g) return emu_error(cudaErrorIllegalState);
+    if (!s->capture_origin) { g->invalid = true; return emu_error(cudaErrorStreamCaptureUnmatched); }
     if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id())
         return emu_error(cudaErrorStreamCaptureWrongThread);
     if (!s->capture_waits.empty()) add_node(s, mark("join"));

@@ -126,6 +126,7 @@ EMU_VECTORS(double, double, 16, 16)
     X(cudaErrorPeerAccessUnsupported, 217, "the devices cannot reach each other's memory") \
     X(cudaErrorECCUncorrectable, 214, "memory lost its contents") \
     X(cudaErrorInvalidResourceHandle, 400, "the handle is not valid here") \
+    X(cudaErrorIllegalState, 401, "what the call needs is not in a state for it") \
     X(cudaErrorNotReady, 600, "the work is not done yet") \
     X(cudaErrorIllegalAddress, 700, "a kernel used an address that it may not") \
     X(cudaErrorLaunchOutOfResources, 701, "a launch asked for too many resources") \
