@@ -356,7 +356,7 @@ def run_peers(args):
             if p.running() and not p.is_there("timed"):
                 p.end(f"ended after its {args.each:.0f} s")
             else:
-                p.until = time.monotonic() + 10
+                p.until = time.monotonic() + 25
                 closing.append(p)
         while closing:
             close()

@@ -20,6 +20,8 @@
 #   --revision TEXT of the sources, where there is no git (what git says)
 #   --imdb DIR, --vocab DIR   aclImdb and a folder with vocab.txt (bench/minilm_imdb.py --make-vocab makes one):
 #                             for the training, and real reviews instead of lengths drawn as IMDb's are
+#   --cache DIR     what torch.compile compiled, for calls on another GPU of the same kind: read where it is
+#                   there, else written
 #   --only LIST     of vit, fixed, imdb and gpt2, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and
 #                   on texts of IMDb's lengths, GPT-2 on 16 x 1,024 ('vit fixed imdb gpt2')
 #   --build --arch A   on a machine without a GPU: builds for that architecture (90a: H100, H200)
@@ -35,7 +37,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build} CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHON=${PYTHON:-python3} began=$(date +%s)
 NVCC=${NVCC:-$CUDA_HOME/bin/nvcc} GPU_LOCK=${GPU_LOCK:-/tmp/gpu.lock}
-command="bench/gpu.sh $*" parts='' out=bench/results limit=530 dry='' peers=yes imdb='' vocab=''
+command="bench/gpu.sh $*" parts='' out=bench/results limit=530 dry='' peers=yes imdb='' vocab='' cache=''
 only='vit fixed imdb gpt2' prebuilt='' arch=''
 revision=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
 die() { echo "gpu.sh: $*" >&2; exit 1; }
@@ -45,7 +47,7 @@ while [ $# -gt 0 ]; do
     --dry-run) dry=yes ;;
     --no-peers) peers= ;;
     --prebuilt) prebuilt=yes ;;
-    --out | --limit | --only | --imdb | --vocab | --arch | --revision)
+    --out | --limit | --only | --imdb | --vocab | --cache | --arch | --revision)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
         --out) out=$2 ;;
@@ -55,6 +57,7 @@ while [ $# -gt 0 ]; do
         --revision) revision=$2 ;;
         --imdb) imdb=$2 ;;
         --vocab) vocab=$2 ;;
+        --cache) cache=$2 ;;
         esac
         shift ;;
     --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
@@ -107,7 +110,7 @@ export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this 
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
 [ -z "$all" ] || rm -rf "$state" # else several calls share a report
-mkdir -p "$state" "$out" || die "cannot write to $state and $out"
+mkdir -p "$state" "$out" ${cache:+"$cache"} || die "cannot write to $state and $out"
 TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch TRITON_CACHE_DIR=$TORCHINDUCTOR_CACHE_DIR/triton
 
 # stage NAME SECONDS COMMAND...: runs it and says how it went; its outputs are in NAME.log, and the standard
@@ -145,7 +148,7 @@ alone='' lock_tool=$(command -v flock)
 # shellcheck disable=SC2034
 if [ -n "$dry" ]; then
     model_vit='--vit Ti/16 --pixels 32 --layers 1' model_text='--layers 1' model_gpt2='--gpt2 --layers 1'
-    model_nano='--layers 1'
+    layers='--layers 1'
     shape_vit='Ti/16 of 1 layer, 2 images' shape_fixed='1 layer, 2 x 16' shape_imdb='1 layer, batch 2'
     shape_gpt2='1 layer, 1 x 16' batches_gpt2='--seqs 1 --length 16 --batches 1'
     batches_vit='--seqs 2 --pixels 32' batches_fixed='--seqs 2 --length 16'
@@ -155,7 +158,7 @@ if [ -n "$dry" ]; then
     step=$B/step quick='--seconds 0 --threads 1' train_program=$B/distilbert_imdb
     train_options='--train 4 --test 2 --epochs 1 --batch 4'
 else
-    model_vit='--vit L/16' model_text='' model_gpt2=--gpt2 model_nano=''
+    model_vit='--vit L/16' model_text='' model_gpt2=--gpt2 layers=''
     shape_gpt2='124M, 16 x 1024' batches_gpt2='--seqs 16 --length 1024 --batches 2'
     shape_vit='L/16, 64 images' shape_fixed='12 x 512' shape_imdb='batch 12'
     batches_vit='--seqs 64 --batches 2' batches_fixed='--seqs 12' batches_imdb='--seqs 12 --batches 48'
@@ -219,14 +222,41 @@ elif part build; then
     test_list > "$B/cuda/tests"
 fi
 
-# PyTorch's peers: a line of a name and options for each. What matters most comes first, as time may run out.
-# Images and GPT-2 have a batch's shape in each step, which recorded launches (reduce-overhead) need.
-# peer NAME KIND PRECISION MODE OPTION...
+# PyTorch's peers: a line of a name and options for each; SIDE is its name in SIDES of gpu.py.
+# peer SIDE KIND PRECISION MODE OPTION...
 peer() {
-    peer=$1 kind=$2 v=$(variant_of "$3" "$4")
+    side=$1 kind=$2 precision=$3 v=$(variant_of "$3" "$4")
     shift 4
-    echo "$peer --device $device --batches $state/$kind.safetensors --variant '$v'" \
-        "--warm $(of warm "$kind") --steps $(of steps "$kind") $*" >> "$state/peers"
+    case " $only " in *" $kind "*) ;; *) return ;; esac
+    case " $(of precisions "$kind") " in *" $precision "*) ;; *) return ;; esac
+    echo "$kind.$precision.$side --device $device --batches $state/$kind.safetensors --variant '$v'" \
+        "--warm $(of warm "$kind") --steps $(of steps "$kind")${cache:+ --cache $cache/$kind.$precision.$side}" \
+        "$*" >> "$state/peers"
+}
+# What matters most comes first, as time may run out. Images and GPT-2 have a batch's shape in each step, which
+# recorded launches (reduce-overhead) need. The plain GPT-2 (bench/nano_gpt.py) of a padded vocabulary and
+# without dropout is the fastest; that of 50,257 with dropout does what tinytrain does.
+list_peers() {
+    peer reduce vit bf16-true reduce --whole "$model_vit"
+    for precision in bf16-mixed bf16-true; do
+        peer reduce fixed $precision reduce --whole "$model_text"
+    done
+    peer nano_padded gpt2 bf16-mixed compile --nano 50304 --dropout 0 "$layers"
+    peer nano_dropout gpt2 bf16-mixed compile --nano 50257 --dropout 0.1 "$layers"
+    peer nano_padded_dropout gpt2 bf16-true compile --nano 50304 --dropout 0.1 "$layers"
+    peer nano_padded gpt2 bf16-true compile --nano 50304 --dropout 0 "$layers"
+    peer compile vit bf16-true compile --whole "$model_vit"
+    peer nano_padded_reduce gpt2 bf16-mixed reduce --nano 50304 --dropout 0 "$layers"
+    peer nano_padded_dropout gpt2 bf16-mixed compile --nano 50304 --dropout 0.1 "$layers"
+    peer nano gpt2 bf16-mixed compile --nano 50257 --dropout 0 "$layers"
+    peer compile gpt2 bf16-mixed compile --whole "$model_gpt2"
+    for precision in bf16-true bf16-mixed; do
+        peer eager vit "$precision" eager --count --whole "$model_vit"
+        peer eager fixed "$precision" eager --count --whole "$model_text"
+        peer eager gpt2 "$precision" eager --count --whole "$model_gpt2"
+        peer eager imdb "$precision" eager --count "$model_text"
+    done
+    peer compile imdb bf16-mixed compile --dynamic "$model_text"
 }
 coordinator='' waiting=''
 if part measure; then
@@ -243,28 +273,9 @@ if part measure; then
 fi
 if part measure && [ -n "$torch" ]; then
     : > "$state/peers"
-    for mode in reduce nano compile eager; do for kind in $only; do for precision in $(of precisions "$kind"); do
-        # shellcheck disable=SC2046
-        case $mode.$kind in
-        nano.gpt2)
-            [ "$precision" = bf16-mixed ] || [ -n "$dry" ] || continue
-            for words in 'nano_padded 50304 0 compile' 'nano_dropout 50257 0.1 compile' \
-                'nano_padded_reduce 50304 0 reduce' 'nano_dropout_reduce 50257 0.1 reduce' \
-                'nano_padded_dropout 50304 0.1 compile' 'nano 50257 0 compile'; do
-                # shellcheck disable=SC2086
-                set -- $words
-                # shellcheck disable=SC2086
-                peer gpt2.bf16-mixed.$1 gpt2 bf16-mixed $4 --nano $2 --dropout $3 $model_nano
-                [ -z "$dry" ] || break
-            done ;;
-        nano.* | reduce.imdb) ;;
-        compile.imdb) peer "$kind.$precision.compile" "$kind" "$precision" compile --dynamic $(model_of imdb) ;;
-        eager.*) peer "$kind.$precision.eager" "$kind" "$precision" eager --count $(model_of "$kind") ;;
-        *) peer "$kind.$precision.$mode" "$kind" "$precision" "$mode" $(model_of "$kind") ;;
-        esac
-    done; done; done
+    list_peers
     "$PYTHON" bench/gpu.py peers --list "$state/peers" --state "$state" --lock "$GPU_LOCK" --after "$state/go" \
-        --each 30 --time 200 --limit "$(($(left) - 5))" &
+        --compile 200 --each 40 --time 210 --limit "$(($(left) - 5))" &
     coordinator=$!
 elif part measure; then
     skip peers 'PyTorch with transformers is not there, or not asked for'
