@@ -5,6 +5,10 @@
         vit, fixed, imdb or gpt2; standard library only
     python bench/gpu.py torch --batches FILE --variant 'bf16 weights' ...
         steps of the model in PyTorch, on "cuda" or "cpu"
+    python bench/gpu.py peers --list FILE --state DIR
+        such processes, which compile side by side and are timed one at a time
+    python bench/gpu.py training -- COMMAND
+        a training from its start to its end
     python bench/gpu.py report --state DIR --to PREFIX ...
         PREFIX.json and PREFIX.md from what the stages left
     python bench/gpu.py expected
@@ -19,10 +23,13 @@ the results of each step, which are read while the next is under way.
 reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no padding."""
 import argparse
 import contextlib
+import csv
+import faulthandler
 import fcntl
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -165,6 +172,10 @@ def run_torch(args):
             x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
             (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
             before[0] = in_use()
+    faulthandler.register(signal.SIGUSR1)
+    if args.cache and os.path.exists(args.cache):
+        with open(args.cache, "rb") as f:
+            torch.compiler.load_cache_artifacts(f.read())
     step, all_batches = pytorch.training(args, args.device, before_device)
     n = len(all_batches)
     if compiled:
@@ -185,9 +196,15 @@ def run_torch(args):
                 step(*batch)
         flops = counter.get_total_flops() / n
     tokens = [tokens_of(inputs, args) for inputs, _ in all_batches]
+    log = lambda what: print(f"{time.strftime('%T')} {what}", file=sys.stderr, flush=True)
+    log("first steps")
     for k in range(-args.warm, 0):
         step(*all_batches[k % n])
+        if k == -args.warm:
+            wait()
+            log("one step is done")
     wait()
+    log("timed steps")
     # The allocator does not see what recorded launches use again.
     if on_gpu and "reduce-overhead" not in args.variant:
         torch.cuda.reset_peak_memory_stats()
@@ -224,11 +241,17 @@ def run_torch(args):
         report.row("graphs that were not recorded", counters["inductor"]["cudagraph_skips"], "graphs")
     if on_gpu:
         steps = min(5, args.steps)
+        log("profiled steps")
         record = profiled(torch, lambda k: step(*all_batches[k % n]), steps)
         turn.leave()
         turn.mark("timed")
         report.row("time of a step that the GPU is busy", busy(record, steps), "ms")
     turn.mark("timed")
+    if args.cache and not os.path.exists(args.cache):
+        artifacts = torch.compiler.save_cache_artifacts()
+        if artifacts:
+            with open(args.cache, "wb") as f:
+                f.write(artifacts[0])
 
 
 # ------------------------------------------------------------------------------------------------------ peers
@@ -266,6 +289,8 @@ class Peer:
         """how it went; ends the process if it still runs"""
         if self.running():
             with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGUSR1)      # where it is, for the log
+                time.sleep(0.2)
                 os.killpg(self.process.pid, signal.SIGKILL)
         status = self.process.wait()
         result = result or ("ok" if status == 0 else f"failed with status {status}")
@@ -316,7 +341,8 @@ def run_peers(args):
               flush=True)
         while args.after and not os.path.exists(args.after) and since() < args.limit:
             time.sleep(0.1)
-        while waiting and since() < args.limit - 5:
+        limit = min(args.limit, since() + args.time)
+        while waiting and since() < limit - 5:
             close()
             p = next((p for p in waiting if p.is_there("ready") or not p.running()), None)
             if not p:
@@ -324,13 +350,13 @@ def run_peers(args):
                 continue
             waiting.remove(p)
             open(p.prefix + ".go", "w").close()
-            until = min(time.monotonic() + args.each, began + args.limit)
+            until = min(time.monotonic() + args.each, began + limit)
             while p.running() and not p.is_there("timed") and time.monotonic() < until:
                 time.sleep(0.02)
             if p.running() and not p.is_there("timed"):
                 p.end(f"ended after its {args.each:.0f} s")
             else:
-                p.until = time.monotonic() + 10
+                p.until = time.monotonic() + 25
                 closing.append(p)
         while closing:
             close()
@@ -340,10 +366,47 @@ def run_peers(args):
             p.end("ended: no time left" if p.is_there("ready") else "ended: not compiled in time")
 
 
+# --------------------------------------------------------------------------------------------------- training
+def run_training(args):
+    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long it took and how good the
+    model is."""
+    began = time.monotonic()
+    out = subprocess.run(args.command, stdout=subprocess.PIPE, text=True)
+    seconds = time.monotonic() - began
+    print(out.stdout, file=sys.stderr)
+    if out.returncode:
+        sys.exit(f"gpu.py: '{shlex.join(args.command)}' ended with status {out.returncode}")
+    last = lambda pattern: float(re.findall(pattern, out.stdout)[-1])
+    if args.metrics:
+        with open(args.metrics, newline="") as f:
+            steps = sum(float(r["seconds"]) for r in csv.DictReader(f) if r["split"] == "train")
+        accuracy, memory = last(r"accuracy ([\d.]+), .* test texts"), last(r"memory plan for \w+: ([\d.]+) MB")
+    else:
+        steps, accuracy = last(r"training took ([\d.]+) s"), last(r"test accuracy ([\d.]+)")
+        memory = last(r"memory of tensors at most (\d+) MB" if "MB\n" in out.stdout
+                      else r"peak resident memory (\d+) MiB")
+    report = pytorch.Report(True)
+    for (what, unit), value in zip(TRAINED, (seconds, steps, 100 * accuracy, memory)):
+        report.row(what, value, unit)
+
+
 # ----------------------------------------------------------------------------------------------------- report
 WHAT = {"vit": "ViT", "fixed": "DistilBERT", "imdb": "DistilBERT, IMDb lengths", "gpt2": "GPT-2"}
-SIDES = {"tinytrain": "tinytrain", "none": "tinytrain, nothing recomputed", "eager": "PyTorch eager",
-         "compile": "torch.compile", "reduce": "torch.compile, reduce-overhead"}
+SIDES = {"tinytrain": "tinytrain", "tuned": "tinytrain, products timed (tune)",
+         "none": "tinytrain, nothing recomputed", "nodrop": "tinytrain, no dropout",
+         "eager": "PyTorch eager", "compile": "torch.compile", "reduce": "torch.compile, reduce-overhead",
+         "nano": "plain PyTorch, compiled, 50,257, no dropout",
+         "nano_dropout": "plain PyTorch, compiled, 50,257, dropout",
+         "nano_dropout_reduce": "plain PyTorch, reduce-overhead, 50,257, dropout",
+         "nano_padded": "plain PyTorch, compiled, 50,304, no dropout",
+         "nano_padded_reduce": "plain PyTorch, reduce-overhead, 50,304, no dropout",
+         "nano_padded_dropout": "plain PyTorch, compiled, 50,304, dropout"}
+NO_DROPOUT = ("nano", "nano_padded", "nano_padded_reduce")
+# Of a training: what `gpu.py training` reports.
+TRAINED = [("from its start to its end", "s"), ("training steps", "s"), ("accuracy on test reviews", "%"),
+           ("memory", "MB")]
+# Below this share of a step's time in which the GPU is busy, the GPU waits for its host.
+BUSY = 0.85
 
 
 def table(header, lines):
@@ -351,6 +414,13 @@ def table(header, lines):
     text = lambda x: "" if x is None else x if isinstance(x, str) else number(x)
     return (["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"] +
             ["| " + " | ".join(map(text, line)) + " |" for line in lines])
+
+
+def write_whole(path, text):
+    """all of it or nothing, as a call may be ended from outside"""
+    with open(f"{path}.{os.getpid()}", "w") as f:
+        f.write(text)
+    os.replace(f.name, path)
 
 
 def pairs(texts):
@@ -440,7 +510,7 @@ def make_report(args):
     for name, r in measured.get("peaks", {}).items():
         row(name, r["value"], r["unit"])
     value = lambda run, name: measured.get(run, {}).get(name, {}).get("value")
-    runs = [tuple(name.split(".")) for name in measured if name.count(".") == 2]
+    runs = [tuple(name.split(".")) for name in measured if name.count(".") == 2 and name.split(".")[0] in WHAT]
     for what, precision in dict.fromkeys(r[:2] for r in runs):
         label = f"{WHAT[what]}, {shapes[what]}, {precision}"
         speeds = {side: value(f"{what}.{precision}.{side}", "tokens a second, mean") for side in SIDES}
@@ -452,10 +522,14 @@ def make_report(args):
             if not speed:
                 continue
             millis, memory, ratio, of_peak = value(run, "time of a step, mean"), grown(side), None, None
+            median, busy = value(run, "time of a step, median"), value(run, "time of a step that the GPU is busy")
+            own = "nodrop" if side in NO_DROPOUT and speeds["nodrop"] else "tinytrain"
             rate = measured[run].get("matmuls and attention, whole step, mean")
             planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
             row(f"{label}, {who}: tokens a second", speed, "tokens/s")
+            if busy:      # of_peak: the share of its time
+                row(f"{label}, {who}: the GPU is busy", busy, "ms", peak=millis)
             if rate:
                 of = label if side == "tinytrain" else f"{label}, {who}"
                 row(f"{of}: matmuls and attention", rate["value"], rate["unit"], peak=rate["peak"])
@@ -463,38 +537,52 @@ def make_report(args):
                 row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds["tinytrain"]:      # the same FLOPs, in the peer's time
-                ratio = speeds["tinytrain"] / speed
+            elif speeds[own]:      # the same FLOPs, in the peer's time
+                ratio = speeds[own] / speed
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None
-                row(f"{label}: tokens a second beside {who}", speeds["tinytrain"], "tokens/s", peer=speed)
-                row(f"{label}: memory measured beside {who}", grown("tinytrain"), "MB", peer=memory)
+                row(f"{label}: tokens a second beside {who}", speeds[own], "tokens/s", peer=speed)
+                row(f"{label}: memory measured beside {who}", grown(own), "MB", peer=memory)
             tensors = planned if rate else value(run, "memory of tensors at most")
             flops = value(run, "FLOPs of a step, mean")
             if flops:
                 row(f"{label}, {who}: FLOPs of a step", flops, "TFLOP")
-            lines.append([label, who, millis, f"{speed:.0f}", ratio, flops, of_peak, tensors, memory])
+            waits = busy and busy < BUSY * millis
+            lines.append([label, who, millis, median, f"{busy:.3g}{', waits for its host' * waits}" if busy
+                          else None, f"{speed:.0f}", ratio, flops, of_peak, tensors, memory])
 
-    with open(args.to + ".json", "w") as f:
-        json.dump({**about, "stages": stages, "rows": rows}, f, indent=1)
-        f.write("\n")
+    trained = [[SIDES[name.split(".")[2]]] + [value(name, what) for what, _ in TRAINED]
+               for name in measured if name.startswith("train.")]
+    for who, *values in trained:
+        for (what, unit), x in zip(TRAINED, values):
+            if x is not None:
+                row(f"DistilBERT from random weights on IMDb, bf16-mixed, {who}: {what}", x, unit)
+    write_whole(args.to + ".json", json.dumps({**about, "stages": stages, "rows": rows}, indent=1) + "\n")
     text = ([f"# {about.get('gpu', 'GPU')}, {about.get('date', '')}", ""] +
             [f"- {k}: {f'`{v}`' if k == 'command' else v}" for k, v in about.items()])
     text += ["", "Memory in MB: `tensors` is what tinytrain planned, and the most that PyTorch's allocator "
              "had handed out; `measured` is by how much the device's memory in use grew "
-             "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's. "
+             "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's, "
+             "beside peers without dropout of tinytrain's without. `GPU busy`: by torch.profiler, in some "
+             "steps after those timed; where that is far less than a step takes, PyTorch waits for its host. "
              "The share is of cuBLASLt's products in the same process; there peers are taken to do the FLOPs "
              "of tinytrain's first row. TFLOP: of a step's matmuls and attention, with what is recomputed, "
              "as each side counts its own (torch.utils.flop_counter, in eager mode).", ""]
-    columns = ["what", "side", "ms a step", "tokens/s", "ratio", "TFLOP", "matmuls and attention", "tensors",
+    columns = ["what", "side", "ms a step", "median", "GPU busy", "tokens/s", "ratio", "TFLOP", "matmuls and attention", "tensors",
                "measured"]
     text += table(columns, lines) if lines else ["Nothing was measured."]
+    if trained:
+        text += (["", "DistilBERT from the same random weights on IMDb, bf16-mixed; PyTorch pads and groups by "
+                  "length, tinytrain has no padding:", ""] +
+                 table(["side"] + [f"{what}, {unit}" for what, unit in TRAINED], trained))
     peaks = {name: r["value"] for name, r in measured.get("peaks", {}).items()}
-    for name in [name for name in measured if name.endswith(".ops")]:
-        what, precision, _ = name.split(".")
+    for name in [name for name in measured if ".ops_wgmma_" in name]:
+        what, precision, side = name.split(".")
+        attention = "by warpgroups" if side.endswith("1") else "by warps (TINYTRAIN_WGMMA=0)"
         peak = (measured[name].get("matmuls and attention, whole step, mean") or {}).get("peak")
         copies = peaks.get("copies of memory, bytes read and written")
         if peak and copies:
-            text += (["", f"Each op by itself, {WHAT[what]}, {shapes[what]}, {precision}:", ""] +
+            text += (["", f"Each op by itself, {WHAT[what]}, {shapes[what]}, {precision}, attention "
+                      f"{attention}:", ""] +
                      table_of_ops({"rows": measured[name], "copies": copies, "peak": peak}))
     if "peaks" in measured:
         text += ([""] +
@@ -502,8 +590,7 @@ def make_report(args):
                        [[name, r["value"], r["unit"]] for name, r in measured["peaks"].items()]))
     text += ([""] +
              table(["stage", "result", "s"], [[s["name"], s["result"], str(s["seconds"])] for s in stages]))
-    with open(args.to + ".md", "w") as f:
-        f.write("\n".join(text) + "\n")
+    write_whole(args.to + ".md", "\n".join(text) + "\n")
     print("\n".join(text))
 
 
@@ -537,6 +624,10 @@ def main():
     t.add_argument("--nano", type=pytorch.positive, metavar="N", help="bench/nano_gpt.py with a vocabulary "
                    "of N")
     t.add_argument("--dropout", type=float, default=0.1, metavar="X", help="of --nano")
+    t.add_argument("--whole", action="store_true", help="all sequences of a batch are as long: no masks")
+    t.add_argument("--cache", metavar="FILE", help="what torch.compile compiled: read if it is there, else "
+                   "written; for a GPU and a PyTorch of the same kind")
+    t.add_argument("--dynamic", action="store_true", help="torch.compile for any length")
     t.add_argument("--vit", metavar="SIZE")
     t.add_argument("--gpt2", action="store_true")
     t.add_argument("--pixels", type=pytorch.positive, default=224)
@@ -548,7 +639,11 @@ def main():
     q.add_argument("--after", metavar="FILE", help="nothing is timed before it exists")
     q.add_argument("--compile", type=float, default=240, metavar="N", help="seconds to compile")
     q.add_argument("--each", type=float, default=30, metavar="N", help="seconds to time each")
-    q.add_argument("--limit", type=float, default=500, metavar="N", help="seconds for all")
+    q.add_argument("--time", type=float, default=500, metavar="N", help="seconds to time all")
+    q.add_argument("--limit", type=float, default=500, metavar="N", help="seconds for all of it")
+    w = sub.add_parser("training")
+    w.add_argument("--metrics", metavar="FILE", help="metrics.csv that tinytrain's example writes")
+    w.add_argument("command", nargs="+")
     r.add_argument("--state", required=True, metavar="DIR")
     r.add_argument("--to", required=True, metavar="PREFIX")
     r.add_argument("--shapes", nargs="*", default=[], metavar="KIND=TEXT")
@@ -557,7 +652,7 @@ def main():
     if args.what == "expected":
         return print("\n".join(table_expected()))
     return {"batches": batches, "torch": run_torch, "peers": run_peers,
-            "report": make_report}[args.what](args)
+            "training": run_training, "report": make_report}[args.what](args)
 
 
 if __name__ == "__main__":

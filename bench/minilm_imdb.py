@@ -240,6 +240,10 @@ def train(args, tokenizer):
         total = float(total)      # waits for the GPU
         spent = time.perf_counter() - began
         seconds += spent
+        if args.test_once and epoch + 1 < args.epochs:
+            print(f"epoch {epoch + 1}: train loss {total / per_epoch:.4f}; trained {spent:.1f} s "
+                  f"({tokens / spent:.0f} tokens/s)", flush=True)
+            continue
         began = time.perf_counter()
         score = accuracy(model, test_rows, args)
         print(f"epoch {epoch + 1}: train loss {total / per_epoch:.4f}, test accuracy {score:.4f}; "
@@ -266,6 +270,7 @@ def main():
                    help="length of the schedule, when longer than --losses runs")
     p.add_argument("--train", type=int, metavar="N", help="train on N reviews")
     p.add_argument("--test", type=int, default=2000, metavar="N")
+    p.add_argument("--test-once", action="store_true", help="after the last epoch, and not after each")
     p.add_argument("--epochs", type=int, default=2)
     p.add_argument("--batch", type=int, default=16)
     p.add_argument("--lr", type=float, default=5e-5)

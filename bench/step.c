@@ -307,6 +307,7 @@ int main(int argc, char **argv)
 {
     int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
     bool turns = false, only_peaks = false, estimate = false, gpt2 = false, ops = false, updated;
+    bool no_dropout = false;
     const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL, *big_bird = NULL;
     const char *tune = NULL;
     const char *matmul = NULL;
@@ -332,6 +333,7 @@ int main(int argc, char **argv)
         {"--estimate", NULL, NULL, &estimate, "the time of a step as its plan says, by measured costs"},
         {"--batches", NULL, &path, NULL,
          "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
+        {"--no-dropout", NULL, NULL, &no_dropout, "the model trains without dropout"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(big_bird ? TT_BIG_BIRD : TT_DISTILBERT);
@@ -358,7 +360,9 @@ int main(int argc, char **argv)
     if (layers) c.layers = v.layers = g.layers = layers;
     if ((size != NULL) + gpt2 + (big_bird != NULL) > 1)
         bench_die("--vit, --gpt2 and --big-bird are models of their own");
-    if (big_bird) c.dropout = c.attention_dropout = c.classifier_dropout = 0;
+    if (big_bird || no_dropout) c.dropout = c.attention_dropout = c.classifier_dropout = 0;
+    if (no_dropout) v.dropout = v.attention_dropout = 0;
+    if (no_dropout) g.embedding_dropout = g.dropout = g.attention_dropout = 0;
     if (big_bird) c.block_sparse = strcmp(big_bird, "block_sparse") == 0;
     if (big_bird && !c.block_sparse && strcmp(big_bird, "original_full") != 0)
         bench_die("--big-bird %s: block_sparse or original_full", big_bird);
