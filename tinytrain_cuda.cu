@@ -1863,15 +1863,20 @@ struct op_dropout {
         __syncthreads();
         key = shared;
     }
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    // Columns [c, c + 8) of row r.
+    __device__ void apply(int64_t r, int64_t c, float (&v)[8]) const
     {
         const int64_t row = number ? number[r] : first_row + r;
         const uint32_t counter[4] = {(uint32_t)row, (uint32_t)((first_col + c) / 8), 0, 0};
         uint32_t u[4];
-        load_group(v, g.a, r, c, n, g.vector);
         philox(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
+    }
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        load_group(v, g.a, r, c, n, g.vector);
+        apply(r, c, v);
         if (g.b.data) {
             float residual[8];
             load_group(residual, g.b, r, c, n, g.vector);
@@ -1881,12 +1886,17 @@ struct op_dropout {
     }
 };
 
-cudaError_t run_dropout(const tt__launch *l)
+op_dropout dropout_of(const tt__launch *l)
 {
     const uint32_t drop = (uint32_t)TT__DROP_THRESHOLD(l->instr->attr.dropout);
-    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col,
-                           l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
-    return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, op, l->out[1], l->add[1]);
+    return {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col, l->instr->random, drop,
+            65536.0f / (float)(65536 - drop), 0};
+}
+
+cudaError_t run_dropout(const tt__launch *l)
+{
+    return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, dropout_of(l), l->out[1],
+                           l->add[1]);
 }
 
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
@@ -1946,50 +1956,81 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes:
-// the pixels and y once.
-struct op_patches {
-    static constexpr int KIND = RARE;
+// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. A
+// thread takes up to 8 pixels of a line of a patch, from all C channels. words: the pixels of 8 begin at
+// multiples of 4 bytes. Bytes: the pixels and y once.
+struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
-    tt_patch_options o;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        const int p = position[r] - 1, across = o.width / o.patch, area = o.patch * o.patch;
-        if (p < 0) {
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
-            return true;
-        }
-        const uint8_t *from = pixels + sequence_of(start, seqs, r) * ld
-            + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
-        int channel = (int)(c / area), line = (int)(c % area) / o.patch, x = (int)(c % area) % o.patch;
-        TT__UNROLL for (int j = 0; j < 8; j++) {
-            if (j >= n) continue;
-            // a chain of choices, as an index would put the options into local memory
-            const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2]
-                : o.mean[3];
-            const float std = channel == 0 ? o.std[0] : channel == 1 ? o.std[1] : channel == 2 ? o.std[2]
-                : o.std[3];
-            v[j] = (float)from[((int64_t)line * o.width + x) * o.channels
-                               + channel] * (1 / (255 * std)) - mean / std;
-            if (++x < o.patch) continue;
-            x = 0;
-            if (++line < o.patch) continue;
-            line = 0;
-            channel++;
-        }
-        return true;
-    }
+    int width, patch;
+    float scale[4], shift[4]; // of each channel
+    tt__mat y;
+    bool add, vector, words;
 };
+
+template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patches_args g)
+{
+    tt__begin_kernel();
+    const unsigned across = (unsigned)(g.width / g.patch), area = (unsigned)(g.patch * g.patch);
+    const unsigned runs = ((unsigned)g.patch + 7) / 8, each = runs * (unsigned)g.patch;
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.y.rows * each;
+         k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+        const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
+        const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
+        const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
+        uint32_t pixels[2 * C]; // 4 bytes each
+        TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
+        if (p >= 0) {
+            const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
+                + (unsigned)p % across * (unsigned)g.patch + x;
+            const uint8_t *from = g.pixels + sequence_of(g.start, g.seqs, r) * g.ld + corner * C;
+            if (g.words) {
+                TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = ((const uint32_t *)from)[i];
+            } else {
+                TT__UNROLL for (int i = 0; i < 8 * C; i++)
+                    if (i < n * C) pixels[i / 4] |= (uint32_t)from[i] << (i % 4 * 8);
+            }
+        }
+        TT__UNROLL for (int channel = 0; channel < C; channel++) {
+            const int64_t c = channel * area + line * (unsigned)g.patch + x;
+            float v[8], old[8];
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                const int i = j * C + channel;
+                v[j] = p < 0 ? 0.0f
+                    : (float)(pixels[i / 4] >> (i % 4 * 8) & 255) * g.scale[channel] + g.shift[channel];
+            }
+            if (g.add) {
+                load_group(old, g.y, r, c, n, g.vector);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+            }
+            store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+        }
+    }
+}
 
 cudaError_t run_patches(const tt__launch *l)
 {
-    const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
-                           (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
-                           l->instr->attr.image};
-    return run_groups(l->device, no_operand, no_operand, l->out[0], l->add[0], true, op);
+    const tt_patch_options *o = &l->instr->attr.image;
+    const tt__mat *y = &l->out[0];
+    patches_args g = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
+                      (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data, o->width, o->patch, {},
+                      {}, *y, l->add[0], o->patch % 8 == 0 && is_wide(y), false};
+    for (int c = 0; c < o->channels; c++) {
+        g.scale[c] = 1 / (255 * o->std[c]);
+        g.shift[c] = -o->mean[c] / o->std[c];
+    }
+    // So all lines of images begin at multiples of 4 bytes, as 8 pixels of C channels are.
+    g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels))
+        % 4 == 0;
+    if (!y->rows) return cudaSuccess;
+    const auto kernel = o->channels == 1 ? patches<1> : o->channels == 2 ? patches<2>
+        : o->channels == 3 ? patches<3> : patches<4>;
+    unsigned grid;
+    const int64_t units = y->rows * ((o->patch + 7) / 8) * o->patch;
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 2, blocks_for(units, TT__ROW_THREADS),
+                                  &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
 // ---- sums over rows, by kernels of their own
@@ -2286,20 +2327,25 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
+// The dropout that a norm's kernel does too. Forward: x, which the norm reads, becomes dropout(from) +
+// residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
+struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
+
 #ifndef TT__NORM_RESIDENT
-#define TT__NORM_RESIDENT(V, LANES, X) \
-    ((X) == ANY ? 2 : (V) < 3 ? 4 : (X) == TT_F32 ? 2 : 3)
+#define TT__NORM_RESIDENT(V, X, DROP) \
+    ((X) == ANY ? 2 : (V) < 3 ? 3 : (X) != TT_F32 && !(DROP) ? 3 : (V) == 4 && (X) == TT_F32 && (DROP) ? 1 : 2)
 #endif
 
 // y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
 // registers of LANES threads (a warp, or the block), read once; of typed operands, a warp's next row is on
-// its way meanwhile. X: dtype of x and y, W: of w and b.
-template <int V, int LANES, int X, int W>
-__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_RESIDENT(V, LANES, X))
+// its way meanwhile. X: dtype of x and y, W: of w and b. DROP: with dropout, of typed operands.
+template <int V, int LANES, int X, int W, bool DROP>
+__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_RESIDENT(V, X, DROP))
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
-              bool vector)
+              bool vector, norm_dropout drop)
 {
     tt__begin_kernel();
+    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         x.dtype = y.dtype = (tt_dtype)X;
         w.dtype = b.dtype = (tt_dtype)W;
@@ -2311,15 +2357,29 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_RESIDENT(V, LANES, X
     const int64_t step = (int64_t)gridDim.x * TEAMS;
     const float each = 1.0f / (float)x.cols;
     int64_t r = (int64_t)blockIdx.x * TEAMS + threadIdx.x / LANES;
-    group_bits<X> next[V];
+    group_bits<X> next[V], residual[DROP ? V : 1];
     const auto fetch = [&](int64_t row) {
-        TT__UNROLL for (int k = 0; k < V; k++) fetch_group<V, LANES>(next[k], x, row, k, lane, vector);
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            fetch_group<V, LANES>(next[k], DROP ? drop.from : x, row, k, lane, vector);
+            if (DROP && drop.residual.data)
+                fetch_group<V, LANES>(residual[k], drop.residual, row, k, lane, vector);
+        }
     };
     if (AHEAD && r < x.rows) fetch(r);
     for (; r < x.rows; r += step) { // a whole warp
         float v[V][8], u[8], sum = 0, squares = 0;
         if (!AHEAD) fetch(r);
-        TT__UNROLL for (int k = 0; k < V; k++) widen_group(v[k], next[k]);
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            widen_group(v[k], next[k]);
+            if constexpr (DROP) {
+                drop.op.apply(r, column_of<LANES>(k, 0, lane, true), v[k]);
+                if (drop.residual.data) {
+                    widen_group(u, residual[k]);
+                    TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+                }
+                put_group<V, LANES, X>(x, r, k, lane, vector, v[k]);
+            }
+        }
         if (AHEAD && r + step < x.rows) fetch(r + step);
         uint32_t again = 0; // w and b are read for each row, for want of registers
         tt__forget(again);
@@ -2405,20 +2465,23 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     } while (0)
 #define TT__ROW_OF(v, lanes, x, w, ...) { constexpr int V = v, LANES = lanes, X = x, W = w; __VA_ARGS__; }
 
-template <int V, int LANES, int X, int W>
-cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector)
+const norm_dropout no_dropout = {{NULL, NULL, 0, 0, 0, 0, 0, 0}, no_operand, no_operand, no_operand};
+
+template <int V, int LANES, int X, int W, bool DROP>
+cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, const norm_dropout &drop)
 {
     const tt__mat *x = &l->in[0];
-    const auto kernel = layernorm<V, LANES, X, W>;
+    const auto kernel = layernorm<V, LANES, X, W, DROP>;
     unsigned grid;
     const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 1,
                                   blocks_for(x->rows, TT__ROW_THREADS / LANES), &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, *x,
                                              l->in[1], l->in[2], l->out[0], l->out[1], l->instr->attr.eps,
-                                             centred, l->add[0], vector);
+                                             centred, l->add[0], vector, drop);
 }
 
-cudaError_t run_layernorm(const tt__launch *l)
+// dropout: NULL, or what makes x of it at the same time (run_with_dropout).
+cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
@@ -2429,9 +2492,19 @@ cudaError_t run_layernorm(const tt__launch *l)
         return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
                           l->out[1], l->instr->attr.eps, centred, l->add[0]);
     const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
+    norm_dropout drop = no_dropout;
+    if (dropout) {
+        drop.op = dropout_of(dropout);
+        drop.from = dropout->in[0];
+        drop.residual = dropout->in[1];
+    }
     TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                 return launch_layernorm<V, LANES, X, W>(l, centred, vector));
+                 constexpr bool DROP = X != ANY;
+                 return DROP && dropout ? launch_layernorm<V, LANES, X, W, DROP>(l, centred, vector, drop)
+                                        : launch_layernorm<V, LANES, X, W, false>(l, centred, vector, drop));
 }
+
+cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
 // Rows of typed operands that a warp of layernorm_backward has on their way to shared memory.
 #ifndef TT__NORM_STAGES
@@ -2446,18 +2519,29 @@ template <int V, int X> struct norm_ring {
     static constexpr size_t SHARED = BYTES > SUMS ? BYTES : SUMS;
 };
 
+// What layernorm_backward takes of typed rows of so many columns.
+size_t norm_shared(int64_t cols, tt_dtype x)
+{
+    const bool f32 = x == TT_F32;
+    return cols <= 256 ? f32 ? norm_ring<1, TT_F32>::SHARED : norm_ring<1, TT_BF16>::SHARED
+        : cols <= 512 ? f32 ? norm_ring<2, TT_F32>::SHARED : norm_ring<2, TT_BF16>::SHARED
+        : cols <= 768 ? f32 ? norm_ring<3, TT_F32>::SHARED : norm_ring<3, TT_BF16>::SHARED
+        : f32 ? norm_ring<4, TT_F32>::SHARED : norm_ring<4, TT_BF16>::SHARED;
+}
+
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
 // = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
 // added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. Threads keep their sums
 // in registers. Typed rows come to shared memory in the background, TT__NORM_STAGES of a warp at a time, and
 // a thread reads what it has copied itself, twice; others are read twice where they lie. Bytes: dy, x and dx
-// once, and what dx is added to.
-template <int V, int LANES, int X, int W>
+// once, and what dx is added to. DROP: with dropout, of typed operands; dx is there.
+template <int V, int LANES, int X, int W, bool DROP>
 __global__ void __launch_bounds__(TT__ROW_THREADS, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector, bool sums)
+                       float *partial, bool add, bool vector, bool sums, norm_dropout drop)
 {
     tt__begin_kernel();
+    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
         w.dtype = (tt_dtype)W;
@@ -2547,6 +2631,10 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 1)
                     TT__UNROLL for (int j = 0; j < 8; j++) g[j] += n[j];
                 }
                 put_group<V, LANES, X>(dx, r, k, lane, vector, g);
+                if constexpr (DROP) {
+                    drop.op.apply(r, column_of<LANES>(k, 0, lane, true), g);
+                    put_group<V, LANES, X>(drop.to, r, k, lane, vector, g);
+                }
                 TT__UNROLL for (int j = 0; j < 8; j++) ds[k][j] += g[j];
             }
         }
@@ -2644,27 +2732,28 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat d
     partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
 }
 
-template <int V, int LANES, int X, int W>
+template <int V, int LANES, int X, int W, bool DROP>
 cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int64_t rows_each, float *partial,
-                                      bool vector, bool sums)
+                                      bool vector, bool sums, const norm_dropout &drop)
 {
-    const auto kernel = layernorm_backward<V, LANES, X, W>;
+    const auto kernel = layernorm_backward<V, LANES, X, W, DROP>;
     const size_t shared = LANES == 32 ? norm_ring<V, X>::SHARED : 0;
     const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                (int)shared);
     return e != cudaSuccess ? e : TT__LAUNCH(kernel, blocks, TT__ROW_THREADS, shared, l->device->stream,
                                              l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each,
-                                             partial, l->add[0], vector, sums);
+                                             partial, l->add[0], vector, sums, drop);
 }
 
-cudaError_t run_layernorm_backward(const tt__launch *l)
+// dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
+cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
     const bool biased = l->instr->op == TT__OP_LAYERNORM_BACKWARD, wide = x->cols > TT__ROW_COLUMNS;
-    const tt__mat *sums = &l->out[biased ? 3 : 2];
-    const bool add_sums = l->add[biased ? 3 : 2];
+    const tt__mat *sums = dropout ? &dropout->out[1] : &l->out[biased ? 3 : 2];
+    const bool add_sums = dropout ? dropout->add[1] : l->add[biased ? 3 : 2];
     float *partial = resident_of(l)->sums;
     const int kinds = sums->data && !wide ? 3 : 2;
     const int64_t each = rows_of_sums(d, x->rows, x->cols);
@@ -2677,10 +2766,21 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
-        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype);
+        norm_dropout drop = no_dropout;
+        if (dropout) {
+            drop.op = dropout_of(dropout);
+            drop.to = dropout->out[0];
+        }
+        // Devices with less shared memory than a block of 8.0 may have take the rows where they lie.
+        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype) &&
+            norm_shared(x->cols, x->dtype) <= d->properties.sharedMemPerBlockOptin;
         TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                     e = launch_layernorm_backward<V, LANES, X, W>(l, (unsigned)blocks, each, partial, vector,
-                                                                   kinds == 3));
+                     constexpr bool DROP = X != ANY;
+                     e = DROP && dropout
+                         ? launch_layernorm_backward<V, LANES, X, W, DROP>(l, (unsigned)blocks, each, partial,
+                                                                           vector, kinds == 3, drop)
+                         : launch_layernorm_backward<V, LANES, X, W, false>(l, (unsigned)blocks, each, partial,
+                                                                            vector, kinds == 3, drop));
     }
     const tt__mat *const of[3] = {&l->out[1], biased ? &l->out[2] : &no_operand,
                                   kinds == 3 ? sums : &no_operand};
@@ -2692,6 +2792,53 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial + k * x->cols, blocks, kinds * x->cols, of[k], adds[k]);
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
     return e == cudaSuccess && sums->data && wide ? run_column_sums(l, dx, sums, add_sums) : e;
+}
+
+cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
+
+// ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
+
+// Have a and b no bytes in common, or the same rows at the same place?
+bool is_apart(const tt__mat &a, const tt__mat &b)
+{
+    if (!a.data || !b.data) return true;
+    if (a.data == b.data && a.ld == b.ld && a.dtype == b.dtype) return true;
+    const auto end = [](const tt__mat &m) {
+        return (const char *)m.data + (size_t)(m.rows > 0 ? (m.rows - 1) * m.ld + m.cols : 0)
+            * tt_dtype_bytes(m.dtype);
+    };
+    return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
+}
+
+// A norm of dropout's result, or dropout of what a norm's backward leaves as dx. The memory plan has the
+// first done before the second begins, so that results of the second may lie where operands of the first do;
+// in one kernel a thread reads and writes the same columns of its rows, so that this is right for the same
+// rows at the same place, and otherwise there are two kernels. The numbers are those of two kernels.
+cudaError_t run_with_dropout(const tt__launch *l)
+{
+    const bool forward = l->instr->op == TT__OP_DROPOUT;
+    const tt__launch *dropout = &l[!forward], *norm = &l[forward];
+    const tt__mat *x = forward ? &norm->in[0] : &norm->in[1], *w = forward ? &norm->in[1] : &norm->in[2];
+    const tt__mat *const rows[] = {&dropout->in[0], &dropout->in[1], &dropout->out[0], &norm->in[0],
+                                   forward ? x : &norm->in[1], &norm->out[0]};
+    bool one = x->cols % 8 == 0 && x->cols <= 1024 && x->dtype != TT_F16 && w->dtype != TT_F16 &&
+        (x->dtype == TT_BF16 || w->dtype == TT_F32) && is_wide(w) && !dropout->add[0];
+    for (const tt__mat *m : rows) one = one && is_wide(m) && (!m->data || m->dtype == x->dtype);
+    if (forward) {
+        const tt__mat *b = &norm->in[2];
+        one = one && !dropout->out[1].data && is_wide(b) && (!b->data || b->dtype == w->dtype);
+        for (int k = 0; k < 2; k++)
+            for (int j = 0; j < 2; j++) one = one && is_apart(norm->out[k], dropout->in[j]);
+        one = one && norm->out[1].data != dropout->in[0].data && norm->out[1].data != dropout->in[1].data;
+    } else {
+        const int sums = norm->instr->op == TT__OP_LAYERNORM_BACKWARD ? 3 : 2;
+        one = one && norm->out[0].data && !norm->out[sums].data && !dropout->in[1].data &&
+            norm_shared(x->cols, x->dtype) <= norm->device->properties.sharedMemPerBlockOptin;
+        for (int k = 0; k < 4; k++) one = one && is_apart(dropout->out[0], norm->in[k]);
+    }
+    if (one) return forward ? run_layernorm_with(norm, dropout) : run_layernorm_backward_with(norm, dropout);
+    const cudaError_t e = forward ? run_dropout(dropout) : run_layernorm_backward(norm);
+    return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
 
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
@@ -2783,6 +2930,43 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
+// The same for up to RANKED ids at once: the place of an id is how many come before it, which each counts.
+// 32 ids a block, an eighth of all to compare them with a warp. The other blocks fill zero_vectors with zeros.
+enum { TT__RANKED = 8192 };
+__global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
+                                                            int32_t *to_rows, uint4 *zero,
+                                                            int64_t zero_vectors)
+{
+    tt__begin_kernel();
+    const int ranking = (n + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT__SHARED(int32_t, all, [TT__RANKED]);
+    TT__SHARED(int, before, [8][32]);
+    if ((int)blockIdx.x >= ranking) {
+        const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ROW_THREADS;
+        for (int64_t k = (int64_t)(blockIdx.x - ranking) * TT__ROW_THREADS + threadIdx.x; k < zero_vectors;
+             k += step)
+            zero[k] = make_uint4(0, 0, 0, 0);
+        return;
+    }
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // a warp's
+    for (int k = threadIdx.x; k < 8 * each; k += TT__ROW_THREADS) all[k] = k < n ? ids[k] : INT32_MAX;
+    __syncthreads();
+    const int32_t id = all[from + lane];
+    int count = 0;
+    for (int k = warp * each; k < (warp + 1) * each; k += 4) {
+        const int4 of = *(const int4 *)(all + k);
+        const int32_t most = id + (k < from); // equal ids of earlier blocks come before it
+        count += (of.x < most) + (of.y < most) + (of.z < most) + (of.w < most);
+    }
+    before[warp][lane] = count;
+    __syncthreads();
+    if (warp || from + lane >= n) return;
+    for (int k = 1; k < 8; k++) count += before[k][lane];
+    for (int k = 0; k < lane; k++) count += all[from + k] == id;
+    to_ids[count] = id;
+    to_rows[count] = from + lane;
+}
+
 // Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
 // to row id - first of `to`, if it has that; of those that go on from the chunk before to partial[block][0],
 // of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
@@ -2795,13 +2979,13 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)min(dy.cols - c, (int64_t)8);
     if (width <= 0) return;
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8][8];
     bool began = from > 0 && ids[from - 1] == ids[from];
-    for (int64_t k = from; k < end; k += 4) {
-        int64_t at[4];
-        TT__UNROLL for (int u = 0; u < 4; u++) at[u] = k + u < end ? rows[k + u] : -1;
+    for (int64_t k = from; k < end; k += 8) {
+        int64_t at[8];
+        TT__UNROLL for (int u = 0; u < 8; u++) at[u] = k + u < end ? rows[k + u] : -1;
         load_rows(v, dy, at, c, width, vector);
-        TT__UNROLL for (int u = 0; u < 4; u++) {
+        TT__UNROLL for (int u = 0; u < 8; u++) {
             if (k + u >= end) continue;
             const int32_t id = ids[k + u];
             const bool last = k + u + 1 == n || ids[k + u + 1] != id;
@@ -2843,7 +3027,12 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
         else high = middle;
     }
     float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
-    TT__UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
+    for (int64_t b = blockIdx.x + 1; b <= low / chunk; b += 8) { // 8 loads are under way at a time
+        float v[8];
+        TT__UNROLL for (int u = 0; u < 8; u++)
+            v[u] = b + u <= low / chunk ? partial[(b + u) * 2 * to.cols + c] : 0;
+        TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
+    }
     if (add) sum += load_any(to.data, to.dtype, row * to.ld + c);
     store_any(to.data, to.dtype, row * to.ld + c, sum);
 }
@@ -2855,17 +3044,30 @@ cudaError_t run_table_backward(const tt__launch *l)
     const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
-    const op_fill zero = {0, NULL};
-    cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, *to, false, false, zero);
-    if (!n) return e;
-    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
-    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
-    const int64_t blocks = (n + tile - 1) / tile;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
     int32_t *array[4]; // ids and rows, and again
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
-    for (int shift = 0; e == cudaSuccess && (shift == 0 || (ids_end - 1) >> shift > 0); shift += 8) {
+    const bool ranked = n > 0 && n <= TT__RANKED;
+    const size_t bytes = (size_t)to->rows * (size_t)to->cols * tt_dtype_bytes(to->dtype);
+    const bool filled = ranked && to->ld == to->cols && (uintptr_t)to->data % 16 == 0 && bytes % 16 == 0;
+    const op_fill zero = {0, NULL};
+    cudaError_t e = cudaSuccess;
+    if (!l->add[0] && !filled) e = run_groups(d, no_operand, no_operand, *to, false, false, zero);
+    if (!n) return e;
+    if (e == cudaSuccess && ranked) {
+        const int64_t vectors = l->add[0] || !filled ? 0 : (int64_t)(bytes / 16);
+        const int64_t fill = min((vectors + 4095) / 4096, 8 * (int64_t)d->properties.multiProcessorCount);
+        e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids, (int)n,
+                       array[0], array[1], (uint4 *)to->data, vectors);
+        ids = array[0];
+        rows = array[1];
+    }
+    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
+    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
+    const int64_t blocks = (n + tile - 1) / tile;
+    for (int shift = 0; e == cudaSuccess && !ranked && (shift == 0 || (ids_end - 1) >> shift > 0);
+         shift += 8) {
         int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
         e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
                        resident_of(l)->words);
@@ -2876,7 +3078,7 @@ cudaError_t run_table_backward(const tt__launch *l)
         rows = to_rows;
     }
     const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8)));
-    const int64_t chunk = max((int64_t)32, (n + room - 1) / room);
+    const int64_t chunk = max((int64_t)(ranked ? 8 : 16), (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     if (e == cudaSuccess)
         e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0,
@@ -7202,6 +7404,7 @@ cudaError_t run_all(const tt__launch *l, int n)
     const op_kernels kernels = kernels_of(l->instr->op);
     cudaError_t e = cudaSuccess;
     if (kernels.together) return kernels.together(l, n);
+    if (n == 2 && l[1].instr->op != l->instr->op) return run_with_dropout(l);
     for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels.run(&l[k]);
     return e;
 }
