@@ -1214,6 +1214,9 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
 // Ops that work row by row or element by element.
 
 #define TT__ROW_THREADS 256
+#ifndef TT__SUM_BLOCKS
+#define TT__SUM_BLOCKS 1
+#endif
 
 struct loss_sums { double loss, weight, right; };
 
@@ -1259,7 +1262,12 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const __grid_cons
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t c = (int64_t)blockIdx.x * 32 + lane;
     float sum = 0;
-    for (int64_t k = warp; k < s.parts && c < s.cols; k += 8) sum += s.partial[k * s.stride + c];
+    for (int64_t k = warp; k < s.parts && c < s.cols; k += 64) { // 8 loads are under way at a time
+        float v[8];
+        TT__UNROLL for (int u = 0; u < 8; u++)
+            v[u] = k + 8 * u < s.parts ? s.partial[(k + 8 * u) * s.stride + c] : 0;
+        TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
+    }
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp || c >= s.cols) return;
@@ -1322,7 +1330,7 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 int64_t sum_blocks(const tt__device *d, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
-    return max((int64_t)1, min(min(pieces, 2 * (int64_t)d->properties.multiProcessorCount), room));
+    return max((int64_t)1, min(min(pieces, TT__SUM_BLOCKS * (int64_t)d->properties.multiProcessorCount), room));
 }
 
 // Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
@@ -1340,10 +1348,16 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : TT__ROW_THREADS / 32;
 }
 
-// v as a number of this dtype.
-__device__ __forceinline__ float rounded(float v, tt_dtype dtype)
+// Rounds v to numbers of this dtype: in pairs, as a single number takes a GPU's slow units.
+__device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
-    return dtype == TT_F32 ? v : dtype == TT_BF16 ? to_float(round_to<bf16>(v)) : to_float(round_to<f16>(v));
+    if (dtype == TT_F32) return;
+    const bool b = dtype == TT_BF16;
+    uint32_t h[4];
+    TT__UNROLL for (int k = 0; k < 4; k++)
+        h[k] = b ? pack<bf16>(v[2 * k], v[2 * k + 1]) : pack<f16>(v[2 * k], v[2 * k + 1]);
+    if (b) widen8<bf16>(v, make_uint4(h[0], h[1], h[2], h[3]));
+    else widen8<f16>(v, make_uint4(h[0], h[1], h[2], h[3]));
 }
 
 // Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
@@ -1402,14 +1416,15 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
 // any.
 enum { ANY = -1 };
 
-// The blocks of a kernel that goes through its work in strides: as many as there is work for, at most twice
-// as many as the device's processors run at a time.
+// The blocks of a kernel that goes through its work in strides: as many as there is work for, at most so many
+// times as many as the device's processors run at a time.
 template <class... P>
-cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int64_t blocks, unsigned *grid)
+cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
+                    unsigned *grid)
 {
     int resident = 1;
     const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, 0);
-    const int64_t most = 2 * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
+    const int64_t most = times * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
     *grid = (unsigned)max((int64_t)1, min(blocks, most));
     return e;
 }
@@ -1452,7 +1467,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
-        e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, blocks_for(g.all, TT__ROW_THREADS), &grid);
+        e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
         if (e == cudaSuccess)
             e = TT__LAUNCH((each_group<OP, X, Y>), grid, TT__ROW_THREADS, 0, d->stream, g, op);
     }
@@ -1485,8 +1500,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4)
             load_group(old, g.y, r, c, n, g.vector);
             TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
         }
-        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += rounded(v[j], g.y.dtype);
         store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+        round8(v, g.y.dtype);
+        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
     }
     if (teams == 1) {
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
@@ -1746,7 +1762,7 @@ cudaError_t run_rotary(const tt__launch *l)
     tt__rotary_frequencies(o, frequency);
     for (int j = 0; j < a.pairs; j++) a.frequency[j] = (float)frequency[j];
     unsigned grid;
-    const cudaError_t e = grid_of(l->device, rotary_kernel, TT__ROW_THREADS,
+    const cudaError_t e = grid_of(l->device, rotary_kernel, TT__ROW_THREADS, 2,
                                   blocks_for(a.all, TT__ROW_THREADS), &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
@@ -1906,7 +1922,7 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     const auto kernel = alike && g.dy.dtype == TT_F32 ? swiglu_backward<TT_F32>
         : alike && g.dy.dtype == TT_BF16 ? swiglu_backward<TT_BF16>
         : alike && g.dy.dtype == TT_F16 ? swiglu_backward<TT_F16> : swiglu_backward<ANY>;
-    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, g.dy.rows * across, &blocks);
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 2, g.dy.rows * across, &blocks);
     if (e != cudaSuccess) return e;
     const dim3 grid(across, min((blocks + across - 1) / across, 65535u));
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
@@ -1932,15 +1948,20 @@ struct op_dropout {
         __syncthreads();
         key = shared;
     }
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    // Columns [c, c + 8) of row r.
+    __device__ void apply(int64_t r, int64_t c, float (&v)[8]) const
     {
         const int64_t row = number ? number[r] : first_row + r;
         const uint32_t counter[4] = {(uint32_t)row, (uint32_t)((first_col + c) / 8), 0, 0};
         uint32_t u[4];
-        load_group(v, g.a, r, c, n, g.vector);
         philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
+    }
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        load_group(v, g.a, r, c, n, g.vector);
+        apply(r, c, v);
         if (g.b.data) {
             float residual[8];
             load_group(residual, g.b, r, c, n, g.vector);
@@ -1950,12 +1971,17 @@ struct op_dropout {
     }
 };
 
-cudaError_t run_dropout(const tt__launch *l)
+op_dropout dropout_of(const tt__launch *l)
 {
     const uint32_t drop = (uint32_t)TT__DROP_THRESHOLD(l->instr->attr.dropout);
-    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col,
-                           l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
-    return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, op, l->out[1], l->add[1]);
+    return {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col, l->instr->random, drop,
+            65536.0f / (float)(65536 - drop), 0};
+}
+
+cudaError_t run_dropout(const tt__launch *l)
+{
+    return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, dropout_of(l), l->out[1],
+                           l->add[1]);
 }
 
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
@@ -2015,50 +2041,81 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes:
-// the pixels and y once.
-struct op_patches {
-    static constexpr int KIND = RARE;
+// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. A
+// thread takes up to 8 pixels of a line of a patch, from all C channels. words: the pixels of 8 begin at
+// multiples of 4 bytes. Bytes: the pixels and y once.
+struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
-    tt_patch_options o;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        const int p = position[r] - 1, across = o.width / o.patch, area = o.patch * o.patch;
-        if (p < 0) {
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
-            return true;
-        }
-        const uint8_t *from = pixels + sequence_of(start, seqs, r) * ld
-            + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
-        int channel = (int)(c / area), line = (int)(c % area) / o.patch, x = (int)(c % area) % o.patch;
-        TT__UNROLL for (int j = 0; j < 8; j++) {
-            if (j >= n) continue;
-            // a chain of choices, as an index would put the options into local memory
-            const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2]
-                : o.mean[3];
-            const float std = channel == 0 ? o.std[0] : channel == 1 ? o.std[1] : channel == 2 ? o.std[2]
-                : o.std[3];
-            v[j] = (float)from[((int64_t)line * o.width + x) * o.channels
-                               + channel] * (1 / (255 * std)) - mean / std;
-            if (++x < o.patch) continue;
-            x = 0;
-            if (++line < o.patch) continue;
-            line = 0;
-            channel++;
-        }
-        return true;
-    }
+    int width, patch;
+    float scale[4], shift[4]; // of each channel
+    tt__mat y;
+    bool add, vector, words;
 };
+
+template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patches_args g)
+{
+    tt__begin_kernel();
+    const unsigned across = (unsigned)(g.width / g.patch), area = (unsigned)(g.patch * g.patch);
+    const unsigned runs = ((unsigned)g.patch + 7) / 8, each = runs * (unsigned)g.patch;
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.y.rows * each;
+         k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+        const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
+        const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
+        const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
+        uint32_t pixels[2 * C]; // 4 bytes each
+        TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
+        if (p >= 0) {
+            const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
+                + (unsigned)p % across * (unsigned)g.patch + x;
+            const uint8_t *from = g.pixels + sequence_of(g.start, g.seqs, r) * g.ld + corner * C;
+            if (g.words) {
+                TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = ((const uint32_t *)from)[i];
+            } else {
+                TT__UNROLL for (int i = 0; i < 8 * C; i++)
+                    if (i < n * C) pixels[i / 4] |= (uint32_t)from[i] << (i % 4 * 8);
+            }
+        }
+        TT__UNROLL for (int channel = 0; channel < C; channel++) {
+            const int64_t c = channel * area + line * (unsigned)g.patch + x;
+            float v[8], old[8];
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                const int i = j * C + channel;
+                v[j] = p < 0 ? 0.0f
+                    : (float)(pixels[i / 4] >> (i % 4 * 8) & 255) * g.scale[channel] + g.shift[channel];
+            }
+            if (g.add) {
+                load_group(old, g.y, r, c, n, g.vector);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+            }
+            store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+        }
+    }
+}
 
 cudaError_t run_patches(const tt__launch *l)
 {
-    const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
-                           (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
-                           l->instr->attr.image};
-    return run_groups(l->device, no_operand, no_operand, l->out[0], l->add[0], true, op);
+    const tt_patch_options *o = &l->instr->attr.image;
+    const tt__mat *y = &l->out[0];
+    patches_args g = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
+                      (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data, o->width, o->patch, {},
+                      {}, *y, l->add[0], o->patch % 8 == 0 && is_wide(y), false};
+    for (int c = 0; c < o->channels; c++) {
+        g.scale[c] = 1 / (255 * o->std[c]);
+        g.shift[c] = -o->mean[c] / o->std[c];
+    }
+    // So all lines of images begin at multiples of 4 bytes, as 8 pixels of C channels are.
+    g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels))
+        % 4 == 0;
+    if (!y->rows) return cudaSuccess;
+    const auto kernel = o->channels == 1 ? patches<1> : o->channels == 2 ? patches<2>
+        : o->channels == 3 ? patches<3> : patches<4>;
+    unsigned grid;
+    const int64_t units = y->rows * ((o->patch + 7) / 8) * o->patch;
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 2, blocks_for(units, TT__ROW_THREADS),
+                                  &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
 // ---- sums over rows, by kernels of their own
@@ -2256,65 +2313,77 @@ template <int LANES> __device__ __forceinline__ int64_t column_of(int group, int
     return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
 }
 
-// Row r as it is, 16-bit numbers in vectors packed in the first half of their group; widen_row makes them
-// floats. In two steps so that loads of several rows are under way at a time.
-template <int V, int LANES>
-__device__ __forceinline__ void fetch_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane,
-                                          bool vector)
+// A thread's group of a row as it comes from memory: of vectors of dtype X their bits, of ANY numbers.
+template <int X> struct group_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
+template <> struct group_bits<ANY> { float v[8]; };
+
+// Whether group k of a vector row has columns: all 8, or none. Only a warp's last group may have none.
+template <int V, int LANES> __device__ __forceinline__ bool has_columns(int64_t cols, int k, int lane)
 {
-    TT__UNROLL for (int k = 0; k < V; k++) {
+    return (LANES == 32 && k < V - 1) || lane * 8 + k * LANES * 8 < (int)cols;
+}
+
+// Group k of row r; beyond the last column 0.
+template <int V, int LANES, int X>
+__device__ __forceinline__ void fetch_group(group_bits<X> &to, const tt__mat &m, int64_t r, int k, int lane,
+                                            bool vector)
+{
+    if constexpr (X == ANY) {
         const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
-        if (!vector) {
-            TT__UNROLL for (int j = 0; j < 8; j++)
-                v[k][j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
-        } else if (m.dtype == TT_F32) {
-            load_group(v[k], m, r, c, c < m.cols ? 8 : 0, true);
-        } else {
-            const uint4 u = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + at)
-                : make_uint4(0, 0, 0, 0);
-            v[k][0] = __uint_as_float(u.x); v[k][1] = __uint_as_float(u.y); v[k][2] = __uint_as_float(u.z);
-            v[k][3] = __uint_as_float(u.w);
-        }
-    }
-}
-
-template <int V> __device__ __forceinline__ void widen_row(float (&v)[V][8], tt_dtype dtype, bool vector)
-{
-    if (!vector || dtype == TT_F32) return;
-    TT__UNROLL for (int k = 0; k < V; k++) {
-        const uint4 u = make_uint4(__float_as_uint(v[k][0]), __float_as_uint(v[k][1]),
-                                   __float_as_uint(v[k][2]), __float_as_uint(v[k][3]));
-        if (dtype == TT_BF16) widen8<bf16>(v[k], u);
-        else widen8<f16>(v[k], u);
-    }
-}
-
-template <int V, int LANES>
-__device__ __forceinline__ void load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
-{
-    fetch_row<V, LANES>(v, m, r, lane, vector);
-    widen_row(v, m.dtype, vector);
-}
-
-// m[r] = or += v.
-template <int V, int LANES>
-__device__ __forceinline__ void store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add,
-                                          const float (&v)[V][8])
-{
-    TT__UNROLL for (int k = 0; k < V; k++) {
         if (vector) {
-            const int64_t c = column_of<LANES>(k, 0, lane, true);
-            float y[8], old[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            if (c >= m.cols) continue;
-            if (add) load_group(old, m, r, c, 8, true);
-            TT__UNROLL for (int j = 0; j < 8; j++) y[j] = v[k][j] + old[j];
-            store8(row_at(m, r), m.dtype, c, 8, true, y);
+            load_group(to.v, m, r, c, c < m.cols ? 8 : 0, true);
         } else {
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                const int64_t c = column_of<LANES>(k, j, lane, false), at = r * m.ld + c;
-                if (c < m.cols)
-                    store_any(m.data, m.dtype, at, v[k][j] + (add ? load_any(m.data, m.dtype, at) : 0.0f));
-            }
+            TT__UNROLL for (int j = 0; j < 8; j++)
+                to.v[j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
+        }
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + lane * N;
+        const bool there = has_columns<V, LANES>(m.cols, k, lane);
+        TT__UNROLL for (int h = 0; h < N; h++)
+            to.q[h] = there ? p[k * LANES * N + h] : make_uint4(0, 0, 0, 0);
+    }
+}
+
+template <int X> __device__ __forceinline__ void widen_group(float (&v)[8], const group_bits<X> &from)
+{
+    if constexpr (X == ANY) {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
+    } else if constexpr (X == TT_F32) {
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
+            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
+        }
+    } else {
+        widen8<bf16>(v, from.q[0]);
+    }
+}
+
+// m[r] = v, of group k; v becomes what was stored.
+template <int V, int LANES, int X>
+__device__ __forceinline__ void put_group(const tt__mat &m, int64_t r, int k, int lane, bool vector,
+                                          float (&v)[8])
+{
+    if constexpr (X == ANY) {
+        const int64_t c = column_of<LANES>(k, 0, lane, vector);
+        if (vector) {
+            if (c < m.cols) store8(row_at(m, r), m.dtype, c, 8, true, v);
+        } else {
+            TT__UNROLL for (int j = 0; j < 8; j++)
+                if (c + j * LANES < m.cols) store_any(m.data, m.dtype, r * m.ld + c + j * LANES, v[j]);
+        }
+        round8(v, m.dtype);
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        uint4 *p = (uint4 *)((char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + lane * N + k * LANES * N;
+        const bool there = has_columns<V, LANES>(m.cols, k, lane);
+        if constexpr (X == TT_F32) {
+            if (there) store8(p, TT_F32, 0, 8, true, v);
+        } else {
+            const uint4 q = make_uint4(pack<bf16>(v[0], v[1]), pack<bf16>(v[2], v[3]),
+                                       pack<bf16>(v[4], v[5]), pack<bf16>(v[6], v[7]));
+            if (there) *p = q;
+            widen8<bf16>(v, q);
         }
     }
 }
@@ -2343,45 +2412,94 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
+// The dropout that a norm's kernel does too. Forward: x, which the norm reads, becomes dropout(from) +
+// residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
+struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
+
+#ifndef TT__NORM_RESIDENT
+#define TT__NORM_RESIDENT(V, X, DROP) \
+    ((X) == ANY ? 2 : (V) < 3 ? 3 : (X) != TT_F32 && !(DROP) ? 3 : (V) == 4 && (X) == TT_F32 && (DROP) ? 1 : 2)
+#endif
+
 // y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
-// registers of LANES threads (a warp, or the block), read once. X: dtype of x and y, W: of w and b. The
-// compiler chooses how many registers a thread has (0), but for the widest rows and for operands of any
-// dtype, where it would spill one.
-template <int V, int LANES, int X, int W>
-__global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY || (V == 4 && LANES == TT__ROW_THREADS) ? 2 : 0)
+// registers of LANES threads (a warp, or the block), read once; of typed operands, a warp's next row is on
+// its way meanwhile. X: dtype of x and y, W: of w and b. DROP: with dropout, of typed operands.
+template <int V, int LANES, int X, int W, bool DROP>
+__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_RESIDENT(V, X, DROP))
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
-              bool vector)
+              bool vector, norm_dropout drop)
 {
     tt__begin_kernel();
+    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         x.dtype = y.dtype = (tt_dtype)X;
         w.dtype = b.dtype = (tt_dtype)W;
         vector = true;
     }
-    const int64_t r = (int64_t)blockIdx.x * (TT__ROW_THREADS / LANES) + threadIdx.x / LANES;
+    constexpr int TEAMS = TT__ROW_THREADS / LANES;
+    constexpr bool AHEAD = X != ANY;
     const int lane = threadIdx.x % LANES;
-    if (r >= x.rows) return; // a whole warp
-    float v[V][8], u[V][8], sum = 0, squares = 0;
-    load_row<V, LANES>(v, x, r, lane, vector);
-    TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
-    const float each = 1.0f / (float)x.cols, mean = centred ? row_sum<LANES>(sum) * each : 0.0f;
-    TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) {
-            v[k][j] -= mean;
-            if (column_of<LANES>(k, j, lane, vector) < x.cols) squares += v[k][j] * v[k][j];
+    const int64_t step = (int64_t)gridDim.x * TEAMS;
+    const float each = 1.0f / (float)x.cols;
+    int64_t r = (int64_t)blockIdx.x * TEAMS + threadIdx.x / LANES;
+    group_bits<X> next[V], residual[DROP ? V : 1];
+    const auto fetch = [&](int64_t row) {
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            fetch_group<V, LANES>(next[k], DROP ? drop.from : x, row, k, lane, vector);
+            if (DROP && drop.residual.data)
+                fetch_group<V, LANES>(residual[k], drop.residual, row, k, lane, vector);
         }
-    const float rstd = rsqrtf(row_sum<LANES>(squares) * each + eps);
-    load_row<V, LANES>(u, w, 0, lane, vector);
-    TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[k][j];
-    if (b.data) {
-        load_row<V, LANES>(u, b, 0, lane, vector);
+    };
+    if (AHEAD && r < x.rows) fetch(r);
+    for (; r < x.rows; r += step) { // a whole warp
+        float v[V][8], u[8], sum = 0, squares = 0;
+        if (!AHEAD) fetch(r);
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            widen_group(v[k], next[k]);
+            if constexpr (DROP) {
+                drop.op.apply(r, column_of<LANES>(k, 0, lane, true), v[k]);
+                if (drop.residual.data) {
+                    widen_group(u, residual[k]);
+                    TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+                }
+                put_group<V, LANES, X>(x, r, k, lane, vector, v[k]);
+            }
+        }
+        if (AHEAD && r + step < x.rows) fetch(r + step);
+        uint32_t again = 0; // w and b are read for each row, for want of registers
+        tt__forget(again);
         TT__UNROLL for (int k = 0; k < V; k++)
-            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[k][j];
+            TT__UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
+        const float mean = centred ? row_sum<LANES>(sum) * each : 0.0f;
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            const bool there = has_columns<V, LANES>(x.cols, k, lane);
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                v[k][j] -= mean;
+                if (vector ? there : column_of<LANES>(k, j, lane, false) < x.cols)
+                    squares += v[k][j] * v[k][j];
+            }
+        }
+        const float rstd = rsqrtf(row_sum<LANES>(squares) * each + eps);
+        group_bits<W> of_w;
+        group_bits<X> old;
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            fetch_group<V, LANES>(of_w, w, again, k, lane, vector);
+            widen_group(u, of_w);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[j];
+            if (b.data) {
+                fetch_group<V, LANES>(of_w, b, again, k, lane, vector);
+                widen_group(u, of_w);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+            }
+            if (add) {
+                fetch_group<V, LANES>(old, y, r, k, lane, vector);
+                widen_group(u, old);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+            }
+            put_group<V, LANES, X>(y, r, k, lane, vector, v[k]);
+        }
+        if (stats.data && lane == 0) set_stats(stats, r, centred, mean, rstd);
     }
-    store_row<V, LANES>(y, r, lane, vector, add, v);
-    if (stats.data && lane == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
 // The same for wider rows: a block a row, which is read three times.
@@ -2432,7 +2550,23 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     } while (0)
 #define TT__ROW_OF(v, lanes, x, w, ...) { constexpr int V = v, LANES = lanes, X = x, W = w; __VA_ARGS__; }
 
-cudaError_t run_layernorm(const tt__launch *l)
+const norm_dropout no_dropout = {{NULL, NULL, 0, 0, 0, 0, 0, 0}, no_operand, no_operand, no_operand};
+
+template <int V, int LANES, int X, int W, bool DROP>
+cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, const norm_dropout &drop)
+{
+    const tt__mat *x = &l->in[0];
+    const auto kernel = layernorm<V, LANES, X, W, DROP>;
+    unsigned grid;
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 1,
+                                  blocks_for(x->rows, TT__ROW_THREADS / LANES), &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, *x,
+                                             l->in[1], l->in[2], l->out[0], l->out[1], l->instr->attr.eps,
+                                             centred, l->add[0], vector, drop);
+}
+
+// dropout: NULL, or what makes x of it at the same time (run_with_dropout).
+cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
@@ -2443,175 +2577,199 @@ cudaError_t run_layernorm(const tt__launch *l)
         return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
                           l->out[1], l->instr->attr.eps, centred, l->add[0]);
     const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
+    norm_dropout drop = no_dropout;
+    if (dropout) {
+        drop.op = dropout_of(dropout);
+        drop.from = dropout->in[0];
+        drop.residual = dropout->in[1];
+    }
     TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                 return TT__LAUNCH((layernorm<V, LANES, X, W>), blocks_for(x->rows, TT__ROW_THREADS / LANES),
-                                   TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1],
-                                   l->instr->attr.eps, centred, l->add[0], vector));
+                 constexpr bool DROP = X != ANY;
+                 return DROP && dropout ? launch_layernorm<V, LANES, X, W, DROP>(l, centred, vector, drop)
+                                        : launch_layernorm<V, LANES, X, W, false>(l, centred, vector, drop));
 }
 
-// Group k of row r.
-template <int LANES>
-__device__ __forceinline__ void load_part(float (&v)[8], const tt__mat &m, int64_t r, int k, int lane,
-                                          bool vector)
-{
-    const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
-    if (vector) {
-        load_group(v, m, r, c, c < m.cols ? 8 : 0, true);
-    } else {
-        TT__UNROLL for (int j = 0; j < 8; j++)
-            v[j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
-    }
-}
+cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// m[r] = or += v, of group k.
-template <int LANES>
-__device__ __forceinline__ void store_part(const tt__mat &m, int64_t r, int k, int lane, bool vector,
-                                           bool add, float (&v)[8])
-{
-    float old[8];
-    if (add) {
-        load_part<LANES>(old, m, r, k, lane, vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
-    }
-    const int64_t c = column_of<LANES>(k, 0, lane, vector);
-    if (vector) {
-        if (c < m.cols) store8(row_at(m, r), m.dtype, c, 8, true, v);
-    } else {
-        TT__UNROLL for (int j = 0; j < 8; j++)
-            if (c + j * LANES < m.cols) store_any(m.data, m.dtype, r * m.ld + c + j * LANES, v[j]);
-    }
-}
-
-// Blocks a processor of layernorm_backward: for two, the compiler spills registers for 10.0.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
-#define TT__NORM_BLOCKS(lanes, x) ((lanes) == 32 && (x) != ANY ? 2 : 1)
-#else
-#define TT__NORM_BLOCKS(lanes, x) 1
+// Rows of typed operands that a warp of layernorm_backward has on their way to shared memory.
+#ifndef TT__NORM_STAGES
+#define TT__NORM_STAGES 2
 #endif
+template <int V, int X> struct norm_ring {
+    static constexpr int HALVES = X == TT_F32 ? 2 : 1; // 16 bytes each, of 8 columns
+    static constexpr int STAGES = X == TT_F32 && TT__NORM_STAGES > 2 ? 2 : TT__NORM_STAGES;
+    static constexpr int ROW = V * HALVES * 32, WARP = STAGES * 3 * ROW; // in 16 bytes
+    static constexpr size_t BYTES = X == ANY ? 0 : (size_t)WARP * 16 * (TT__ROW_THREADS / 32);
+    static constexpr size_t SUMS = (size_t)3 * V * 1024 * (TT__ROW_THREADS / 32); // afterwards
+    static constexpr size_t SHARED = BYTES > SUMS ? BYTES : SUMS;
+};
+
+// What layernorm_backward takes of typed rows of so many columns.
+size_t norm_shared(int64_t cols, tt_dtype x)
+{
+    const bool f32 = x == TT_F32;
+    return cols <= 256 ? f32 ? norm_ring<1, TT_F32>::SHARED : norm_ring<1, TT_BF16>::SHARED
+        : cols <= 512 ? f32 ? norm_ring<2, TT_F32>::SHARED : norm_ring<2, TT_BF16>::SHARED
+        : cols <= 768 ? f32 ? norm_ring<3, TT_F32>::SHARED : norm_ring<3, TT_BF16>::SHARED
+        : f32 ? norm_ring<4, TT_F32>::SHARED : norm_ring<4, TT_BF16>::SHARED;
+}
 
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
 // = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
 // added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. Threads keep their sums
-// of dx in shared memory, for want of registers. Two passes over a row: bf16 ones stay packed in registers in
-// between, others are read again, from the processor's cache, so that with the sums of 1,024 columns two
-// blocks fit a processor. Bytes: dy, x and dx once.
-template <int V, int LANES, int X, int W>
-__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
+// in registers. Typed rows come to shared memory in the background, TT__NORM_STAGES of a warp at a time, and
+// a thread reads what it has copied itself, twice; others are read twice where they lie. Bytes: dy, x and dx
+// once, and what dx is added to. DROP: with dropout, of typed operands; dx is there.
+template <int V, int LANES, int X, int W, bool DROP>
+__global__ void __launch_bounds__(TT__ROW_THREADS, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector, bool sums)
+                       float *partial, bool add, bool vector, bool sums, norm_dropout drop)
 {
     tt__begin_kernel();
+    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
         w.dtype = (tt_dtype)W;
         vector = true;
     }
+    typedef norm_ring<V, X> R;
     constexpr int TEAMS = TT__ROW_THREADS / LANES;
-    constexpr bool PACKED = X == TT_BF16;
+    constexpr bool RING = X != ANY;
     const float each = 1.0f / (float)x.cols;
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
-    // Of dx: halves of group k, [team][k][half][lane] of 4; after the rows [dw, db][team][column of 256].
-    TT__SHARED(float4, memory, [V == 1 ? 1024 : V * 512]);
-    float4 *const own = memory + team * V * 2 * LANES + lane;
-    float dw[V][8], db[V][8];
+    add = add && dx.data;
+    TT__DYN_SHARED(uint4, memory);
+    uint4 *const ring = memory + team * R::WARP + lane; // [stage][dy, x, dx][k][half][lane]
+    const auto fetch = [&](int64_t r, int stage) {
+        if (r < to)
+            TT__UNROLL for (int o = 0; o < 3; o++) {
+                const tt__mat &m = o == 0 ? dy : o == 1 ? x : dx;
+                if (o == 2 && !add) continue;
+                const uint4 *const p = (const uint4 *)row_at(m, r);
+                uint4 *const at = ring + (stage * 3 + o) * R::ROW;
+                TT__UNROLL for (int k = 0; k < V; k++) {
+                    const bool there = has_columns<V, LANES>(x.cols, k, lane); // otherwise zeros
+                    TT__UNROLL for (int h = 0; h < R::HALVES; h++)
+                        tt__cp_async_16(at + (k * R::HALVES + h) * 32,
+                                        p + (there ? (k * 32 + lane) * R::HALVES + h : 0), there ? 16 : 0);
+                }
+            }
+        tt__cp_async_commit();
+    };
+    float dw[V][8], db[V][8], ds[V][8];
     TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
-    for (int k = 0; k < 2 * V && sums; k++) own[k * LANES] = make_float4(0, 0, 0, 0);
+        TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = ds[k][j] = 0;
+    if (RING)
+        TT__UNROLL for (int s = 0; s < R::STAGES; s++) fetch(from + team + s * TEAMS, s);
+    int stage = 0;
+    row_stats next = {false, 0, 0};
+    if (from + team < to) next = get_stats(stats, from + team);
     for (int64_t r = from + team; r < to; r += TEAMS) {
-        uint4 packed[2][PACKED ? V : 1];
+        const row_stats s = next;
+        const float rstd = s.rstd, shift = -s.mean * rstd;
+        if (r + TEAMS < to) next = get_stats(stats, r + TEAMS);
+        if (RING) tt__cp_async_wait<R::STAGES - 1>();
         uint32_t again = 0;
-        if (PACKED)
-            TT__UNROLL for (int k = 0; k < V; k++) {
-                const int64_t c = column_of<LANES>(k, 0, lane, true);
-                const uint4 none = make_uint4(0, 0, 0, 0);
-                const bool there = c < x.cols;
-                packed[0][k] = there ? *(const uint4 *)((const uint16_t *)dy.data + r * dy.ld + c) : none;
-                packed[1][k] = there ? *(const uint4 *)((const uint16_t *)x.data + r * x.ld + c) : none;
+        const auto part = [&](float (&v)[8], int o, int k) {
+            group_bits<X> bits;
+            if constexpr (RING) {
+                const uint4 *p = ring + (stage * 3 + o) * R::ROW + k * R::HALVES * 32;
+                TT__UNROLL for (int h = 0; h < R::HALVES; h++) bits.q[h] = p[h * 32];
+            } else { // beyond the last column dy is 0
+                fetch_group<V, LANES>(bits, o == 0 ? dy : o == 1 ? x : dx, r + again, k, lane, vector);
             }
-        const row_stats s = get_stats(stats, r);
-        const float mean = s.mean, rstd = s.rstd;
-        const auto parts = [&](int k, float (&g)[8], float (&n)[8], float (&scale)[8]) {
-            if (PACKED) {
-                widen8<bf16>(g, packed[0][k]);
-                widen8<bf16>(n, packed[1][k]);
-            } else {
-                load_part<LANES>(g, dy, r + again, k, lane, vector); // beyond the last column g is 0
-                load_part<LANES>(n, x, r + again, k, lane, vector);
-            }
-            load_part<LANES>(scale, w, again, k, lane, vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) n[j] = (n[j] - mean) * rstd;
+            widen_group(v, bits);
         };
-        float sum_g = 0, sum_gn = 0;
-        if (dx.data)
-            TT__UNROLL for (int k = 0; k < V; k++) {
-                float g[8], n[8], scale[8];
-                parts(k, g, n, scale);
-                TT__UNROLL for (int j = 0; j < 8; j++) {
-                    sum_g += g[j] * scale[j];
-                    sum_gn += g[j] * scale[j] * n[j];
-                }
-            }
-        const float avg_g = dx.data && s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
-        const float avg_gn = dx.data ? row_sum<LANES>(sum_gn) * each : 0.0f;
-        tt__forget(again);
-        if (PACKED)
-            TT__UNROLL for (int k = 0; k < V; k++)
-                TT__UNROLL for (int o = 0; o < 2; o++) {
-                    tt__forget(packed[o][k].x);
-                    tt__forget(packed[o][k].y);
-                    tt__forget(packed[o][k].z);
-                    tt__forget(packed[o][k].w);
-                }
+        const auto weights = [&](float (&v)[8], int k) {
+            group_bits<W> bits;
+            fetch_group<V, LANES>(bits, w, again, k, lane, vector);
+            widen_group(v, bits);
+        };
+        float g[8], n[8], scale[8], sum_g = 0, sum_gn = 0;
         TT__UNROLL for (int k = 0; k < V; k++) {
-            float g[8], n[8], scale[8];
-            parts(k, g, n, scale);
+            part(g, 0, k);
+            part(n, 1, k);
+            weights(scale, k);
             TT__UNROLL for (int j = 0; j < 8; j++) {
+                n[j] = n[j] * rstd + shift;
                 dw[k][j] += g[j] * n[j];
                 db[k][j] += g[j];
-                g[j] = (g[j] * scale[j] - avg_g - n[j] * avg_gn) * rstd;
-            }
-            if (dx.data) store_part<LANES>(dx, r, k, lane, vector, add, g);
-            if (sums) {
-                TT__UNROLL for (int j = 0; j < 8; j++) g[j] = rounded(g[j], dx.dtype);
-                float4 *const half = own + 2 * k * LANES, low = half[0], high = half[LANES];
-                half[0] = make_float4(low.x + g[0], low.y + g[1], low.z + g[2], low.w + g[3]);
-                half[LANES] = make_float4(high.x + g[4], high.y + g[5], high.z + g[6], high.w + g[7]);
+                g[j] *= scale[j];
+                sum_g += g[j];
+                sum_gn += g[j] * n[j];
             }
         }
+        if (dx.data) {
+            const float avg_g = s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
+            const float avg_gn = row_sum<LANES>(sum_gn) * each;
+            // (g - avg_g - (x rstd + shift) avg_gn) rstd = g rstd + x of_x + rest
+            const float of_x = -rstd * rstd * avg_gn, rest = -rstd * (avg_g + shift * avg_gn);
+            tt__forget(again);
+            TT__UNROLL for (int k = 0; k < V; k++) {
+                part(g, 0, k);
+                part(n, 1, k);
+                weights(scale, k);
+                TT__UNROLL for (int j = 0; j < 8; j++) g[j] = g[j] * scale[j] * rstd + (n[j] * of_x + rest);
+                if (add) {
+                    part(n, 2, k);
+                    TT__UNROLL for (int j = 0; j < 8; j++) g[j] += n[j];
+                }
+                put_group<V, LANES, X>(dx, r, k, lane, vector, g);
+                if constexpr (DROP) {
+                    drop.op.apply(r, column_of<LANES>(k, 0, lane, true), g);
+                    put_group<V, LANES, X>(drop.to, r, k, lane, vector, g);
+                }
+                TT__UNROLL for (int j = 0; j < 8; j++) ds[k][j] += g[j];
+            }
+        }
+        if (RING) {
+            fetch(r + R::STAGES * TEAMS, stage);
+            stage = stage + 1 < R::STAGES ? stage + 1 : 0;
+        }
     }
-    float *to_dw = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols, *to_db = to_dw + x.cols;
-    __syncthreads();
-    for (int64_t c = threadIdx.x; c < x.cols && sums; c += TT__ROW_THREADS) {
-        const int k = (int)(c / (8 * LANES)), p = (int)(c % (8 * LANES)); // column p of group k
-        const int of = vector ? p / 8 : p % LANES, j = vector ? p % 8 : p / LANES;
-        const float *at = (const float *)(memory + (2 * k + j / 4) * LANES + of) + j % 4;
-        float sum = 0;
-        TT__UNROLL for (int t = 0; t < TEAMS; t++) sum += at[t * V * 8 * LANES];
-        to_db[x.cols + c] = sum;
-    }
-    TT__UNROLL for (int k = 0; k < V; k++)
-        if (TEAMS == 1) {
+    const int kinds = sums ? 3 : 2;
+    float *const to_sums = partial + (int64_t)blockIdx.x * kinds * x.cols;
+    if (TEAMS == 1) {
+        TT__UNROLL for (int k = 0; k < V; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 const int64_t c = column_of<LANES>(k, j, lane, vector);
                 if (c >= x.cols) continue;
-                to_dw[c] = dw[k][j];
-                to_db[c] = db[k][j];
+                to_sums[c] = dw[k][j];
+                to_sums[x.cols + c] = db[k][j];
+                if (sums) to_sums[2 * x.cols + c] = ds[k][j];
             }
-        } else { // one of the warps' 256 columns k a thread
-            float (*part)[8][256] = (float (*)[8][256])memory;
-            const int64_t c = (int64_t)k * 256 + threadIdx.x;
-            __syncthreads();
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                part[0][team % 8][column_of<LANES>(0, j, lane, vector) % 256] = dw[k][j];
-                part[1][team % 8][column_of<LANES>(0, j, lane, vector) % 256] = db[k][j];
-            }
-            __syncthreads();
-            float sum_dw = 0, sum_db = 0;
-            TT__UNROLL for (int t = 0; t < 8; t++)
-                { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
-            if (c < x.cols) { to_dw[c] = sum_dw; to_db[c] = sum_db; }
+        return;
+    }
+    float4 *const halves = (float4 *)memory; // [dw, db, dx][team][k][half][lane]
+    const auto leave = [&](int kind, const float (&v)[V][8]) {
+        TT__UNROLL for (int k = 0; k < V; k++)
+            TT__UNROLL for (int h = 0; h < 2; h++)
+                halves[((kind * TEAMS + team) * V + k) * 2 * LANES + h * LANES + lane] =
+                    make_float4(v[k][4 * h], v[k][4 * h + 1], v[k][4 * h + 2], v[k][4 * h + 3]);
+    };
+    __syncthreads(); // the ring has no reader any more
+    leave(0, dw);
+    leave(1, db);
+    if (sums) leave(2, ds);
+    __syncthreads();
+    constexpr int KIND = V * 2 * LANES;
+    for (int i = threadIdx.x; i < kinds * KIND; i += TT__ROW_THREADS) {
+        const int kind = i / KIND, p = i % KIND, k = p / (2 * LANES), h = p / LANES % 2;
+        float4 sum = make_float4(0, 0, 0, 0);
+        TT__UNROLL for (int t = 0; t < TEAMS; t++) {
+            const float4 v = halves[(kind * TEAMS + t) * KIND + p];
+            sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
         }
+        const float of[4] = {sum.x, sum.y, sum.z, sum.w};
+        const int64_t c = column_of<LANES>(k, 4 * h, p % LANES, vector);
+        float *const at = to_sums + kind * x.cols + c;
+        if (vector) {
+            if (c < x.cols) *(float4 *)at = sum;
+        } else {
+            TT__UNROLL for (int j = 0; j < 4; j++) if (c + j * LANES < x.cols) at[j * LANES] = of[j];
+        }
+    }
 }
 
 // The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
@@ -2659,14 +2817,28 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat d
     partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
 }
 
-cudaError_t run_layernorm_backward(const tt__launch *l)
+template <int V, int LANES, int X, int W, bool DROP>
+cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int64_t rows_each, float *partial,
+                                      bool vector, bool sums, const norm_dropout &drop)
+{
+    const auto kernel = layernorm_backward<V, LANES, X, W, DROP>;
+    const size_t shared = LANES == 32 ? norm_ring<V, X>::SHARED : 0;
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)shared);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, blocks, TT__ROW_THREADS, shared, l->device->stream,
+                                             l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each,
+                                             partial, l->add[0], vector, sums, drop);
+}
+
+// dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
+cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
     const bool biased = l->instr->op == TT__OP_LAYERNORM_BACKWARD, wide = x->cols > TT__ROW_COLUMNS;
-    const tt__mat *sums = &l->out[biased ? 3 : 2];
-    const bool add_sums = l->add[biased ? 3 : 2];
+    const tt__mat *sums = dropout ? &dropout->out[1] : &l->out[biased ? 3 : 2];
+    const bool add_sums = dropout ? dropout->add[1] : l->add[biased ? 3 : 2];
     float *partial = resident_of(l)->sums;
     const int kinds = sums->data && !wide ? 3 : 2;
     const int64_t each = rows_of_sums(d, x->rows, x->cols);
@@ -2679,11 +2851,21 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
-        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype);
+        norm_dropout drop = no_dropout;
+        if (dropout) {
+            drop.op = dropout_of(dropout);
+            drop.to = dropout->out[0];
+        }
+        // Devices with less shared memory than a block of 8.0 may have take the rows where they lie.
+        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype) &&
+            norm_shared(x->cols, x->dtype) <= d->properties.sharedMemPerBlockOptin;
         TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                     e = TT__LAUNCH((layernorm_backward<V, LANES, X, W>), (unsigned)blocks, TT__ROW_THREADS,
-                                    0, d->stream, *dy, *x, *w, *stats, *dx, each, partial, l->add[0],
-                                    vector, kinds == 3));
+                     constexpr bool DROP = X != ANY;
+                     e = DROP && dropout
+                         ? launch_layernorm_backward<V, LANES, X, W, DROP>(l, (unsigned)blocks, each, partial,
+                                                                           vector, kinds == 3, drop)
+                         : launch_layernorm_backward<V, LANES, X, W, false>(l, (unsigned)blocks, each, partial,
+                                                                            vector, kinds == 3, drop));
     }
     const tt__mat *const of[3] = {&l->out[1], biased ? &l->out[2] : &no_operand,
                                   kinds == 3 ? sums : &no_operand};
@@ -2695,6 +2877,53 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial + k * x->cols, blocks, kinds * x->cols, of[k], adds[k]);
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
     return e == cudaSuccess && sums->data && wide ? run_column_sums(l, dx, sums, add_sums) : e;
+}
+
+cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
+
+// ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
+
+// Have a and b no bytes in common, or the same rows at the same place?
+bool is_apart(const tt__mat &a, const tt__mat &b)
+{
+    if (!a.data || !b.data) return true;
+    if (a.data == b.data && a.ld == b.ld && a.dtype == b.dtype) return true;
+    const auto end = [](const tt__mat &m) {
+        return (const char *)m.data + (size_t)(m.rows > 0 ? (m.rows - 1) * m.ld + m.cols : 0)
+            * tt_dtype_bytes(m.dtype);
+    };
+    return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
+}
+
+// A norm of dropout's result, or dropout of what a norm's backward leaves as dx. The memory plan has the
+// first done before the second begins, so that results of the second may lie where operands of the first do;
+// in one kernel a thread reads and writes the same columns of its rows, so that this is right for the same
+// rows at the same place, and otherwise there are two kernels. The numbers are those of two kernels.
+cudaError_t run_with_dropout(const tt__launch *l)
+{
+    const bool forward = l->instr->op == TT__OP_DROPOUT;
+    const tt__launch *dropout = &l[!forward], *norm = &l[forward];
+    const tt__mat *x = forward ? &norm->in[0] : &norm->in[1], *w = forward ? &norm->in[1] : &norm->in[2];
+    const tt__mat *const rows[] = {&dropout->in[0], &dropout->in[1], &dropout->out[0], &norm->in[0],
+                                   forward ? x : &norm->in[1], &norm->out[0]};
+    bool one = x->cols % 8 == 0 && x->cols <= 1024 && x->dtype != TT_F16 && w->dtype != TT_F16 &&
+        (x->dtype == TT_BF16 || w->dtype == TT_F32) && is_wide(w) && !dropout->add[0];
+    for (const tt__mat *m : rows) one = one && is_wide(m) && (!m->data || m->dtype == x->dtype);
+    if (forward) {
+        const tt__mat *b = &norm->in[2];
+        one = one && !dropout->out[1].data && is_wide(b) && (!b->data || b->dtype == w->dtype);
+        for (int k = 0; k < 2; k++)
+            for (int j = 0; j < 2; j++) one = one && is_apart(norm->out[k], dropout->in[j]);
+        one = one && norm->out[1].data != dropout->in[0].data && norm->out[1].data != dropout->in[1].data;
+    } else {
+        const int sums = norm->instr->op == TT__OP_LAYERNORM_BACKWARD ? 3 : 2;
+        one = one && norm->out[0].data && !norm->out[sums].data && !dropout->in[1].data &&
+            norm_shared(x->cols, x->dtype) <= norm->device->properties.sharedMemPerBlockOptin;
+        for (int k = 0; k < 4; k++) one = one && is_apart(dropout->out[0], norm->in[k]);
+    }
+    if (one) return forward ? run_layernorm_with(norm, dropout) : run_layernorm_backward_with(norm, dropout);
+    const cudaError_t e = forward ? run_dropout(dropout) : run_layernorm_backward(norm);
+    return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
 
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
@@ -2786,6 +3015,43 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
+// The same for up to RANKED ids at once: the place of an id is how many come before it, which each counts.
+// 32 ids a block, an eighth of all to compare them with a warp. The other blocks fill zero_vectors with zeros.
+enum { TT__RANKED = 8192 };
+__global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
+                                                            int32_t *to_rows, uint4 *zero,
+                                                            int64_t zero_vectors)
+{
+    tt__begin_kernel();
+    const int ranking = (n + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT__SHARED(int32_t, all, [TT__RANKED]);
+    TT__SHARED(int, before, [8][32]);
+    if ((int)blockIdx.x >= ranking) {
+        const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ROW_THREADS;
+        for (int64_t k = (int64_t)(blockIdx.x - ranking) * TT__ROW_THREADS + threadIdx.x; k < zero_vectors;
+             k += step)
+            zero[k] = make_uint4(0, 0, 0, 0);
+        return;
+    }
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // a warp's
+    for (int k = threadIdx.x; k < 8 * each; k += TT__ROW_THREADS) all[k] = k < n ? ids[k] : INT32_MAX;
+    __syncthreads();
+    const int32_t id = all[from + lane];
+    int count = 0;
+    for (int k = warp * each; k < (warp + 1) * each; k += 4) {
+        const int4 of = *(const int4 *)(all + k);
+        const int32_t most = id + (k < from); // equal ids of earlier blocks come before it
+        count += (of.x < most) + (of.y < most) + (of.z < most) + (of.w < most);
+    }
+    before[warp][lane] = count;
+    __syncthreads();
+    if (warp || from + lane >= n) return;
+    for (int k = 1; k < 8; k++) count += before[k][lane];
+    for (int k = 0; k < lane; k++) count += all[from + k] == id;
+    to_ids[count] = id;
+    to_rows[count] = from + lane;
+}
+
 // Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
 // to row id - first of `to`, if it has that; of those that go on from the chunk before to partial[block][0],
 // of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
@@ -2798,13 +3064,13 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)min(dy.cols - c, (int64_t)8);
     if (width <= 0) return;
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8][8];
     bool began = from > 0 && ids[from - 1] == ids[from];
-    for (int64_t k = from; k < end; k += 4) {
-        int64_t at[4];
-        TT__UNROLL for (int u = 0; u < 4; u++) at[u] = k + u < end ? rows[k + u] : -1;
+    for (int64_t k = from; k < end; k += 8) {
+        int64_t at[8];
+        TT__UNROLL for (int u = 0; u < 8; u++) at[u] = k + u < end ? rows[k + u] : -1;
         load_rows(v, dy, at, c, width, vector);
-        TT__UNROLL for (int u = 0; u < 4; u++) {
+        TT__UNROLL for (int u = 0; u < 8; u++) {
             if (k + u >= end) continue;
             const int32_t id = ids[k + u];
             const bool last = k + u + 1 == n || ids[k + u + 1] != id;
@@ -2846,7 +3112,12 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
         else high = middle;
     }
     float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
-    TT__UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
+    for (int64_t b = blockIdx.x + 1; b <= low / chunk; b += 8) { // 8 loads are under way at a time
+        float v[8];
+        TT__UNROLL for (int u = 0; u < 8; u++)
+            v[u] = b + u <= low / chunk ? partial[(b + u) * 2 * to.cols + c] : 0;
+        TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
+    }
     if (add) sum += load_any(to.data, to.dtype, row * to.ld + c);
     store_any(to.data, to.dtype, row * to.ld + c, sum);
 }
@@ -2858,17 +3129,30 @@ cudaError_t run_table_backward(const tt__launch *l)
     const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
-    const op_fill zero = {0, NULL};
-    cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, *to, false, false, zero);
-    if (!n) return e;
-    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
-    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
-    const int64_t blocks = (n + tile - 1) / tile;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
     int32_t *array[4]; // ids and rows, and again
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
-    for (int shift = 0; e == cudaSuccess && (shift == 0 || (ids_end - 1) >> shift > 0); shift += 8) {
+    const bool ranked = n > 0 && n <= TT__RANKED;
+    const size_t bytes = (size_t)to->rows * (size_t)to->cols * tt_dtype_bytes(to->dtype);
+    const bool filled = ranked && to->ld == to->cols && (uintptr_t)to->data % 16 == 0 && bytes % 16 == 0;
+    const op_fill zero = {0, NULL};
+    cudaError_t e = cudaSuccess;
+    if (!l->add[0] && !filled) e = run_groups(d, no_operand, no_operand, *to, false, false, zero);
+    if (!n) return e;
+    if (e == cudaSuccess && ranked) {
+        const int64_t vectors = l->add[0] || !filled ? 0 : (int64_t)(bytes / 16);
+        const int64_t fill = min((vectors + 4095) / 4096, 8 * (int64_t)d->properties.multiProcessorCount);
+        e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids, (int)n,
+                       array[0], array[1], (uint4 *)to->data, vectors);
+        ids = array[0];
+        rows = array[1];
+    }
+    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
+    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
+    const int64_t blocks = (n + tile - 1) / tile;
+    for (int shift = 0; e == cudaSuccess && !ranked && (shift == 0 || (ids_end - 1) >> shift > 0);
+         shift += 8) {
         int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
         e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
                        resident_of(l)->words);
@@ -2879,7 +3163,7 @@ cudaError_t run_table_backward(const tt__launch *l)
         rows = to_rows;
     }
     const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8)));
-    const int64_t chunk = max((int64_t)32, (n + room - 1) / room);
+    const int64_t chunk = max((int64_t)(ranked ? 8 : 16), (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     if (e == cudaSuccess)
         e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0,
@@ -8358,6 +8642,7 @@ cudaError_t run_all(const tt__launch *l, int n)
     const op_kernels kernels = kernels_of(l->instr->op);
     cudaError_t e = cudaSuccess;
     if (kernels.together) return kernels.together(l, n);
+    if (n == 2 && l[1].instr->op != l->instr->op) return run_with_dropout(l);
     for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels.run(&l[k]);
     return e;
 }
