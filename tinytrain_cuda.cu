@@ -2442,7 +2442,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_RESIDENT(V, X, DROP)
     const int64_t step = (int64_t)gridDim.x * TEAMS;
     const float each = 1.0f / (float)x.cols;
     int64_t r = (int64_t)blockIdx.x * TEAMS + threadIdx.x / LANES;
-    group_bits<X> next[V], residual[DROP ? V : 1];
+    group_bits<X> next[V] = {}, residual[DROP ? V : 1] = {};
     const auto fetch = [&](int64_t row) {
         TT__UNROLL for (int k = 0; k < V; k++) {
             fetch_group<V, LANES>(next[k], DROP ? drop.from : x, row, k, lane, vector);
