@@ -826,10 +826,17 @@ TEST(training_in_fp8_keeps_its_bits)
        same, of which one is still there in fp8, and 5 gradients, each rounded once for two products. The two
        layers before have 7 more, as the gradient that both read changes in between. */
     CHECK(first.plain == 0 && first.fp8 == exact.plain && first.quantized == 2 * 20 + 7);
-    for (int k = 0; k < FP8_STEPS; k++) { /* fp8 numbers err by up to 6% */
-        CHECK_NEAR(first.loss[k] / exact.loss[k], 1, 0.08);
+    /* A number of E4M3 errs by up to 2^-4 of itself, a product of two by up to 13%. A loss, of a sum of many,
+       is nearer, and the mean over the steps within 2^-4: with 12 seeds on the emulator, where small changes
+       of a start lead to other roundings, the worst step was 10.7% off and the worst mean 4.6%. */
+    double mean = 0;
+    for (int k = 0; k < FP8_STEPS; k++) {
+        const double ratio = first.loss[k] / exact.loss[k];
+        CHECK_NEAR(ratio, 1, (1 + 0x1p-4) * (1 + 0x1p-4) - 1);
         CHECK(first.loss[k] != exact.loss[k]);
+        mean += ratio / FP8_STEPS;
     }
+    CHECK_NEAR(mean, 1, 0x1p-4);
     CHECK(first.loss[FP8_STEPS - 1] < 0.2 * first.loss[0]);
     for (int k = 0; k < TEST_COUNT(others); k++) {
         static fp8_run run;
