@@ -215,7 +215,7 @@ def gpu_groups(record):
         waits = bool(busy) and busy["of_peak"] < gpu.BUSY
         return who, ours, time["value"], memory["value" if ours else "peer"], waits
     for label in labels:
-        kind = next((k for k, name in gpu.WHAT.items() if label.startswith(name + ", ") and k in GPU_MODELS), None)
+        kind = next((k for k in GPU_MODELS if label.startswith(gpu.WHAT[k] + ", ")), None)
         if not kind or label.startswith(gpu.WHAT["imdb"]):
             continue
         for work, ours, compiled in GPU_WORK:
@@ -242,8 +242,8 @@ def gpu_picture(record):
         most = [max(r[k] for r in rows) for k in (2, 3)]
         for who, ours, time, memory, waits in rows:
             some_wait = some_wait or waits
-            out.append(text(GPU_LEFT - 12, y + 12, escape(who.replace("plain PyTorch", "plain GPT-2") + "*" * waits),
-                            11, fill=QUIET, anchor="end"))
+            name = re.sub(", (no )?dropout$", "", who).replace("plain PyTorch", "plain") + "*" * waits
+            out.append(text(GPU_LEFT - 12, y + 12, escape(name), 11, fill=QUIET, anchor="end"))
             for x, amount, all_of, words in ((GPU_LEFT, time, most[0], f"{short(time):g}</tspan> ms"),
                                              (GPU_RIGHT, memory, most[1], f"{memory / 1e3:.1f}</tspan> GB")):
                 width = GPU_BAR * amount / all_of
@@ -253,8 +253,11 @@ def gpu_picture(record):
         y += 22
     peers = re.match(r"PyTorch [\d.]+", record["peers"])
     notes = [f"{record['gpu']}, {record['date']}, commit {record['revision']}; "
-             f"{peers[0] if peers else 'PyTorch'}; of its compiled variants the fastest. Shorter bars are better."]
+             f"{peers[0] if peers else 'PyTorch'}; of its compiled variants the fastest. Shorter bars are "
+             "better."]
     notes += ["* The GPU waits for its host: what PyTorch's Python takes, and not the GPU."] * some_wait
+    plain = any(row[0].startswith("plain") for _, rows in gpu_groups(record) for row in rows)
+    notes += ["plain: GPT-2 in one file of PyTorch, with a vocabulary of 50,257 or padded to 50,304."] * plain
     notes += record.get("notes", [])
     for k, note in enumerate(notes):
         out.append(text(20, y + 2 + 16 * k, escape(note), 11, fill=QUIET))

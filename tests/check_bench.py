@@ -133,8 +133,9 @@ def check_gpu_peers():
                 "two": "open(p + '.ready', 'w').close()\nwait('.go')\nsay()\nprint(row)\n"}
     start = ("import os, sys, time\np = sys.argv[3]\n"
              "def wait(what):\n    while not os.path.exists(p + what): time.sleep(0.01)\n"
-             "def say(): open(os.path.join(os.path.dirname(p), 'order'), 'a').write(os.path.basename(p) + ' ')\n"
-             f"row = {json.dumps(dict.fromkeys(KEYS, None) | {'name': 'time of a step, mean', 'value': 1.0})!r}\n")
+             "def say():\n"
+             "    with open(os.path.dirname(p) + '/order', 'a') as f: f.write(os.path.basename(p) + ' ')\n"
+             f"row = {json.dumps({'name': 'time of a step, mean', 'value': 1.0})!r}\n")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in programs.items():
             with open(os.path.join(folder, name + ".py"), "w") as f:
