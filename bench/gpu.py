@@ -323,8 +323,13 @@ def run_peers(args):
     has one after another measure, in the order of the list: from when all have compiled, or --compile seconds
     after the start those that have. Writes the files of stages as they end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
+    parent = os.getppid()
     began = time.monotonic()
-    since = lambda: time.monotonic() - began
+
+    def since():
+        if os.getppid() != parent:
+            sys.exit("gpu.py: who started the peers has ended")
+        return time.monotonic() - began
     with open(args.list) as f:
         waiting = [Peer(args, line) for line in f if line.strip()]
     closing = []      # have measured, and write their figures
