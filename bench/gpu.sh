@@ -342,7 +342,7 @@ elif part train; then
     # shellcheck disable=SC2086
     stage train.bf16-mixed.tinytrain 90 $alone "$PYTHON" bench/gpu.py training \
         --metrics "$state/run/metrics.csv" -- "$train_program" --device $device --data "$imdb" \
-        --model "$state/start" --out "$state/run" --precision bf16-mixed $train_options
+        --model "$state/start" --out "$state/run" --precision bf16-mixed --max-tokens 16384 $train_options
     # shellcheck disable=SC2086
     stage train.bf16-mixed.eager 120 $alone "$PYTHON" bench/gpu.py training -- \
         "$PYTHON" bench/minilm_imdb.py --device $device --imdb "$imdb" --start "$state/start" \
