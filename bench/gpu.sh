@@ -205,6 +205,7 @@ report() {
 }
 # Every few seconds, for a call that is ended from outside.
 rm -f "$state/done"
+[ "$parts" != ' build' ] || : > "$state/done"
 (
     seconds=0
     while sleep 1 && kill -0 $$ 2> /dev/null && [ ! -e "$state/done" ]; do
@@ -312,14 +313,14 @@ ours() {
     kind=$1 precision=$2 run=$1.$2.$3
     shift 3
     # shellcheck disable=SC2046,SC2086
-    stage "$run" 30 $alone "$step" --json --device $device --precision "$precision" \
+    stage "$run" ${dry:+1}30 $alone "$step" --json --device $device --precision "$precision" \
         --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" --steps "$(of steps "$kind")" \
         $(model_of "$kind") $quick "$@"
 }
 has() { "$step" --help 2>&1 | grep -q -- " $1 "; }
 if part measure; then
     # shellcheck disable=SC2086
-    stage peaks 30 $alone "$step" --json --device $device --peaks $quick
+    stage peaks ${dry:+1}30 $alone "$step" --json --device $device --peaks $quick
     for side in tinytrain tuned none nodrop; do for kind in $only; do
     for precision in $(of precisions "$kind"); do
         case $side.$kind in
