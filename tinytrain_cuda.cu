@@ -3259,7 +3259,7 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
 // relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax",
 // 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit `own` is the
 // first of the greatest, as argmax has it.
-struct row_sums {
+struct logit_sums {
     float m, s, sx, own;
     bool right;
 
@@ -3308,7 +3308,7 @@ template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
 {
-    row_sums sums;
+    logit_sums sums;
     sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
     for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
         float v[8];
@@ -3625,7 +3625,7 @@ __global__ void __launch_bounds__(1024, 1)
     while (r < z.rows) {
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
-        row_sums sums;
+        logit_sums sums;
         tt__cp_async_wait<0>(); // for the thread's own columns
         sums.begin(own);
         const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
