@@ -233,36 +233,35 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 #define TT__WGMMA_LIST                                                                            \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
     "%24,%25,%26,%27,%28,%29,%30,%31"
-#define TT__WGMMA_MORE                                                                            \
-    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
-    "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// d = a b^T, or d += a b^T if `add`, of rows of 16 columns each: 64 rows of a and 64 of b, or 128 (d has 16
-// tiles). Matrices of tt__wgmma_matrix.
-template <class T>
-__device__ void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
-template <class T>
-__device__ void tt__wgmma_rows(float (&d)[16][4], uint32_t a, uint32_t b, bool add);
-#define TT__WGMMA_ROWS(T, name)                                                                   \
+#define TT__WGMMA_LIST_96 \
+    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define TT__WGMMA_LIST_112 TT__WGMMA_LIST_96 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define TT__WGMMA_LIST_128 TT__WGMMA_LIST_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
+#define TT__WGMMA_SUMS_96(d) \
+    TT__WGMMA_SUMS(d, 0), TT__WGMMA_ROW(d, 8), TT__WGMMA_ROW(d, 9), TT__WGMMA_ROW(d, 10), TT__WGMMA_ROW(d, 11)
+#define TT__WGMMA_SUMS_112(d) TT__WGMMA_SUMS_96(d), TT__WGMMA_ROW(d, 12), TT__WGMMA_ROW(d, 13)
+#define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
+// d = a b^T, or d += a b^T if `add`, of 64 rows of a and 8 TILES rows of b, of 16 columns each: matrices of
+// tt__wgmma_matrix.
+#define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
+    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
+                                                      bool add)                                   \
     {                                                                                             \
-        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
-                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
-                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 0, 0;}"                     \
-                  : TT__WGMMA_SUMS(d, 0)                                                          \
-                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
-    }                                                                                             \
-    template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[16][4], uint32_t a, uint32_t b, bool add) \
-    {                                                                                             \
-        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %66, 0; mov.b64 x, {%64, %67}; "  \
-                  "mov.b64 y, {%65, %67}; wgmma.mma_async.sync.aligned.m64n128k16.f32."            \
-                  name "." name " {" TT__WGMMA_MORE "}, x, y, p, 1, 1, 0, 0;}"                     \
-                  : TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)                                    \
-                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, " radd ", 0; mov.b64 x, {" ra ", " \
+                  rhigh "}; mov.b64 y, {" rb ", " rhigh "}; wgmma.mma_async.sync.aligned.m64" n      \
+                  "k16.f32." name "." name " {" list "}, x, y, p, 1, 1, 0, 0;}"                    \
+                  : sums(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");      \
     }
-TT__WGMMA_ROWS(__nv_bfloat16, "bf16")
-TT__WGMMA_ROWS(__half, "f16")
+#define TT__WGMMA_ROWS_OF(TILES, n, list, sums, ra, rb, radd, rhigh)                              \
+    template <class T> __device__ void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add); \
+    TT__WGMMA_ROWS(__nv_bfloat16, "bf16", TILES, n, list, sums, ra, rb, radd, rhigh)              \
+    TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
+TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
+TT__WGMMA_ROWS_OF(12, "n96", TT__WGMMA_LIST_96, TT__WGMMA_SUMS_96, "%48", "%49", "%50", "%51")
+TT__WGMMA_ROWS_OF(14, "n112", TT__WGMMA_LIST_112, TT__WGMMA_SUMS_112, "%56", "%57", "%58", "%59")
+TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
 // d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
@@ -4992,19 +4991,20 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
 }
 
 // to (ROWS, D + 8), or (ROWS, D) as tt__wgmma_matrix wants it (WIDE) = rows first ... first + count - 1 of
-// a head, or where `at` says that they lie; the rest zeros. In the background.
+// a head, or where `at` says that they lie, from column `skip` of the head on; the rest zeros. In the
+// background.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
-                                                int count, int head, int head_size)
+                                                int count, int head, int head_size, int skip = 0)
 {
     // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
     const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
-    const T *from = (const T *)m.data + (int64_t)head * head_size + c;
+    const T *from = (const T *)m.data + (int64_t)head * head_size + skip + c;
     to += r * PITCH + (WIDE ? c ^ r % 8 * 8 : c);
     if (r >= STEP) return;
-    if (c >= head_size) count = 0;
+    if (skip + c >= head_size) count = 0;
     TT__UNROLL for (int i = 0; i < ROWS; i += STEP) {
         if (ROWS % STEP != 0 && r + i >= ROWS) break;
         const bool there = r + i < count;
@@ -5464,6 +5464,264 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
                                   threadIdx.x % 32, none, false);
             if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
         }
+}
+
+// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a block
+// copies keys and values, STAGES tiles of KEYS ahead, and draws which weights dropout keeps; GROUPS others
+// have 64 queries each. They wait for one another at barriers of phases, of which each stage has four. The
+// products of a tile's scores and those of the tile before with values run while exponentials are computed.
+
+// Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
+template <class T, int D, int KEYS, int GROUPS, int STAGES, bool DROPS> struct attention_wide_tiles {
+    T q[GROUPS][64 * D], k[STAGES][KEYS * D], v[STAGES][KEYS * D];
+    uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
+};
+
+// s (64, KEYS) = a b^T of a (64, D), b (KEYS, D): parts of 64 columns one behind another
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
+{
+    const uint32_t ma = tt__wgmma_matrix(a), mb = tt__wgmma_matrix(b);
+    TT__UNROLL for (uint32_t k = 0; k < D; k += 16) {
+        const uint32_t part = k / 64, at = k % 64 * 2 / 16;
+        tt__wgmma_rows<T>(s, ma + part * 64 * 128 / 16 + at, mb + part * KEYS * 128 / 16 + at, k > 0);
+    }
+}
+
+// to (64, D) += w y of w (64, KEYS) in registers and y (KEYS, D) as above
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4], const uint32_t (&w)[KEYS / 16][4],
+                                                      const T *y)
+{
+    const uint32_t my = tt__wgmma_matrix(y);
+    TT__UNROLL for (uint32_t k = 0; k < KEYS; k += 16)
+        TT__UNROLL for (uint32_t part = 0; part < D / 64; part++)
+            tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
+}
+
+template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
+__global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    enum { QUERIES = 64 * GROUPS, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8, FEW = DROPS ? 40 : 32,
+           MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+    TT__SHARED(uint64_t, q_there, );
+    TT__SHARED(uint64_t, k_there, [STAGES]);
+    TT__SHARED(uint64_t, v_there, [STAGES]); // and the tile's `keep`
+    TT__SHARED(uint64_t, k_used, [STAGES]);
+    TT__SHARED(uint64_t, v_used, [STAGES]);
+    TT__DYN_SHARED(T, shared);
+    auto &tile = *(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS> *)attention_room<GROUPS>(shared);
+    const int number = (int)(blockIdx.x / p.heads), numbers = (int)(gridDim.x / p.heads);
+    const int head = p.first_head + (int)(blockIdx.x % p.heads);
+    const attention_tile t = attention_find<QUERIES>(p, p.query_start,
+                                                     p.causal ? numbers - 1 - number : number);
+    if (t.at < 0) return;
+    const int count = min(QUERIES + 0, t.queries - t.at), first = t.first + t.at;
+    const int begin = attention_window_begin(p, t) / KEYS * KEYS;
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    if (threadIdx.x == 0) {
+        const int warps = min(4 * GROUPS, (count + 63) / 64 * 4); // of groups that have queries
+        tt__phases_init(&q_there, 128);
+        for (int k = 0; k < STAGES; k++) {
+            tt__phases_init(&k_there[k], 128);
+            tt__phases_init(&v_there[k], DROPS ? 256 : 128);
+            tt__phases_init(&k_used[k], warps);
+            tt__phases_init(&v_used[k], warps);
+        }
+    }
+    __syncthreads();
+    if (group < 0) {
+        tt__fewer_registers<FEW>();
+        const int end = attention_window_end(p, t, count), key_head = head / p.group;
+        const auto fetch = [&](T *to, const tt__mat &m, int key) {
+            TT__UNROLL for (int part = 0; part < D / 64; part++)
+                attention_fetch<T, 64, KEYS, 128, true>(to + part * KEYS * 64, m, NULL, t.begin + key,
+                                                        t.length - key, key_head, p.head_size, 64 * part);
+        };
+        const auto fetch_keys = [&](int key, int stage, bool waits, int parity) {
+            if (waits) tt__phases_wait(&k_used[stage], parity);
+            fetch(tile.k[stage], p.k, key);
+            tt__phases_arrive_with_copies(&k_there[stage]);
+            if (waits) tt__phases_wait(&v_used[stage], parity);
+            fetch(tile.v[stage], p.v, key);
+            tt__phases_arrive_with_copies(&v_there[stage]);
+        };
+        uint32_t k0 = 0, k1 = 0;
+        if (DROPS) {
+            const uint64_t random = attention_key(p);
+            k0 = (uint32_t)random;
+            k1 = (uint32_t)(random >> 32);
+        }
+        const auto draw = [&](int key, int stage) {
+            for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
+                const int query = i % QUERIES, part = i / QUERIES;
+                const int row = attention_row(p, first + min(query, count - 1));
+                uint32_t bits = 0;
+                TT__UNROLL for (int half = 0; half < 4; half += 2) { // two at a time: registers are few
+                    tt__forget(k0);
+                    tt__forget(k1);
+                    const uint64_t random = (uint64_t)k1 << 32 | k0;
+                    TT__UNROLL for (int k = half; k < half + 2; k++)
+                        bits |= attention_keep(p, random, row, key / 8 + 4 * part + k, head) << 8 * k;
+                }
+                tile.keep[stage][part][query] = bits;
+            }
+            tt__phases_arrive(&v_there[stage]);
+        };
+        TT__UNROLL for (int k = 0; k < GROUPS; k++)
+            TT__UNROLL for (int part = 0; part < D / 64; part++)
+                attention_fetch<T, 64, 64, 128, true>(tile.q[k] + part * 64 * 64, p.q, p.query_at,
+                                                      first + 64 * k, count - 64 * k, head, p.head_size,
+                                                      64 * part);
+        tt__phases_arrive_with_copies(&q_there);
+        int stage = 0, parity = 1; // of the phase that ends when the stage before was used
+        bool again = false;        // the stage has been used before
+        int drawn = 0;             // the stage of the tile before
+        for (int key = begin; key < end; key += KEYS) {
+            fetch_keys(key, stage, again, parity);
+            if (DROPS && key > begin) draw(key - KEYS, drawn);
+            drawn = stage;
+            if (++stage == STAGES) { stage = 0; again = true; parity ^= 1; }
+        }
+        if (DROPS) draw((end - begin - 1) / KEYS * KEYS + begin, drawn);
+        tt__cp_async_wait<0>();
+        return;
+    }
+    tt__more_registers<MANY>();
+    const int team = 64 * group, mine = team + (int)threadIdx.x / 32 % 4 * 16;
+    const int lane = (int)threadIdx.x % 32, pair = lane % 4 * 2;
+    if (team >= count) return;
+    // Keys up to `end` are seen by any of the group's queries, up to `all` by each of the warp's, and those
+    // before `least` not by each.
+    const int end = attention_window_end(p, t, min(count, team + 64));
+    const int all = p.query_row ? 0 : p.causal ? t.at + mine + 1
+        : p.window ? min(t.length, t.at + mine + p.window) : t.length;
+    const int least = p.window ? t.at + mine + 16 - p.window : 0;
+    const float factor = fabsf(p.scale) * TT__LOG2E;
+    float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+    uint32_t w[KEYS / 16][4];
+    TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+    TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
+    const auto multiply = [&](int stage, int parity) { // queries by keys
+        tt__phases_wait(&k_there[stage], parity);
+        tt__wgmma_publish();
+        tt__wgmma_fence();
+        attention_wide_scores<T, D, KEYS>(s, tile.q[group], tile.k[stage]);
+        tt__wgmma_commit();
+    };
+    const auto add_values = [&](int stage, int parity) {
+        tt__phases_wait(&v_there[stage], parity);
+        tt__wgmma_publish();
+        tt__wgmma_fence();
+        attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
+        tt__wgmma_commit();
+    };
+    const auto weigh = [&](int key) { // scores become weights
+        if (key + KEYS > all || (p.window && key < least))
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int row = attention_row(p, first + min(mine + 8 * h + lane / 4, count - 1)) - t.begin;
+                const int behind = p.causal ? row : p.window ? min(row + p.window, t.length) - 1
+                    : t.length - 1;
+                const int last = behind - key - pair, from = p.window ? row - p.window + 1 - key - pair : -8;
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++)
+                        if (8 * n + e > last || 8 * n + e < from) s[n][2 * h + e] = -INFINITY;
+            }
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            float now = most[h], total[2] = {0, 0};
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                now = fmaxf(now, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+            correction[h] = tt__exp2((most[h] - now) * factor);
+            // Before a window there are tiles of which a query sees nothing.
+            const float offset = now == -3.4028235e38f ? 0 : -now * factor;
+            most[h] = now;
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int e = 0; e < 2; e++) {
+                    s[n][2 * h + e] = tt__exp2(fmaf(s[n][2 * h + e], factor, offset));
+                    total[n % 2] += s[n][2 * h + e];
+                }
+            sum[h] = sum[h] * correction[h] + (total[0] + total[1]);
+        }
+    };
+    const auto round = [&](int stage, int parity) { // weights that are kept, as the operand of a product
+        TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
+            TT__UNROLL for (int i = 0; i < 4; i++)
+                w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+        if (!DROPS) return;
+        tt__phases_wait(&v_there[stage], parity);
+        TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
+                const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
+                TT__UNROLL for (int n = 0; n < 4; n++)
+                    w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+            }
+    };
+    const auto correct = [&]() {
+        if (__any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+            TT__UNROLL for (int n = 0; n < D / 8; n++)
+                TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
+    };
+    int stage = 0, parity = 0;
+    tt__phases_wait(&q_there, 0);
+    multiply(stage, parity);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(s);
+    if (lane == 0) tt__phases_arrive(&k_used[stage]);
+    weigh(begin);
+    round(stage, parity);
+    for (int key = begin + KEYS; key < end; key += KEYS) {
+        const int before = stage, parity_before = parity;
+        if (++stage == STAGES) { stage = 0; parity ^= 1; }
+        if (!OVERLAP) {
+            add_values(before, parity_before);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            if (lane == 0) tt__phases_arrive(&v_used[before]);
+        }
+        multiply(stage, parity);
+        if (OVERLAP) add_values(before, parity_before);
+        tt__wgmma_wait<OVERLAP ? 1 : 0>();
+        tt__wgmma_done(s);
+        if (lane == 0) tt__phases_arrive(&k_used[stage]);
+        weigh(key);
+        if (OVERLAP) {
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            if (lane == 0) tt__phases_arrive(&v_used[before]);
+        }
+        correct();
+        round(stage, parity);
+    }
+    add_values(stage, parity);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(out);
+    // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
+    // vectors go to memory.
+    T *const rows = tile.q[group] + (mine - team) * 64;
+    TT__UNROLL for (int h = 0; h < 2; h++) {
+        float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+        total += __shfl_xor_sync(0xffffffffu, total, 2);
+        const float scale = p.keep_scale / total;
+        const int r = 8 * h + lane / 4, i = mine + r;
+        TT__UNROLL for (int n = 0; n < D / 8; n++)
+            *(uint32_t *)(rows + n / 8 * 64 * 64 + r * 64 + (n % 8 ^ r % 8) * 8 + pair) =
+                pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
+        if (pair == 0 && i < count)
+            p.lse[attention_sums_at(p, first + i, head)] = most[h] * fabsf(p.scale) + logf(total);
+    }
+    __syncwarp();
+    for (int i = lane; i < 16 * D / 8; i += 32) {
+        const int r = i / (D / 8), c = i % (D / 8), query = first + mine + r;
+        if (mine + r >= count || 8 * c >= p.head_size) continue;
+        const int64_t at = p.query_at ? p.query_at[query] : query;
+        *(uint4 *)((T *)p.out.data + at * p.out.ld + head * p.head_size + 8 * c) =
+            *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
+    }
 }
 
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
@@ -6117,12 +6375,29 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
     return e == cudaSuccess ? TT__LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
 }
 
+template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
+cudaError_t attention_forward_wide_of(tt__device *d, const attention_args *p)
+{
+    const size_t shared = sizeof(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS>) + TT__WIDE_ROOM;
+    return attention_launch(d, attention_forward_wide<T, D, KEYS, GROUPS, BLOCKS, STAGES, DROPS, OVERLAP>, p,
+                            p->q.rows, 64 * GROUPS, p->heads, 1, 128 * (GROUPS + 1), shared);
+}
+
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
 // without spills).
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
+    if constexpr (D == 64 && KIND == PLAIN)
+        if (d->wgmma && p->scale >= 0 && p->head_size > 32 && attention_aligned(&p->out, p->q.dtype)) {
+#ifndef TT__WIDE
+#define TT__WIDE 64, 2, 2, 4
+#define TT__WIDE_OVERLAP false
+#endif
+            return p->drop ? attention_forward_wide_of<T, 64, TT__WIDE, true, TT__WIDE_OVERLAP>(d, p)
+                           : attention_forward_wide_of<T, 64, TT__WIDE, false, TT__WIDE_OVERLAP>(d, p);
+        }
     if constexpr (D == 64 && KIND == PLAIN)
         if (d->wgmma)
             return attention_launch(d, attention_forward<T, D, 1, 64, KIND, 2>, p, p->q.rows, 128, p->heads,

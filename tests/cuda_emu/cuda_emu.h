@@ -828,13 +828,10 @@ inline void tt__cp_async_commit() { emu_cp_async_commit(); }
 template <int N> void tt__cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
 #define TT__HAS_WGMMA true
 inline uint32_t tt__shared_address(const void *p) { return emu_shared_address(p); }
-template <class T> void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
+template <class T, int TILES>
+void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
 {
-    emu_wgmma(d[0], 8, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
-}
-template <class T> void tt__wgmma_rows(float (&d)[16][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
-{
-    emu_wgmma(d[0], 16, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
+    emu_wgmma(d[0], TILES, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
 }
 template <class T> void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b, EMU_HERE)
 {
