@@ -255,7 +255,8 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
                   : sums(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");      \
     }
 #define TT__WGMMA_ROWS_OF(TILES, n, list, sums, ra, rb, radd, rhigh)                              \
-    template <class T> __device__ void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add); \
+    template <class T>                                                                            \
+    __device__ void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add);       \
     TT__WGMMA_ROWS(__nv_bfloat16, "bf16", TILES, n, list, sums, ra, rb, radd, rhigh)              \
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
@@ -4356,6 +4357,7 @@ struct attention_args {
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
     bool sums_deltas;                       // the kernel of dq makes `delta`
     int warps;                              // attention_warps
+    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5467,13 +5469,18 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
 }
 
 // ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a block
-// copies keys and values, STAGES tiles of KEYS ahead, and draws which weights dropout keeps; GROUPS others
-// have 64 queries each. They wait for one another at barriers of phases, of which each stage has four. The
-// products of a tile's scores and those of the tile before with values run while exponentials are computed.
+// copies queries, keys and values, up to STAGES tiles of KEYS ahead, and draws which weights dropout keeps;
+// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
+// the device holds; each takes one tile of queries after another, so that the copies for the next run while
+// this one's products do.
+
+// A tile of 64 GROUPS queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
+// ... begin + length - 1. count < 0: there are no more.
+struct attention_item { int begin, length, at, first, count, head; };
 
 // Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
 template <class T, int D, int KEYS, int GROUPS, int STAGES, bool DROPS> struct attention_wide_tiles {
-    T q[GROUPS][64 * D], k[STAGES][KEYS * D], v[STAGES][KEYS * D];
+    T q[2][GROUPS][64 * D], k[STAGES][KEYS * D], v[STAGES][KEYS * D];
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
 
@@ -5499,228 +5506,326 @@ __device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4], con
             tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
 }
 
+// Number `round` of the items of a block: a head's tiles of queries from the last on, which is the longest of
+// causal attention, by groups of heads whose keys and values the cache holds. Each second round goes
+// backwards, so that who has long ones gets short ones too. count < 0: that one is not there.
+template <int QUERIES>
+__device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
+{
+    const uint32_t mine = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const uint32_t number = (uint32_t)round * gridDim.x + mine, whole = (uint32_t)(p.item_group * p.item_tiles);
+    const uint32_t of = number % whole, head = number / whole * p.item_group + of % p.item_group;
+    attention_item item = {0, 0, (p.item_tiles - 1 - (int)of / p.item_group) * QUERIES, 0, -1, 0};
+    if (head >= (uint32_t)(p.seqs * p.heads)) return item;
+    const int s = (int)head / p.heads;
+    item.head = p.first_head + (int)head % p.heads;
+    item.begin = p.seq_start[s];
+    item.length = p.seq_start[s + 1] - item.begin;
+    item.first = p.query_start[s] + item.at;
+    item.count = min(QUERIES + 0, p.query_start[s + 1] - item.first);
+    if (item.count == 0) item.count = -1;
+    return item;
+}
+
+// The same keys as attention_window_begin and attention_window_end.
+template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
+{
+    return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
+}
+__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int behind)
+{
+    return p.query_row ? length : p.causal ? min(length, behind)
+        : p.window ? min(length, behind + p.window - 1) : length;
+}
+
+// to (ROWS, D), in parts of 64 columns, as attention_fetch makes it. By 128 threads with few registers.
+template <class T, int D, int ROWS>
+__device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first, int count,
+                                               int head, int head_size)
+{
+    TT__UNROLL for (int part = 0; part < D / 64; part++) {
+        const int thread = tt__opaque((int)threadIdx.x), r = thread / 8, c = thread % 8 * 8;
+        const int left = 64 * part + c < head_size ? count - r : 0;
+        const T *const data = (const T *)m.data + (int64_t)head * head_size + 64 * part + c;
+        const T *from = data + (int64_t)(first + r) * m.ld;
+        T *const row = to + part * ROWS * 64 + r * 64 + (c ^ r % 8 * 8);
+        TT__UNROLL for (int i = 0; i < ROWS; i += 16, from += 16 * m.ld) {
+            const bool there = i < left;
+            if (at && there) from = data + (int64_t)at[first + r + i] * m.ld;
+            tt__cp_async_16(row + i * 64, there ? from : (const T *)m.data, there ? 16 : 0);
+        }
+    }
+}
+
 template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
 __global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_wide(attention_args p)
 {
     tt__begin_kernel();
-    enum { QUERIES = 64 * GROUPS, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8, FEW = DROPS ? 40 : 32,
-           MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
-    TT__SHARED(uint64_t, q_there, );
+    enum { QUERIES = 64 * GROUPS, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8,
+           FEW = DROPS ? 48 : 32, MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+    TT__SHARED(uint64_t, q_there, [2]); // and `items`
+    TT__SHARED(uint64_t, q_used, [2]);
     TT__SHARED(uint64_t, k_there, [STAGES]);
     TT__SHARED(uint64_t, v_there, [STAGES]); // and the tile's `keep`
     TT__SHARED(uint64_t, k_used, [STAGES]);
     TT__SHARED(uint64_t, v_used, [STAGES]);
+    TT__SHARED(attention_item, items, [2]);
+    TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
     TT__DYN_SHARED(T, shared);
     auto &tile = *(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS> *)attention_room<GROUPS>(shared);
-    const int number = (int)(blockIdx.x / p.heads), numbers = (int)(gridDim.x / p.heads);
-    const int head = p.first_head + (int)(blockIdx.x % p.heads);
-    const attention_tile t = attention_find<QUERIES>(p, p.query_start,
-                                                     p.causal ? numbers - 1 - number : number);
-    if (t.at < 0) return;
-    const int count = min(QUERIES + 0, t.queries - t.at), first = t.first + t.at;
-    const int begin = attention_window_begin(p, t) / KEYS * KEYS;
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
     if (threadIdx.x == 0) {
-        const int warps = min(4 * GROUPS, (count + 63) / 64 * 4); // of groups that have queries
-        tt__phases_init(&q_there, 128);
+        for (int k = 0; k < 2; k++) {
+            tt__phases_init(&q_there[k], 129);
+            tt__phases_init(&q_used[k], 4 * GROUPS);
+        }
         for (int k = 0; k < STAGES; k++) {
             tt__phases_init(&k_there[k], 128);
             tt__phases_init(&v_there[k], DROPS ? 256 : 128);
-            tt__phases_init(&k_used[k], warps);
-            tt__phases_init(&v_used[k], warps);
+            tt__phases_init(&k_used[k], 4 * GROUPS);
+            tt__phases_init(&v_used[k], 4 * GROUPS);
         }
     }
     __syncthreads();
     if (group < 0) {
         tt__fewer_registers<FEW>();
-        const int end = attention_window_end(p, t, count), key_head = head / p.group;
-        const auto fetch = [&](T *to, const tt__mat &m, int key) {
-            TT__UNROLL for (int part = 0; part < D / 64; part++)
-                attention_fetch<T, 64, KEYS, 128, true>(to + part * KEYS * 64, m, NULL, t.begin + key,
-                                                        t.length - key, key_head, p.head_size, 64 * part);
-        };
-        const auto fetch_keys = [&](int key, int stage, bool waits, int parity) {
-            if (waits) tt__phases_wait(&k_used[stage], parity);
-            fetch(tile.k[stage], p.k, key);
-            tt__phases_arrive_with_copies(&k_there[stage]);
-            if (waits) tt__phases_wait(&v_used[stage], parity);
-            fetch(tile.v[stage], p.v, key);
-            tt__phases_arrive_with_copies(&v_there[stage]);
-        };
         uint32_t k0 = 0, k1 = 0;
         if (DROPS) {
             const uint64_t random = attention_key(p);
             k0 = (uint32_t)random;
             k1 = (uint32_t)(random >> 32);
         }
-        const auto draw = [&](int key, int stage) {
+        int last = -1, last_key = 0; // the tile for which is to be drawn yet: its item in found[warp]
+        int fetched = 0, taken = 0;  // tiles of keys; items
+        const auto draw = [&]() {
+            if (!DROPS || last < 0) return;
+            const attention_item &item = found[threadIdx.x / 32][last];
+            const int stage = (fetched - 1) % STAGES;
             for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
                 const int query = i % QUERIES, part = i / QUERIES;
-                const int row = attention_row(p, first + min(query, count - 1));
+                const int row = attention_row(p, item.first + min(query, item.count - 1));
                 uint32_t bits = 0;
-                TT__UNROLL for (int half = 0; half < 4; half += 2) { // two at a time: registers are few
-                    tt__forget(k0);
-                    tt__forget(k1);
-                    const uint64_t random = (uint64_t)k1 << 32 | k0;
-                    TT__UNROLL for (int k = half; k < half + 2; k++)
-                        bits |= attention_keep(p, random, row, key / 8 + 4 * part + k, head) << 8 * k;
-                }
+                tt__forget(k0);
+                tt__forget(k1);
+                const uint64_t random = (uint64_t)k1 << 32 | k0;
+                TT__UNROLL for (int k = 0; k < 4; k++)
+                    bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
                 tile.keep[stage][part][query] = bits;
             }
             tt__phases_arrive(&v_there[stage]);
+            last = -1;
         };
-        TT__UNROLL for (int k = 0; k < GROUPS; k++)
-            TT__UNROLL for (int part = 0; part < D / 64; part++)
-                attention_fetch<T, 64, 64, 128, true>(tile.q[k] + part * 64 * 64, p.q, p.query_at,
-                                                      first + 64 * k, count - 64 * k, head, p.head_size,
-                                                      64 * part);
-        tt__phases_arrive_with_copies(&q_there);
-        int stage = 0, parity = 1; // of the phase that ends when the stage before was used
-        bool again = false;        // the stage has been used before
-        int drawn = 0;             // the stage of the tile before
-        for (int key = begin; key < end; key += KEYS) {
-            fetch_keys(key, stage, again, parity);
-            if (DROPS && key > begin) draw(key - KEYS, drawn);
-            drawn = stage;
-            if (++stage == STAGES) { stage = 0; again = true; parity ^= 1; }
+        const auto take = [&](const attention_item &item) {
+            if (taken > 1) tt__phases_wait(&q_used[taken % 2], (taken / 2 & 1) ^ 1);
+            if (threadIdx.x == 0) {
+                items[taken % 2] = item;
+                tt__phases_arrive(&q_there[taken % 2]);
+            }
+        };
+        for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
+            const int round = from + (int)threadIdx.x % 32;
+            attention_item mine = {0, 0, 0, 0, -1, 0};
+            if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
+            draw();
+            __syncwarp();
+            found[threadIdx.x / 32][threadIdx.x % 32] = mine;
+            __syncwarp();
+            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1) {
+                const int lane = __ffs((int)all) - 1, slot = taken % 2;
+                const attention_item &item = found[threadIdx.x / 32][lane];
+                take(item);
+                for (int k = 0; k < GROUPS; k++)
+                    attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
+                                             item.count - 64 * k, item.head, p.head_size);
+                tt__phases_arrive_with_copies(&q_there[slot]);
+                const int end = attention_item_end(p, item.length, item.at + item.count);
+                const int key_head = item.head / p.group;
+                for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
+                    const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
+                    if (fetched >= STAGES) tt__phases_wait(&k_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&k_there[stage]);
+                    if (fetched >= STAGES) tt__phases_wait(&v_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&v_there[stage]);
+                    draw();
+                    fetched++;
+                    last = lane;
+                    last_key = key;
+                }
+                taken++;
+            }
         }
-        if (DROPS) draw((end - begin - 1) / KEYS * KEYS + begin, drawn);
+        draw();
+        take({0, 0, 0, 0, -1, 0});
+        tt__phases_arrive_with_copies(&q_there[taken % 2]);
         tt__cp_async_wait<0>();
         return;
     }
     tt__more_registers<MANY>();
-    const int team = 64 * group, mine = team + (int)threadIdx.x / 32 % 4 * 16;
-    const int lane = (int)threadIdx.x % 32, pair = lane % 4 * 2;
-    if (team >= count) return;
-    // Keys up to `end` are seen by any of the group's queries, up to `all` by each of the warp's, and those
-    // before `least` not by each.
-    const int end = attention_window_end(p, t, min(count, team + 64));
-    const int all = p.query_row ? 0 : p.causal ? t.at + mine + 1
-        : p.window ? min(t.length, t.at + mine + p.window) : t.length;
-    const int least = p.window ? t.at + mine + 16 - p.window : 0;
+    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
-    uint32_t w[KEYS / 16][4];
-    TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
-    TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
-    const auto multiply = [&](int stage, int parity) { // queries by keys
-        tt__phases_wait(&k_there[stage], parity);
-        tt__wgmma_publish();
-        tt__wgmma_fence();
-        attention_wide_scores<T, D, KEYS>(s, tile.q[group], tile.k[stage]);
-        tt__wgmma_commit();
-    };
-    const auto add_values = [&](int stage, int parity) {
-        tt__phases_wait(&v_there[stage], parity);
-        tt__wgmma_publish();
-        tt__wgmma_fence();
-        attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
-        tt__wgmma_commit();
-    };
-    const auto weigh = [&](int key) { // scores become weights
-        if (key + KEYS > all || (p.window && key < least))
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                const int row = attention_row(p, first + min(mine + 8 * h + lane / 4, count - 1)) - t.begin;
-                const int behind = p.causal ? row : p.window ? min(row + p.window, t.length) - 1
-                    : t.length - 1;
-                const int last = behind - key - pair, from = p.window ? row - p.window + 1 - key - pair : -8;
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT__UNROLL for (int e = 0; e < 2; e++)
-                        if (8 * n + e > last || 8 * n + e < from) s[n][2 * h + e] = -INFINITY;
-            }
-        TT__UNROLL for (int h = 0; h < 2; h++) {
-            float now = most[h], total[2] = {0, 0};
-            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                now = fmaxf(now, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
-            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
-            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-            correction[h] = tt__exp2((most[h] - now) * factor);
-            // Before a window there are tiles of which a query sees nothing.
-            const float offset = now == -3.4028235e38f ? 0 : -now * factor;
-            most[h] = now;
-            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                TT__UNROLL for (int e = 0; e < 2; e++) {
-                    s[n][2 * h + e] = tt__exp2(fmaf(s[n][2 * h + e], factor, offset));
-                    total[n % 2] += s[n][2 * h + e];
+    // Computed where they are used, so that no register keeps them.
+    const auto lane_of = [&]() { return tt__opaque((int)threadIdx.x) % 32; };
+    const auto arrive = [&](uint64_t *barrier) { if (lane_of() == 0) tt__phases_arrive(barrier); };
+    int used = 0; // tiles of keys
+    for (int taken = 0;; taken++) {
+        const int slot = taken % 2;
+        tt__phases_wait(&q_there[slot], taken / 2 & 1);
+        const attention_item &item = items[slot];
+        const int count = item.count;
+        if (count < 0) break;
+        const int begin = attention_item_begin<KEYS>(p, item.at);
+        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
+        // group's; keys up to `all` are seen by each of the warp's.
+        const int item_end = attention_item_end(p, item.length, item.at + count);
+        const int end = team < count
+            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
+        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
+        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        uint32_t w[KEYS / 16][4];
+        const auto multiply = [&]() { // queries by keys
+            const int stage = used % STAGES;
+            tt__phases_wait(&k_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_fence();
+            attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
+            tt__wgmma_commit();
+        };
+        const auto add_values = [&](int used) {
+            const int stage = used % STAGES;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_fence();
+            attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
+            tt__wgmma_commit();
+        };
+        const auto weigh = [&](int key) { // scores become weights
+            if (key + KEYS > all)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
+                                      : item.length - 1) - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
                 }
-            sum[h] = sum[h] * correction[h] + (total[0] + total[1]);
-        }
-    };
-    const auto round = [&](int stage, int parity) { // weights that are kept, as the operand of a product
-        TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
-            TT__UNROLL for (int i = 0; i < 4; i++)
-                w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
-        if (!DROPS) return;
-        tt__phases_wait(&v_there[stage], parity);
-        TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+            if (p.window)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int from = row - p.window + 1 - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
+                }
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                // The highest bits of bytes are those of the thread's first keys of 8, or its second.
-                const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
-                const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
-                TT__UNROLL for (int n = 0; n < 4; n++)
-                    w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+                float now[2] = {most[h], s[0][2 * h]}, total[2] = {0, 0};
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++) now[e] = fmaxf(now[e], s[n][2 * h + e]);
+                now[0] = fmaxf(now[0], now[1]);
+                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 1));
+                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 2));
+                correction[h] = tt__exp2((most[h] - now[0]) * factor);
+                // Before a window there are tiles of which a query sees nothing.
+                const float offset = now[0] == -3.4028235e38f ? 0 : -now[0] * factor;
+                most[h] = now[0];
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++) {
+                        s[n][2 * h + e] = tt__exp2(fmaf(s[n][2 * h + e], factor, offset));
+                        total[n % 2] += s[n][2 * h + e];
+                    }
+                sum[h] = sum[h] * correction[h] + (total[0] + total[1]);
             }
-    };
-    const auto correct = [&]() {
-        if (__any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+        };
+        const auto round = [&]() { // weights that are kept, as the operand of a product
+            TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
+                TT__UNROLL for (int i = 0; i < 4; i++)
+                    w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+            if (!DROPS) return;
+            const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                    const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
+                    const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
+                    TT__UNROLL for (int n = 0; n < 4; n++)
+                        w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+                }
+        };
+        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
+        int key = begin;
+        for (; key < end; key += KEYS) {
+            if (OVERLAP && key > begin) {
+                used++;
+                multiply();
+                add_values(used - 1);
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(out);
+                arrive(&v_used[(used - 1) % STAGES]);
+            } else {
+                multiply();
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+            }
+            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+                TT__UNROLL for (int n = 0; n < D / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
+            round();
+            if (OVERLAP && key + KEYS < end) continue;
+            add_values(used);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            arrive(&v_used[used % STAGES]);
+            used++;
+        }
+        for (; key < item_end; key += KEYS) { // of other groups alone
+            const int stage = used % STAGES, parity = used / STAGES & 1;
+            tt__phases_wait(&k_there[stage], parity);
+            arrive(&k_used[stage]);
+            tt__phases_wait(&v_there[stage], parity);
+            arrive(&v_used[stage]);
+            used++;
+        }
+        // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
+        // vectors go to memory.
+        const int lane = lane_of(), pair = lane % 4 * 2;
+        T *const rows = tile.q[slot][group] + (mine - team) * 64;
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            const float scale = p.keep_scale / total;
+            const int r = 8 * h + lane / 4;
             TT__UNROLL for (int n = 0; n < D / 8; n++)
-                TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
-    };
-    int stage = 0, parity = 0;
-    tt__phases_wait(&q_there, 0);
-    multiply(stage, parity);
-    tt__wgmma_wait<0>();
-    tt__wgmma_done(s);
-    if (lane == 0) tt__phases_arrive(&k_used[stage]);
-    weigh(begin);
-    round(stage, parity);
-    for (int key = begin + KEYS; key < end; key += KEYS) {
-        const int before = stage, parity_before = parity;
-        if (++stage == STAGES) { stage = 0; parity ^= 1; }
-        if (!OVERLAP) {
-            add_values(before, parity_before);
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(out);
-            if (lane == 0) tt__phases_arrive(&v_used[before]);
+                *(uint32_t *)(rows + n / 8 * 64 * 64 + r * 64 + (n % 8 ^ r % 8) * 8 + pair) =
+                    pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
+            if (pair == 0 && mine + r < item.count)
+                p.lse[attention_sums_at(p, item.first + mine + r, item.head)] =
+                    most[h] * fabsf(p.scale) + logf(total);
         }
-        multiply(stage, parity);
-        if (OVERLAP) add_values(before, parity_before);
-        tt__wgmma_wait<OVERLAP ? 1 : 0>();
-        tt__wgmma_done(s);
-        if (lane == 0) tt__phases_arrive(&k_used[stage]);
-        weigh(key);
-        if (OVERLAP) {
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(out);
-            if (lane == 0) tt__phases_arrive(&v_used[before]);
+        __syncwarp();
+        for (int i = lane; i < 16 * D / 8; i += 32) {
+            const int r = i / (D / 8), c = i % (D / 8), query = item.first + mine + r;
+            if (mine + r >= item.count || 8 * c >= p.head_size) continue;
+            const int64_t at = p.query_at ? p.query_at[query] : query;
+            *(uint4 *)((T *)p.out.data + at * p.out.ld + item.head * p.head_size + 8 * c) =
+                *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
         }
-        correct();
-        round(stage, parity);
-    }
-    add_values(stage, parity);
-    tt__wgmma_wait<0>();
-    tt__wgmma_done(out);
-    // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
-    // vectors go to memory.
-    T *const rows = tile.q[group] + (mine - team) * 64;
-    TT__UNROLL for (int h = 0; h < 2; h++) {
-        float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
-        total += __shfl_xor_sync(0xffffffffu, total, 2);
-        const float scale = p.keep_scale / total;
-        const int r = 8 * h + lane / 4, i = mine + r;
-        TT__UNROLL for (int n = 0; n < D / 8; n++)
-            *(uint32_t *)(rows + n / 8 * 64 * 64 + r * 64 + (n % 8 ^ r % 8) * 8 + pair) =
-                pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
-        if (pair == 0 && i < count)
-            p.lse[attention_sums_at(p, first + i, head)] = most[h] * fabsf(p.scale) + logf(total);
-    }
-    __syncwarp();
-    for (int i = lane; i < 16 * D / 8; i += 32) {
-        const int r = i / (D / 8), c = i % (D / 8), query = first + mine + r;
-        if (mine + r >= count || 8 * c >= p.head_size) continue;
-        const int64_t at = p.query_at ? p.query_at[query] : query;
-        *(uint4 *)((T *)p.out.data + at * p.out.ld + head * p.head_size + 8 * c) =
-            *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
+        __syncwarp();
+        if (lane == 0) tt__phases_arrive(&q_used[slot]);
     }
 }
 
@@ -6378,9 +6483,22 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
 template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
 cudaError_t attention_forward_wide_of(tt__device *d, const attention_args *p)
 {
+    enum { QUERIES = 64 * GROUPS };
+    const auto kernel = attention_forward_wide<T, D, KEYS, GROUPS, BLOCKS, STAGES, DROPS, OVERLAP>;
     const size_t shared = sizeof(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS>) + TT__WIDE_ROOM;
-    return attention_launch(d, attention_forward_wide<T, D, KEYS, GROUPS, BLOCKS, STAGES, DROPS, OVERLAP>, p,
-                            p->q.rows, 64 * GROUPS, p->heads, 1, 128 * (GROUPS + 1), shared);
+    const int64_t items = (int64_t)attention_tiles(p, p->q.rows, QUERIES) * p->heads;
+    const int64_t most = (int64_t)d->properties.multiProcessorCount * BLOCKS;
+    const int64_t blocks = items < most ? items : most, heads = (int64_t)p->seqs * p->heads;
+    const int64_t tiles = ((p->query_row ? p->q.rows : p->longest) + QUERIES - 1) / QUERIES;
+    const int64_t groups = (heads * tiles + 2 * blocks - 1) / (2 * blocks);
+    attention_args args = *p;
+    args.item_tiles = (int)tiles;
+    args.item_group = (int)((heads + groups - 1) / groups);
+    args.item_rounds = (int)((groups * args.item_group * tiles + blocks - 1) / blocks);
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)shared);
+    return e == cudaSuccess ? TT__LAUNCH(kernel, (unsigned)blocks, 128 * (GROUPS + 1), shared, d->stream, args)
+                            : e;
 }
 
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
