@@ -293,6 +293,12 @@ template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[T
 {
     TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
 }
+// Before the fence: what products read in registers is computed by then, and not between them.
+template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
+{
+    TT__UNROLL for (int k = 0; k < N; k++)
+        asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
+}
 // Between what the thread wrote to shared memory and the barrier behind which products read it.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
@@ -5698,6 +5704,8 @@ __global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_
             const int stage = used % STAGES;
             tt__phases_wait(&v_there[stage], used / STAGES & 1);
             tt__wgmma_publish();
+            tt__wgmma_ready(w);
+            tt__wgmma_done(out);
             tt__wgmma_fence();
             attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
             tt__wgmma_commit();

@@ -841,6 +841,7 @@ inline void tt__wgmma_fence() { emu_wgmma_fence(); }
 inline void tt__wgmma_commit() { emu_wgmma_commit(); }
 template <int N> void tt__wgmma_wait(EMU_HERE) { emu_wgmma_wait(N, emu_file, emu_line); }
 template <int TILES> void tt__wgmma_done(float (&)[TILES][4]) {}
+template <int N> void tt__wgmma_ready(uint32_t (&)[N][4]) {}
 inline void tt__wgmma_publish() { emu_wgmma_publish(); }
 inline void tt__phases_init(uint64_t *b, int n, EMU_HERE) { emu_phases_init(b, n, emu_file, emu_line); }
 inline void tt__phases_arrive(uint64_t *b, EMU_HERE) { emu_phases_arrive(b, false, emu_file, emu_line); }
