@@ -5568,7 +5568,7 @@ __global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_
 {
     tt__begin_kernel();
     enum { QUERIES = 64 * GROUPS, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8,
-           FEW = DROPS ? 48 : 32, MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
     TT__SHARED(uint64_t, q_there, [2]); // and `items`
     TT__SHARED(uint64_t, q_used, [2]);
     TT__SHARED(uint64_t, k_there, [STAGES]);
