@@ -17,6 +17,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cublasLt.h>
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -277,6 +278,21 @@ __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b)
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
+// d = a^T b, or d += a^T b if `add`, of 16 rows of 64 columns each.
+template <class T>
+__device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
+#define TT__WGMMA_ACROSS(T, name)                                                                 \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_across<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
+    {                                                                                             \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
+                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
+                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 1, 1;}"                     \
+                  : TT__WGMMA_SUMS(d, 0)                                                          \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+    }
+TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
+TT__WGMMA_ACROSS(__half, "f16")
 // Before products whose registers other instructions have written; behind the last of them.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
@@ -370,6 +386,9 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 namespace { // all but the table at the end
 
 struct product_choice;
+struct tuned_product;
+struct product_trial;
+struct collected_products;
 struct group_arguments;
 
 } // namespace
@@ -382,6 +401,10 @@ struct tt__device {
     cudaDeviceProp properties;
     product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
     int choice_count;
+    tuned_product *tuned;    // tuned_count of them: what was timed or learnt
+    int tuned_count;
+    product_trial *trial;    // of the product that is timed; NULL: none is
+    collected_products *collected; // where matmul puts products that it is not to make; NULL: it makes them
     group_arguments *arguments; // of tensors that share a launch, see >>optimizers
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
     bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
@@ -466,6 +489,7 @@ void cuda_close(tt__device *d)
     for (cudaStream_t stream : d->beside) if (stream) cudaStreamDestroy(stream);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d->choices);
+    free(d->tuned);
     free(d->arguments);
     free(d);
 }
@@ -1088,23 +1112,24 @@ __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint
     c[3] = a_low;
 }
 
-// Philox4x32-10, as in tinytrain.h.
+// Philox4x32, as in tinytrain.h.
+template <int ROUNDS = 10>
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     TT__UNROLL for (int k = 0; k < 4; k++) out[k] = counter[k];
-    TT__UNROLL for (int round = 0; round < 10; round++) {
+    TT__UNROLL for (int round = 0; round < ROUNDS; round++) {
         philox_round(out, k0, k1);
         k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
     }
 }
 
-// The keys of the ten rounds, for kernels that draw with few keys from shared memory, two rounds a load.
-typedef uint4 philox_keys[5];
+// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a load.
+typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int pair = 0; pair < 5; pair++) {
+    for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         to[pair] = make_uint4(k0, k1, k0 + 0x9E3779B9u, k1 + 0xBB67AE85u);
         k0 += 2 * 0x9E3779B9u; k1 += 2 * 0xBB67AE85u;
     }
@@ -1195,6 +1220,9 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
 // Ops that work row by row or element by element.
 
 #define TT__ROW_THREADS 256
+#ifndef TT__SUM_BLOCKS
+#define TT__SUM_BLOCKS 1
+#endif
 
 struct loss_sums { double loss, weight, right; };
 
@@ -1240,7 +1268,12 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const __grid_cons
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t c = (int64_t)blockIdx.x * 32 + lane;
     float sum = 0;
-    for (int64_t k = warp; k < s.parts && c < s.cols; k += 8) sum += s.partial[k * s.stride + c];
+    for (int64_t k = warp; k < s.parts && c < s.cols; k += 64) { // 8 loads are under way at a time
+        float v[8];
+        TT__UNROLL for (int u = 0; u < 8; u++)
+            v[u] = k + 8 * u < s.parts ? s.partial[(k + 8 * u) * s.stride + c] : 0;
+        TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
+    }
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp || c >= s.cols) return;
@@ -1303,7 +1336,7 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
 int64_t sum_blocks(const tt__device *d, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
-    return max((int64_t)1, min(min(pieces, 2 * (int64_t)d->properties.multiProcessorCount), room));
+    return max((int64_t)1, min(min(pieces, TT__SUM_BLOCKS * (int64_t)d->properties.multiProcessorCount), room));
 }
 
 // Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
@@ -1321,10 +1354,16 @@ __host__ __device__ inline int sum_teams(int64_t columns)
     return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : TT__ROW_THREADS / 32;
 }
 
-// v as a number of this dtype.
-__device__ __forceinline__ float rounded(float v, tt_dtype dtype)
+// Rounds v to numbers of this dtype: in pairs, as a single number takes a GPU's slow units.
+__device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
 {
-    return dtype == TT_F32 ? v : dtype == TT_BF16 ? to_float(round_to<bf16>(v)) : to_float(round_to<f16>(v));
+    if (dtype == TT_F32) return;
+    const bool b = dtype == TT_BF16;
+    uint32_t h[4];
+    TT__UNROLL for (int k = 0; k < 4; k++)
+        h[k] = b ? pack<bf16>(v[2 * k], v[2 * k + 1]) : pack<f16>(v[2 * k], v[2 * k + 1]);
+    if (b) widen8<bf16>(v, make_uint4(h[0], h[1], h[2], h[3]));
+    else widen8<f16>(v, make_uint4(h[0], h[1], h[2], h[3]));
 }
 
 // Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
@@ -1353,7 +1392,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, t
 tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
 {
     tt__mat part = *m;
-    part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
+    if (m->data) part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
     part.cols = n;
     return part;
 }
@@ -1383,14 +1422,15 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
 // any.
 enum { ANY = -1 };
 
-// The blocks of a kernel that goes through its work in strides: as many as there is work for, at most twice
-// as many as the device's processors run at a time.
+// The blocks of a kernel that goes through its work in strides: as many as there is work for, at most so many
+// times as many as the device's processors run at a time.
 template <class... P>
-cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int64_t blocks, unsigned *grid)
+cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
+                    unsigned *grid)
 {
     int resident = 1;
     const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, 0);
-    const int64_t most = 2 * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
+    const int64_t most = times * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
     *grid = (unsigned)max((int64_t)1, min(blocks, most));
     return e;
 }
@@ -1433,7 +1473,7 @@ template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group
     const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
     for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
         g.all = min(rows, g.y.rows - g.first) * g.per_row;
-        e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, blocks_for(g.all, TT__ROW_THREADS), &grid);
+        e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
         if (e == cudaSuccess)
             e = TT__LAUNCH((each_group<OP, X, Y>), grid, TT__ROW_THREADS, 0, d->stream, g, op);
     }
@@ -1466,8 +1506,9 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4)
             load_group(old, g.y, r, c, n, g.vector);
             TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
         }
-        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += rounded(v[j], g.y.dtype);
         store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+        round8(v, g.y.dtype);
+        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
     }
     if (teams == 1) {
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
@@ -1727,7 +1768,7 @@ cudaError_t run_rotary(const tt__launch *l)
     tt__rotary_frequencies(o, frequency);
     for (int j = 0; j < a.pairs; j++) a.frequency[j] = (float)frequency[j];
     unsigned grid;
-    const cudaError_t e = grid_of(l->device, rotary_kernel, TT__ROW_THREADS,
+    const cudaError_t e = grid_of(l->device, rotary_kernel, TT__ROW_THREADS, 2,
                                   blocks_for(a.all, TT__ROW_THREADS), &grid);
     return e != cudaSuccess ? e : TT__LAUNCH(rotary_kernel, grid, TT__ROW_THREADS, 0, l->device->stream, a);
 }
@@ -1887,7 +1928,7 @@ cudaError_t run_swiglu_backward(const tt__launch *l)
     const auto kernel = alike && g.dy.dtype == TT_F32 ? swiglu_backward<TT_F32>
         : alike && g.dy.dtype == TT_BF16 ? swiglu_backward<TT_BF16>
         : alike && g.dy.dtype == TT_F16 ? swiglu_backward<TT_F16> : swiglu_backward<ANY>;
-    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, g.dy.rows * across, &blocks);
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 2, g.dy.rows * across, &blocks);
     if (e != cudaSuccess) return e;
     const dim3 grid(across, min((blocks + across - 1) / across, 65535u));
     return TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
@@ -1913,15 +1954,20 @@ struct op_dropout {
         __syncthreads();
         key = shared;
     }
-    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    // Columns [c, c + 8) of row r.
+    __device__ void apply(int64_t r, int64_t c, float (&v)[8]) const
     {
         const int64_t row = number ? number[r] : first_row + r;
         const uint32_t counter[4] = {(uint32_t)row, (uint32_t)((first_col + c) / 8), 0, 0};
         uint32_t u[4];
-        load_group(v, g.a, r, c, n, g.vector);
-        philox(counter, key, u);
+        philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
+    }
+    __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
+    {
+        load_group(v, g.a, r, c, n, g.vector);
+        apply(r, c, v);
         if (g.b.data) {
             float residual[8];
             load_group(residual, g.b, r, c, n, g.vector);
@@ -1931,12 +1977,17 @@ struct op_dropout {
     }
 };
 
-cudaError_t run_dropout(const tt__launch *l)
+op_dropout dropout_of(const tt__launch *l)
 {
     const uint32_t drop = (uint32_t)TT__DROP_THRESHOLD(l->instr->attr.dropout);
-    const op_dropout op = {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col,
-                           l->instr->random, drop, 65536.0f / (float)(65536 - drop), 0};
-    return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, op, l->out[1], l->add[1]);
+    return {TT__RUN_OF(l), (const int32_t *)l->in[2].data, l->first_row, l->first_col, l->instr->random, drop,
+            65536.0f / (float)(65536 - drop), 0};
+}
+
+cudaError_t run_dropout(const tt__launch *l)
+{
+    return run_groups_sums(l, l->in[0], l->in[1], l->out[0], l->add[0], true, dropout_of(l), l->out[1],
+                           l->add[1]);
 }
 
 // y[r] = x[index[r] - first]; 0 where x has no such row. Bytes: the rows of y twice.
@@ -1996,50 +2047,81 @@ cudaError_t run_mean_pool_backward(const tt__launch *l)
     return run_groups(l->device, l->in[0], no_operand, l->out[0], l->add[0], true, op);
 }
 
-// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. Bytes:
-// the pixels and y once.
-struct op_patches {
-    static constexpr int KIND = RARE;
+// y[r] = the patch of r's image at position[r] - 1, its channels one after another; 0 for position 0. A
+// thread takes up to 8 pixels of a line of a patch, from all C channels. words: the pixels of 8 begin at
+// multiples of 4 bytes. Bytes: the pixels and y once.
+struct patches_args {
     const uint8_t *pixels;
     int64_t ld, seqs;
     const int32_t *position, *start;
-    tt_patch_options o;
-    __device__ void begin() {}
-    __device__ bool get(const group_args &, int64_t r, int64_t c, int n, float (&v)[8]) const
-    {
-        const int p = position[r] - 1, across = o.width / o.patch, area = o.patch * o.patch;
-        if (p < 0) {
-            TT__UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
-            return true;
-        }
-        const uint8_t *from = pixels + sequence_of(start, seqs, r) * ld
-            + ((int64_t)(p / across) * o.width + p % across) * o.patch * o.channels;
-        int channel = (int)(c / area), line = (int)(c % area) / o.patch, x = (int)(c % area) % o.patch;
-        TT__UNROLL for (int j = 0; j < 8; j++) {
-            if (j >= n) continue;
-            // a chain of choices, as an index would put the options into local memory
-            const float mean = channel == 0 ? o.mean[0] : channel == 1 ? o.mean[1] : channel == 2 ? o.mean[2]
-                : o.mean[3];
-            const float std = channel == 0 ? o.std[0] : channel == 1 ? o.std[1] : channel == 2 ? o.std[2]
-                : o.std[3];
-            v[j] = (float)from[((int64_t)line * o.width + x) * o.channels
-                               + channel] * (1 / (255 * std)) - mean / std;
-            if (++x < o.patch) continue;
-            x = 0;
-            if (++line < o.patch) continue;
-            line = 0;
-            channel++;
-        }
-        return true;
-    }
+    int width, patch;
+    float scale[4], shift[4]; // of each channel
+    tt__mat y;
+    bool add, vector, words;
 };
+
+template <int C> __global__ void __launch_bounds__(TT__ROW_THREADS) patches(patches_args g)
+{
+    tt__begin_kernel();
+    const unsigned across = (unsigned)(g.width / g.patch), area = (unsigned)(g.patch * g.patch);
+    const unsigned runs = ((unsigned)g.patch + 7) / 8, each = runs * (unsigned)g.patch;
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.y.rows * each;
+         k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+        const int64_t r = g.y.rows * each > INT32_MAX ? k / each : (uint32_t)k / each;
+        const unsigned unit = (unsigned)(k - r * each), line = unit / runs, x = unit % runs * 8;
+        const int n = min(8, g.patch - (int)x), p = g.position[r] - 1;
+        uint32_t pixels[2 * C]; // 4 bytes each
+        TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = 0;
+        if (p >= 0) {
+            const int64_t corner = ((int64_t)((unsigned)p / across) * g.patch + line) * g.width
+                + (unsigned)p % across * (unsigned)g.patch + x;
+            const uint8_t *from = g.pixels + sequence_of(g.start, g.seqs, r) * g.ld + corner * C;
+            if (g.words) {
+                TT__UNROLL for (int i = 0; i < 2 * C; i++) pixels[i] = ((const uint32_t *)from)[i];
+            } else {
+                TT__UNROLL for (int i = 0; i < 8 * C; i++)
+                    if (i < n * C) pixels[i / 4] |= (uint32_t)from[i] << (i % 4 * 8);
+            }
+        }
+        TT__UNROLL for (int channel = 0; channel < C; channel++) {
+            const int64_t c = channel * area + line * (unsigned)g.patch + x;
+            float v[8], old[8];
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                const int i = j * C + channel;
+                v[j] = p < 0 ? 0.0f
+                    : (float)(pixels[i / 4] >> (i % 4 * 8) & 255) * g.scale[channel] + g.shift[channel];
+            }
+            if (g.add) {
+                load_group(old, g.y, r, c, n, g.vector);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+            }
+            store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+        }
+    }
+}
 
 cudaError_t run_patches(const tt__launch *l)
 {
-    const op_patches op = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
-                           (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data,
-                           l->instr->attr.image};
-    return run_groups(l->device, no_operand, no_operand, l->out[0], l->add[0], true, op);
+    const tt_patch_options *o = &l->instr->attr.image;
+    const tt__mat *y = &l->out[0];
+    patches_args g = {(const uint8_t *)l->in[0].data, l->in[0].ld, l->in[2].rows - 1,
+                      (const int32_t *)l->in[1].data, (const int32_t *)l->in[2].data, o->width, o->patch, {},
+                      {}, *y, l->add[0], o->patch % 8 == 0 && is_wide(y), false};
+    for (int c = 0; c < o->channels; c++) {
+        g.scale[c] = 1 / (255 * o->std[c]);
+        g.shift[c] = -o->mean[c] / o->std[c];
+    }
+    // So all lines of images begin at multiples of 4 bytes, as 8 pixels of C channels are.
+    g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels))
+        % 4 == 0;
+    if (!y->rows) return cudaSuccess;
+    const auto kernel = o->channels == 1 ? patches<1> : o->channels == 2 ? patches<2>
+        : o->channels == 3 ? patches<3> : patches<4>;
+    unsigned grid;
+    const int64_t units = y->rows * ((o->patch + 7) / 8) * o->patch;
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 2, blocks_for(units, TT__ROW_THREADS),
+                                  &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, g);
 }
 
 // ---- sums over rows, by kernels of their own
@@ -2237,65 +2319,77 @@ template <int LANES> __device__ __forceinline__ int64_t column_of(int group, int
     return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
 }
 
-// Row r as it is, 16-bit numbers in vectors packed in the first half of their group; widen_row makes them
-// floats. In two steps so that loads of several rows are under way at a time.
-template <int V, int LANES>
-__device__ __forceinline__ void fetch_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane,
-                                          bool vector)
+// A thread's group of a row as it comes from memory: of vectors of dtype X their bits, of ANY numbers.
+template <int X> struct group_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
+template <> struct group_bits<ANY> { float v[8]; };
+
+// Whether group k of a vector row has columns: all 8, or none. Only a warp's last group may have none.
+template <int V, int LANES> __device__ __forceinline__ bool has_columns(int64_t cols, int k, int lane)
 {
-    TT__UNROLL for (int k = 0; k < V; k++) {
+    return (LANES == 32 && k < V - 1) || lane * 8 + k * LANES * 8 < (int)cols;
+}
+
+// Group k of row r; beyond the last column 0.
+template <int V, int LANES, int X>
+__device__ __forceinline__ void fetch_group(group_bits<X> &to, const tt__mat &m, int64_t r, int k, int lane,
+                                            bool vector)
+{
+    if constexpr (X == ANY) {
         const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
-        if (!vector) {
-            TT__UNROLL for (int j = 0; j < 8; j++)
-                v[k][j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
-        } else if (m.dtype == TT_F32) {
-            load_group(v[k], m, r, c, c < m.cols ? 8 : 0, true);
-        } else {
-            const uint4 u = c < m.cols ? *(const uint4 *)((const uint16_t *)m.data + at)
-                : make_uint4(0, 0, 0, 0);
-            v[k][0] = __uint_as_float(u.x); v[k][1] = __uint_as_float(u.y); v[k][2] = __uint_as_float(u.z);
-            v[k][3] = __uint_as_float(u.w);
-        }
-    }
-}
-
-template <int V> __device__ __forceinline__ void widen_row(float (&v)[V][8], tt_dtype dtype, bool vector)
-{
-    if (!vector || dtype == TT_F32) return;
-    TT__UNROLL for (int k = 0; k < V; k++) {
-        const uint4 u = make_uint4(__float_as_uint(v[k][0]), __float_as_uint(v[k][1]),
-                                   __float_as_uint(v[k][2]), __float_as_uint(v[k][3]));
-        if (dtype == TT_BF16) widen8<bf16>(v[k], u);
-        else widen8<f16>(v[k], u);
-    }
-}
-
-template <int V, int LANES>
-__device__ __forceinline__ void load_row(float (&v)[V][8], const tt__mat &m, int64_t r, int lane, bool vector)
-{
-    fetch_row<V, LANES>(v, m, r, lane, vector);
-    widen_row(v, m.dtype, vector);
-}
-
-// m[r] = or += v.
-template <int V, int LANES>
-__device__ __forceinline__ void store_row(const tt__mat &m, int64_t r, int lane, bool vector, bool add,
-                                          const float (&v)[V][8])
-{
-    TT__UNROLL for (int k = 0; k < V; k++) {
         if (vector) {
-            const int64_t c = column_of<LANES>(k, 0, lane, true);
-            float y[8], old[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-            if (c >= m.cols) continue;
-            if (add) load_group(old, m, r, c, 8, true);
-            TT__UNROLL for (int j = 0; j < 8; j++) y[j] = v[k][j] + old[j];
-            store8(row_at(m, r), m.dtype, c, 8, true, y);
+            load_group(to.v, m, r, c, c < m.cols ? 8 : 0, true);
         } else {
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                const int64_t c = column_of<LANES>(k, j, lane, false), at = r * m.ld + c;
-                if (c < m.cols)
-                    store_any(m.data, m.dtype, at, v[k][j] + (add ? load_any(m.data, m.dtype, at) : 0.0f));
-            }
+            TT__UNROLL for (int j = 0; j < 8; j++)
+                to.v[j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
+        }
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + lane * N;
+        const bool there = has_columns<V, LANES>(m.cols, k, lane);
+        TT__UNROLL for (int h = 0; h < N; h++)
+            to.q[h] = there ? p[k * LANES * N + h] : make_uint4(0, 0, 0, 0);
+    }
+}
+
+template <int X> __device__ __forceinline__ void widen_group(float (&v)[8], const group_bits<X> &from)
+{
+    if constexpr (X == ANY) {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
+    } else if constexpr (X == TT_F32) {
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
+            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
+        }
+    } else {
+        widen8<bf16>(v, from.q[0]);
+    }
+}
+
+// m[r] = v, of group k; v becomes what was stored.
+template <int V, int LANES, int X>
+__device__ __forceinline__ void put_group(const tt__mat &m, int64_t r, int k, int lane, bool vector,
+                                          float (&v)[8])
+{
+    if constexpr (X == ANY) {
+        const int64_t c = column_of<LANES>(k, 0, lane, vector);
+        if (vector) {
+            if (c < m.cols) store8(row_at(m, r), m.dtype, c, 8, true, v);
+        } else {
+            TT__UNROLL for (int j = 0; j < 8; j++)
+                if (c + j * LANES < m.cols) store_any(m.data, m.dtype, r * m.ld + c + j * LANES, v[j]);
+        }
+        round8(v, m.dtype);
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        uint4 *p = (uint4 *)((char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + lane * N + k * LANES * N;
+        const bool there = has_columns<V, LANES>(m.cols, k, lane);
+        if constexpr (X == TT_F32) {
+            if (there) store8(p, TT_F32, 0, 8, true, v);
+        } else {
+            const uint4 q = make_uint4(pack<bf16>(v[0], v[1]), pack<bf16>(v[2], v[3]),
+                                       pack<bf16>(v[4], v[5]), pack<bf16>(v[6], v[7]));
+            if (there) *p = q;
+            widen8<bf16>(v, q);
         }
     }
 }
@@ -2324,45 +2418,94 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
     return {centred, centred ? at[0] : 0.0f, at[centred]};
 }
 
+// The dropout that a norm's kernel does too. Forward: x, which the norm reads, becomes dropout(from) +
+// residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
+struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
+
+#ifndef TT__NORM_RESIDENT
+#define TT__NORM_RESIDENT(V, X, DROP) \
+    ((X) == ANY ? 2 : (V) < 3 ? 3 : (X) != TT_F32 && !(DROP) ? 3 : (V) == 4 && (X) == TT_F32 && (DROP) ? 1 : 2)
+#endif
+
 // y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
-// registers of LANES threads (a warp, or the block), read once. X: dtype of x and y, W: of w and b. The
-// compiler chooses how many registers a thread has (0), but for the widest rows and for operands of any
-// dtype, where it would spill one.
-template <int V, int LANES, int X, int W>
-__global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY || (V == 4 && LANES == TT__ROW_THREADS) ? 2 : 0)
+// registers of LANES threads (a warp, or the block), read once; of typed operands, a warp's next row is on
+// its way meanwhile. X: dtype of x and y, W: of w and b. DROP: with dropout, of typed operands.
+template <int V, int LANES, int X, int W, bool DROP>
+__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_RESIDENT(V, X, DROP))
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
-              bool vector)
+              bool vector, norm_dropout drop)
 {
     tt__begin_kernel();
+    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         x.dtype = y.dtype = (tt_dtype)X;
         w.dtype = b.dtype = (tt_dtype)W;
         vector = true;
     }
-    const int64_t r = (int64_t)blockIdx.x * (TT__ROW_THREADS / LANES) + threadIdx.x / LANES;
+    constexpr int TEAMS = TT__ROW_THREADS / LANES;
+    constexpr bool AHEAD = X != ANY;
     const int lane = threadIdx.x % LANES;
-    if (r >= x.rows) return; // a whole warp
-    float v[V][8], u[V][8], sum = 0, squares = 0;
-    load_row<V, LANES>(v, x, r, lane, vector);
-    TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
-    const float each = 1.0f / (float)x.cols, mean = centred ? row_sum<LANES>(sum) * each : 0.0f;
-    TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) {
-            v[k][j] -= mean;
-            if (column_of<LANES>(k, j, lane, vector) < x.cols) squares += v[k][j] * v[k][j];
+    const int64_t step = (int64_t)gridDim.x * TEAMS;
+    const float each = 1.0f / (float)x.cols;
+    int64_t r = (int64_t)blockIdx.x * TEAMS + threadIdx.x / LANES;
+    group_bits<X> next[V] = {}, residual[DROP ? V : 1] = {};
+    const auto fetch = [&](int64_t row) {
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            fetch_group<V, LANES>(next[k], DROP ? drop.from : x, row, k, lane, vector);
+            if (DROP && drop.residual.data)
+                fetch_group<V, LANES>(residual[k], drop.residual, row, k, lane, vector);
         }
-    const float rstd = rsqrtf(row_sum<LANES>(squares) * each + eps);
-    load_row<V, LANES>(u, w, 0, lane, vector);
-    TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[k][j];
-    if (b.data) {
-        load_row<V, LANES>(u, b, 0, lane, vector);
+    };
+    if (AHEAD && r < x.rows) fetch(r);
+    for (; r < x.rows; r += step) { // a whole warp
+        float v[V][8], u[8], sum = 0, squares = 0;
+        if (!AHEAD) fetch(r);
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            widen_group(v[k], next[k]);
+            if constexpr (DROP) {
+                drop.op.apply(r, column_of<LANES>(k, 0, lane, true), v[k]);
+                if (drop.residual.data) {
+                    widen_group(u, residual[k]);
+                    TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+                }
+                put_group<V, LANES, X>(x, r, k, lane, vector, v[k]);
+            }
+        }
+        if (AHEAD && r + step < x.rows) fetch(r + step);
+        uint32_t again = 0; // w and b are read for each row, for want of registers
+        tt__forget(again);
         TT__UNROLL for (int k = 0; k < V; k++)
-            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[k][j];
+            TT__UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
+        const float mean = centred ? row_sum<LANES>(sum) * each : 0.0f;
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            const bool there = has_columns<V, LANES>(x.cols, k, lane);
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                v[k][j] -= mean;
+                if (vector ? there : column_of<LANES>(k, j, lane, false) < x.cols)
+                    squares += v[k][j] * v[k][j];
+            }
+        }
+        const float rstd = rsqrtf(row_sum<LANES>(squares) * each + eps);
+        group_bits<W> of_w;
+        group_bits<X> old;
+        TT__UNROLL for (int k = 0; k < V; k++) {
+            fetch_group<V, LANES>(of_w, w, again, k, lane, vector);
+            widen_group(u, of_w);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[j];
+            if (b.data) {
+                fetch_group<V, LANES>(of_w, b, again, k, lane, vector);
+                widen_group(u, of_w);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+            }
+            if (add) {
+                fetch_group<V, LANES>(old, y, r, k, lane, vector);
+                widen_group(u, old);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+            }
+            put_group<V, LANES, X>(y, r, k, lane, vector, v[k]);
+        }
+        if (stats.data && lane == 0) set_stats(stats, r, centred, mean, rstd);
     }
-    store_row<V, LANES>(y, r, lane, vector, add, v);
-    if (stats.data && lane == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
 // The same for wider rows: a block a row, which is read three times.
@@ -2413,7 +2556,23 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     } while (0)
 #define TT__ROW_OF(v, lanes, x, w, ...) { constexpr int V = v, LANES = lanes, X = x, W = w; __VA_ARGS__; }
 
-cudaError_t run_layernorm(const tt__launch *l)
+const norm_dropout no_dropout = {{NULL, NULL, 0, 0, 0, 0, 0, 0}, no_operand, no_operand, no_operand};
+
+template <int V, int LANES, int X, int W, bool DROP>
+cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, const norm_dropout &drop)
+{
+    const tt__mat *x = &l->in[0];
+    const auto kernel = layernorm<V, LANES, X, W, DROP>;
+    unsigned grid;
+    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 1,
+                                  blocks_for(x->rows, TT__ROW_THREADS / LANES), &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, *x,
+                                             l->in[1], l->in[2], l->out[0], l->out[1], l->instr->attr.eps,
+                                             centred, l->add[0], vector, drop);
+}
+
+// dropout: NULL, or what makes x of it at the same time (run_with_dropout).
+cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
     const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
@@ -2424,175 +2583,199 @@ cudaError_t run_layernorm(const tt__launch *l)
         return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
                           l->out[1], l->instr->attr.eps, centred, l->add[0]);
     const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
+    norm_dropout drop = no_dropout;
+    if (dropout) {
+        drop.op = dropout_of(dropout);
+        drop.from = dropout->in[0];
+        drop.residual = dropout->in[1];
+    }
     TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                 return TT__LAUNCH((layernorm<V, LANES, X, W>), blocks_for(x->rows, TT__ROW_THREADS / LANES),
-                                   TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y, l->out[1],
-                                   l->instr->attr.eps, centred, l->add[0], vector));
+                 constexpr bool DROP = X != ANY;
+                 return DROP && dropout ? launch_layernorm<V, LANES, X, W, DROP>(l, centred, vector, drop)
+                                        : launch_layernorm<V, LANES, X, W, false>(l, centred, vector, drop));
 }
 
-// Group k of row r.
-template <int LANES>
-__device__ __forceinline__ void load_part(float (&v)[8], const tt__mat &m, int64_t r, int k, int lane,
-                                          bool vector)
-{
-    const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
-    if (vector) {
-        load_group(v, m, r, c, c < m.cols ? 8 : 0, true);
-    } else {
-        TT__UNROLL for (int j = 0; j < 8; j++)
-            v[j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
-    }
-}
+cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// m[r] = or += v, of group k.
-template <int LANES>
-__device__ __forceinline__ void store_part(const tt__mat &m, int64_t r, int k, int lane, bool vector,
-                                           bool add, float (&v)[8])
-{
-    float old[8];
-    if (add) {
-        load_part<LANES>(old, m, r, k, lane, vector);
-        TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
-    }
-    const int64_t c = column_of<LANES>(k, 0, lane, vector);
-    if (vector) {
-        if (c < m.cols) store8(row_at(m, r), m.dtype, c, 8, true, v);
-    } else {
-        TT__UNROLL for (int j = 0; j < 8; j++)
-            if (c + j * LANES < m.cols) store_any(m.data, m.dtype, r * m.ld + c + j * LANES, v[j]);
-    }
-}
-
-// Blocks a processor of layernorm_backward: for two, the compiler spills registers for 10.0.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
-#define TT__NORM_BLOCKS(lanes, x) ((lanes) == 32 && (x) != ANY ? 2 : 1)
-#else
-#define TT__NORM_BLOCKS(lanes, x) 1
+// Rows of typed operands that a warp of layernorm_backward has on their way to shared memory.
+#ifndef TT__NORM_STAGES
+#define TT__NORM_STAGES 2
 #endif
+template <int V, int X> struct norm_ring {
+    static constexpr int HALVES = X == TT_F32 ? 2 : 1; // 16 bytes each, of 8 columns
+    static constexpr int STAGES = X == TT_F32 && TT__NORM_STAGES > 2 ? 2 : TT__NORM_STAGES;
+    static constexpr int ROW = V * HALVES * 32, WARP = STAGES * 3 * ROW; // in 16 bytes
+    static constexpr size_t BYTES = X == ANY ? 0 : (size_t)WARP * 16 * (TT__ROW_THREADS / 32);
+    static constexpr size_t SUMS = (size_t)3 * V * 1024 * (TT__ROW_THREADS / 32); // afterwards
+    static constexpr size_t SHARED = BYTES > SUMS ? BYTES : SUMS;
+};
+
+// What layernorm_backward takes of typed rows of so many columns.
+size_t norm_shared(int64_t cols, tt_dtype x)
+{
+    const bool f32 = x == TT_F32;
+    return cols <= 256 ? f32 ? norm_ring<1, TT_F32>::SHARED : norm_ring<1, TT_BF16>::SHARED
+        : cols <= 512 ? f32 ? norm_ring<2, TT_F32>::SHARED : norm_ring<2, TT_BF16>::SHARED
+        : cols <= 768 ? f32 ? norm_ring<3, TT_F32>::SHARED : norm_ring<3, TT_BF16>::SHARED
+        : f32 ? norm_ring<4, TT_F32>::SHARED : norm_ring<4, TT_BF16>::SHARED;
+}
 
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
 // = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
 // added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. Threads keep their sums
-// of dx in shared memory, for want of registers. Two passes over a row: bf16 ones stay packed in registers in
-// between, others are read again, from the processor's cache, so that with the sums of 1,024 columns two
-// blocks fit a processor. Bytes: dy, x and dx once.
-template <int V, int LANES, int X, int W>
-__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_BLOCKS(LANES, X))
+// in registers. Typed rows come to shared memory in the background, TT__NORM_STAGES of a warp at a time, and
+// a thread reads what it has copied itself, twice; others are read twice where they lie. Bytes: dy, x and dx
+// once, and what dx is added to. DROP: with dropout, of typed operands; dx is there.
+template <int V, int LANES, int X, int W, bool DROP>
+__global__ void __launch_bounds__(TT__ROW_THREADS, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector, bool sums)
+                       float *partial, bool add, bool vector, bool sums, norm_dropout drop)
 {
     tt__begin_kernel();
+    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
         w.dtype = (tt_dtype)W;
         vector = true;
     }
+    typedef norm_ring<V, X> R;
     constexpr int TEAMS = TT__ROW_THREADS / LANES;
-    constexpr bool PACKED = X == TT_BF16;
+    constexpr bool RING = X != ANY;
     const float each = 1.0f / (float)x.cols;
     const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
     const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
-    // Of dx: halves of group k, [team][k][half][lane] of 4; after the rows [dw, db][team][column of 256].
-    TT__SHARED(float4, memory, [V == 1 ? 1024 : V * 512]);
-    float4 *const own = memory + team * V * 2 * LANES + lane;
-    float dw[V][8], db[V][8];
+    add = add && dx.data;
+    TT__DYN_SHARED(uint4, memory);
+    uint4 *const ring = memory + team * R::WARP + lane; // [stage][dy, x, dx][k][half][lane]
+    const auto fetch = [&](int64_t r, int stage) {
+        if (r < to)
+            TT__UNROLL for (int o = 0; o < 3; o++) {
+                const tt__mat &m = o == 0 ? dy : o == 1 ? x : dx;
+                if (o == 2 && !add) continue;
+                const uint4 *const p = (const uint4 *)row_at(m, r);
+                uint4 *const at = ring + (stage * 3 + o) * R::ROW;
+                TT__UNROLL for (int k = 0; k < V; k++) {
+                    const bool there = has_columns<V, LANES>(x.cols, k, lane); // otherwise zeros
+                    TT__UNROLL for (int h = 0; h < R::HALVES; h++)
+                        tt__cp_async_16(at + (k * R::HALVES + h) * 32,
+                                        p + (there ? (k * 32 + lane) * R::HALVES + h : 0), there ? 16 : 0);
+                }
+            }
+        tt__cp_async_commit();
+    };
+    float dw[V][8], db[V][8], ds[V][8];
     TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = 0;
-    for (int k = 0; k < 2 * V && sums; k++) own[k * LANES] = make_float4(0, 0, 0, 0);
+        TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = ds[k][j] = 0;
+    if (RING)
+        TT__UNROLL for (int s = 0; s < R::STAGES; s++) fetch(from + team + s * TEAMS, s);
+    int stage = 0;
+    row_stats next = {false, 0, 0};
+    if (from + team < to) next = get_stats(stats, from + team);
     for (int64_t r = from + team; r < to; r += TEAMS) {
-        uint4 packed[2][PACKED ? V : 1];
+        const row_stats s = next;
+        const float rstd = s.rstd, shift = -s.mean * rstd;
+        if (r + TEAMS < to) next = get_stats(stats, r + TEAMS);
+        if (RING) tt__cp_async_wait<R::STAGES - 1>();
         uint32_t again = 0;
-        if (PACKED)
-            TT__UNROLL for (int k = 0; k < V; k++) {
-                const int64_t c = column_of<LANES>(k, 0, lane, true);
-                const uint4 none = make_uint4(0, 0, 0, 0);
-                const bool there = c < x.cols;
-                packed[0][k] = there ? *(const uint4 *)((const uint16_t *)dy.data + r * dy.ld + c) : none;
-                packed[1][k] = there ? *(const uint4 *)((const uint16_t *)x.data + r * x.ld + c) : none;
+        const auto part = [&](float (&v)[8], int o, int k) {
+            group_bits<X> bits;
+            if constexpr (RING) {
+                const uint4 *p = ring + (stage * 3 + o) * R::ROW + k * R::HALVES * 32;
+                TT__UNROLL for (int h = 0; h < R::HALVES; h++) bits.q[h] = p[h * 32];
+            } else { // beyond the last column dy is 0
+                fetch_group<V, LANES>(bits, o == 0 ? dy : o == 1 ? x : dx, r + again, k, lane, vector);
             }
-        const row_stats s = get_stats(stats, r);
-        const float mean = s.mean, rstd = s.rstd;
-        const auto parts = [&](int k, float (&g)[8], float (&n)[8], float (&scale)[8]) {
-            if (PACKED) {
-                widen8<bf16>(g, packed[0][k]);
-                widen8<bf16>(n, packed[1][k]);
-            } else {
-                load_part<LANES>(g, dy, r + again, k, lane, vector); // beyond the last column g is 0
-                load_part<LANES>(n, x, r + again, k, lane, vector);
-            }
-            load_part<LANES>(scale, w, again, k, lane, vector);
-            TT__UNROLL for (int j = 0; j < 8; j++) n[j] = (n[j] - mean) * rstd;
+            widen_group(v, bits);
         };
-        float sum_g = 0, sum_gn = 0;
-        if (dx.data)
-            TT__UNROLL for (int k = 0; k < V; k++) {
-                float g[8], n[8], scale[8];
-                parts(k, g, n, scale);
-                TT__UNROLL for (int j = 0; j < 8; j++) {
-                    sum_g += g[j] * scale[j];
-                    sum_gn += g[j] * scale[j] * n[j];
-                }
-            }
-        const float avg_g = dx.data && s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
-        const float avg_gn = dx.data ? row_sum<LANES>(sum_gn) * each : 0.0f;
-        tt__forget(again);
-        if (PACKED)
-            TT__UNROLL for (int k = 0; k < V; k++)
-                TT__UNROLL for (int o = 0; o < 2; o++) {
-                    tt__forget(packed[o][k].x);
-                    tt__forget(packed[o][k].y);
-                    tt__forget(packed[o][k].z);
-                    tt__forget(packed[o][k].w);
-                }
+        const auto weights = [&](float (&v)[8], int k) {
+            group_bits<W> bits;
+            fetch_group<V, LANES>(bits, w, again, k, lane, vector);
+            widen_group(v, bits);
+        };
+        float g[8], n[8], scale[8], sum_g = 0, sum_gn = 0;
         TT__UNROLL for (int k = 0; k < V; k++) {
-            float g[8], n[8], scale[8];
-            parts(k, g, n, scale);
+            part(g, 0, k);
+            part(n, 1, k);
+            weights(scale, k);
             TT__UNROLL for (int j = 0; j < 8; j++) {
+                n[j] = n[j] * rstd + shift;
                 dw[k][j] += g[j] * n[j];
                 db[k][j] += g[j];
-                g[j] = (g[j] * scale[j] - avg_g - n[j] * avg_gn) * rstd;
-            }
-            if (dx.data) store_part<LANES>(dx, r, k, lane, vector, add, g);
-            if (sums) {
-                TT__UNROLL for (int j = 0; j < 8; j++) g[j] = rounded(g[j], dx.dtype);
-                float4 *const half = own + 2 * k * LANES, low = half[0], high = half[LANES];
-                half[0] = make_float4(low.x + g[0], low.y + g[1], low.z + g[2], low.w + g[3]);
-                half[LANES] = make_float4(high.x + g[4], high.y + g[5], high.z + g[6], high.w + g[7]);
+                g[j] *= scale[j];
+                sum_g += g[j];
+                sum_gn += g[j] * n[j];
             }
         }
+        if (dx.data) {
+            const float avg_g = s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
+            const float avg_gn = row_sum<LANES>(sum_gn) * each;
+            // (g - avg_g - (x rstd + shift) avg_gn) rstd = g rstd + x of_x + rest
+            const float of_x = -rstd * rstd * avg_gn, rest = -rstd * (avg_g + shift * avg_gn);
+            tt__forget(again);
+            TT__UNROLL for (int k = 0; k < V; k++) {
+                part(g, 0, k);
+                part(n, 1, k);
+                weights(scale, k);
+                TT__UNROLL for (int j = 0; j < 8; j++) g[j] = g[j] * scale[j] * rstd + (n[j] * of_x + rest);
+                if (add) {
+                    part(n, 2, k);
+                    TT__UNROLL for (int j = 0; j < 8; j++) g[j] += n[j];
+                }
+                put_group<V, LANES, X>(dx, r, k, lane, vector, g);
+                if constexpr (DROP) {
+                    drop.op.apply(r, column_of<LANES>(k, 0, lane, true), g);
+                    put_group<V, LANES, X>(drop.to, r, k, lane, vector, g);
+                }
+                TT__UNROLL for (int j = 0; j < 8; j++) ds[k][j] += g[j];
+            }
+        }
+        if (RING) {
+            fetch(r + R::STAGES * TEAMS, stage);
+            stage = stage + 1 < R::STAGES ? stage + 1 : 0;
+        }
     }
-    float *to_dw = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols, *to_db = to_dw + x.cols;
-    __syncthreads();
-    for (int64_t c = threadIdx.x; c < x.cols && sums; c += TT__ROW_THREADS) {
-        const int k = (int)(c / (8 * LANES)), p = (int)(c % (8 * LANES)); // column p of group k
-        const int of = vector ? p / 8 : p % LANES, j = vector ? p % 8 : p / LANES;
-        const float *at = (const float *)(memory + (2 * k + j / 4) * LANES + of) + j % 4;
-        float sum = 0;
-        TT__UNROLL for (int t = 0; t < TEAMS; t++) sum += at[t * V * 8 * LANES];
-        to_db[x.cols + c] = sum;
-    }
-    TT__UNROLL for (int k = 0; k < V; k++)
-        if (TEAMS == 1) {
+    const int kinds = sums ? 3 : 2;
+    float *const to_sums = partial + (int64_t)blockIdx.x * kinds * x.cols;
+    if (TEAMS == 1) {
+        TT__UNROLL for (int k = 0; k < V; k++)
             TT__UNROLL for (int j = 0; j < 8; j++) {
                 const int64_t c = column_of<LANES>(k, j, lane, vector);
                 if (c >= x.cols) continue;
-                to_dw[c] = dw[k][j];
-                to_db[c] = db[k][j];
+                to_sums[c] = dw[k][j];
+                to_sums[x.cols + c] = db[k][j];
+                if (sums) to_sums[2 * x.cols + c] = ds[k][j];
             }
-        } else { // one of the warps' 256 columns k a thread
-            float (*part)[8][256] = (float (*)[8][256])memory;
-            const int64_t c = (int64_t)k * 256 + threadIdx.x;
-            __syncthreads();
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                part[0][team % 8][column_of<LANES>(0, j, lane, vector) % 256] = dw[k][j];
-                part[1][team % 8][column_of<LANES>(0, j, lane, vector) % 256] = db[k][j];
-            }
-            __syncthreads();
-            float sum_dw = 0, sum_db = 0;
-            TT__UNROLL for (int t = 0; t < 8; t++)
-                { sum_dw += part[0][t][threadIdx.x]; sum_db += part[1][t][threadIdx.x]; }
-            if (c < x.cols) { to_dw[c] = sum_dw; to_db[c] = sum_db; }
+        return;
+    }
+    float4 *const halves = (float4 *)memory; // [dw, db, dx][team][k][half][lane]
+    const auto leave = [&](int kind, const float (&v)[V][8]) {
+        TT__UNROLL for (int k = 0; k < V; k++)
+            TT__UNROLL for (int h = 0; h < 2; h++)
+                halves[((kind * TEAMS + team) * V + k) * 2 * LANES + h * LANES + lane] =
+                    make_float4(v[k][4 * h], v[k][4 * h + 1], v[k][4 * h + 2], v[k][4 * h + 3]);
+    };
+    __syncthreads(); // the ring has no reader any more
+    leave(0, dw);
+    leave(1, db);
+    if (sums) leave(2, ds);
+    __syncthreads();
+    constexpr int KIND = V * 2 * LANES;
+    for (int i = threadIdx.x; i < kinds * KIND; i += TT__ROW_THREADS) {
+        const int kind = i / KIND, p = i % KIND, k = p / (2 * LANES), h = p / LANES % 2;
+        float4 sum = make_float4(0, 0, 0, 0);
+        TT__UNROLL for (int t = 0; t < TEAMS; t++) {
+            const float4 v = halves[(kind * TEAMS + t) * KIND + p];
+            sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
         }
+        const float of[4] = {sum.x, sum.y, sum.z, sum.w};
+        const int64_t c = column_of<LANES>(k, 4 * h, p % LANES, vector);
+        float *const at = to_sums + kind * x.cols + c;
+        if (vector) {
+            if (c < x.cols) *(float4 *)at = sum;
+        } else {
+            TT__UNROLL for (int j = 0; j < 4; j++) if (c + j * LANES < x.cols) at[j * LANES] = of[j];
+        }
+    }
 }
 
 // The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
@@ -2640,14 +2823,28 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat d
     partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
 }
 
-cudaError_t run_layernorm_backward(const tt__launch *l)
+template <int V, int LANES, int X, int W, bool DROP>
+cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int64_t rows_each, float *partial,
+                                      bool vector, bool sums, const norm_dropout &drop)
+{
+    const auto kernel = layernorm_backward<V, LANES, X, W, DROP>;
+    const size_t shared = LANES == 32 ? norm_ring<V, X>::SHARED : 0;
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)shared);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, blocks, TT__ROW_THREADS, shared, l->device->stream,
+                                             l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each,
+                                             partial, l->add[0], vector, sums, drop);
+}
+
+// dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
+cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
 {
     tt__device *d = l->device;
     const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
     const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
     const bool biased = l->instr->op == TT__OP_LAYERNORM_BACKWARD, wide = x->cols > TT__ROW_COLUMNS;
-    const tt__mat *sums = &l->out[biased ? 3 : 2];
-    const bool add_sums = l->add[biased ? 3 : 2];
+    const tt__mat *sums = dropout ? &dropout->out[1] : &l->out[biased ? 3 : 2];
+    const bool add_sums = dropout ? dropout->add[1] : l->add[biased ? 3 : 2];
     float *partial = resident_of(l)->sums;
     const int kinds = sums->data && !wide ? 3 : 2;
     const int64_t each = rows_of_sums(d, x->rows, x->cols);
@@ -2660,11 +2857,21 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
             e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
                            *w, *stats, *dx, l->add[0]);
     } else {
-        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype);
+        norm_dropout drop = no_dropout;
+        if (dropout) {
+            drop.op = dropout_of(dropout);
+            drop.to = dropout->out[0];
+        }
+        // Devices with less shared memory than a block of 8.0 may have take the rows where they lie.
+        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype) &&
+            norm_shared(x->cols, x->dtype) <= d->properties.sharedMemPerBlockOptin;
         TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                     e = TT__LAUNCH((layernorm_backward<V, LANES, X, W>), (unsigned)blocks, TT__ROW_THREADS,
-                                    0, d->stream, *dy, *x, *w, *stats, *dx, each, partial, l->add[0],
-                                    vector, kinds == 3));
+                     constexpr bool DROP = X != ANY;
+                     e = DROP && dropout
+                         ? launch_layernorm_backward<V, LANES, X, W, DROP>(l, (unsigned)blocks, each, partial,
+                                                                           vector, kinds == 3, drop)
+                         : launch_layernorm_backward<V, LANES, X, W, false>(l, (unsigned)blocks, each, partial,
+                                                                            vector, kinds == 3, drop));
     }
     const tt__mat *const of[3] = {&l->out[1], biased ? &l->out[2] : &no_operand,
                                   kinds == 3 ? sums : &no_operand};
@@ -2676,6 +2883,53 @@ cudaError_t run_layernorm_backward(const tt__launch *l)
             add_sums_to_finish(&all, partial + k * x->cols, blocks, kinds * x->cols, of[k], adds[k]);
     if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
     return e == cudaSuccess && sums->data && wide ? run_column_sums(l, dx, sums, add_sums) : e;
+}
+
+cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
+
+// ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
+
+// Have a and b no bytes in common, or the same rows at the same place?
+bool is_apart(const tt__mat &a, const tt__mat &b)
+{
+    if (!a.data || !b.data) return true;
+    if (a.data == b.data && a.ld == b.ld && a.dtype == b.dtype) return true;
+    const auto end = [](const tt__mat &m) {
+        return (const char *)m.data + (size_t)(m.rows > 0 ? (m.rows - 1) * m.ld + m.cols : 0)
+            * tt_dtype_bytes(m.dtype);
+    };
+    return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
+}
+
+// A norm of dropout's result, or dropout of what a norm's backward leaves as dx. The memory plan has the
+// first done before the second begins, so that results of the second may lie where operands of the first do;
+// in one kernel a thread reads and writes the same columns of its rows, so that this is right for the same
+// rows at the same place, and otherwise there are two kernels. The numbers are those of two kernels.
+cudaError_t run_with_dropout(const tt__launch *l)
+{
+    const bool forward = l->instr->op == TT__OP_DROPOUT;
+    const tt__launch *dropout = &l[!forward], *norm = &l[forward];
+    const tt__mat *x = forward ? &norm->in[0] : &norm->in[1], *w = forward ? &norm->in[1] : &norm->in[2];
+    const tt__mat *const rows[] = {&dropout->in[0], &dropout->in[1], &dropout->out[0], &norm->in[0],
+                                   forward ? x : &norm->in[1], &norm->out[0]};
+    bool one = x->cols % 8 == 0 && x->cols <= 1024 && x->dtype != TT_F16 && w->dtype != TT_F16 &&
+        (x->dtype == TT_BF16 || w->dtype == TT_F32) && is_wide(w) && !dropout->add[0];
+    for (const tt__mat *m : rows) one = one && is_wide(m) && (!m->data || m->dtype == x->dtype);
+    if (forward) {
+        const tt__mat *b = &norm->in[2];
+        one = one && !dropout->out[1].data && is_wide(b) && (!b->data || b->dtype == w->dtype);
+        for (int k = 0; k < 2; k++)
+            for (int j = 0; j < 2; j++) one = one && is_apart(norm->out[k], dropout->in[j]);
+        one = one && norm->out[1].data != dropout->in[0].data && norm->out[1].data != dropout->in[1].data;
+    } else {
+        const int sums = norm->instr->op == TT__OP_LAYERNORM_BACKWARD ? 3 : 2;
+        one = one && norm->out[0].data && !norm->out[sums].data && !dropout->in[1].data &&
+            norm_shared(x->cols, x->dtype) <= norm->device->properties.sharedMemPerBlockOptin;
+        for (int k = 0; k < 4; k++) one = one && is_apart(dropout->out[0], norm->in[k]);
+    }
+    if (one) return forward ? run_layernorm_with(norm, dropout) : run_layernorm_backward_with(norm, dropout);
+    const cudaError_t e = forward ? run_dropout(dropout) : run_layernorm_backward(norm);
+    return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
 }
 
 // ---- gradients of tables: the rows of dy in the order of their ids (equal ids in row order), then the sums
@@ -2767,6 +3021,43 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
+// The same for up to RANKED ids at once: the place of an id is how many come before it, which each counts.
+// 32 ids a block, an eighth of all to compare them with a warp. The other blocks fill zero_vectors with zeros.
+enum { TT__RANKED = 8192 };
+__global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
+                                                            int32_t *to_rows, uint4 *zero,
+                                                            int64_t zero_vectors)
+{
+    tt__begin_kernel();
+    const int ranking = (n + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT__SHARED(int32_t, all, [TT__RANKED]);
+    TT__SHARED(int, before, [8][32]);
+    if ((int)blockIdx.x >= ranking) {
+        const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ROW_THREADS;
+        for (int64_t k = (int64_t)(blockIdx.x - ranking) * TT__ROW_THREADS + threadIdx.x; k < zero_vectors;
+             k += step)
+            zero[k] = make_uint4(0, 0, 0, 0);
+        return;
+    }
+    const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // a warp's
+    for (int k = threadIdx.x; k < 8 * each; k += TT__ROW_THREADS) all[k] = k < n ? ids[k] : INT32_MAX;
+    __syncthreads();
+    const int32_t id = all[from + lane];
+    int count = 0;
+    for (int k = warp * each; k < (warp + 1) * each; k += 4) {
+        const int4 of = *(const int4 *)(all + k);
+        const int32_t most = id + (k < from); // equal ids of earlier blocks come before it
+        count += (of.x < most) + (of.y < most) + (of.z < most) + (of.w < most);
+    }
+    before[warp][lane] = count;
+    __syncthreads();
+    if (warp || from + lane >= n) return;
+    for (int k = 1; k < 8; k++) count += before[k][lane];
+    for (int k = 0; k < lane; k++) count += all[from + k] == id;
+    to_ids[count] = id;
+    to_rows[count] = from + lane;
+}
+
 // Sums the rows of dy with equal ids, `chunk` of them a block. A sum of rows that are all in the chunk goes
 // to row id - first of `to`, if it has that; of those that go on from the chunk before to partial[block][0],
 // of those that begin here and go on to partial[block][1]. Bytes: dy and the rows of `to`.
@@ -2779,13 +3070,13 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
     const int width = (int)min(dy.cols - c, (int64_t)8);
     if (width <= 0) return;
-    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[4][8];
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}, v[8][8];
     bool began = from > 0 && ids[from - 1] == ids[from];
-    for (int64_t k = from; k < end; k += 4) {
-        int64_t at[4];
-        TT__UNROLL for (int u = 0; u < 4; u++) at[u] = k + u < end ? rows[k + u] : -1;
+    for (int64_t k = from; k < end; k += 8) {
+        int64_t at[8];
+        TT__UNROLL for (int u = 0; u < 8; u++) at[u] = k + u < end ? rows[k + u] : -1;
         load_rows(v, dy, at, c, width, vector);
-        TT__UNROLL for (int u = 0; u < 4; u++) {
+        TT__UNROLL for (int u = 0; u < 8; u++) {
             if (k + u >= end) continue;
             const int32_t id = ids[k + u];
             const bool last = k + u + 1 == n || ids[k + u + 1] != id;
@@ -2827,7 +3118,12 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
         else high = middle;
     }
     float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
-    TT__UNROLL for (int64_t b = blockIdx.x + 1; b <= low / chunk; b++) sum += partial[b * 2 * to.cols + c];
+    for (int64_t b = blockIdx.x + 1; b <= low / chunk; b += 8) { // 8 loads are under way at a time
+        float v[8];
+        TT__UNROLL for (int u = 0; u < 8; u++)
+            v[u] = b + u <= low / chunk ? partial[(b + u) * 2 * to.cols + c] : 0;
+        TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
+    }
     if (add) sum += load_any(to.data, to.dtype, row * to.ld + c);
     store_any(to.data, to.dtype, row * to.ld + c, sum);
 }
@@ -2839,17 +3135,30 @@ cudaError_t run_table_backward(const tt__launch *l)
     const tt__mat *index = &l->in[embedding ? 0 : 1], *dy = &l->in[embedding ? 1 : 0], *to = &l->out[0];
     const int64_t n = index->rows, first = embedding ? l->first_row - l->instr->attr.offset : 0;
     const int64_t ids_end = embedding && l->whole_rows ? l->whole_rows : to->rows;
-    const op_fill zero = {0, NULL};
-    cudaError_t e = l->add[0] ? cudaSuccess : run_groups(d, no_operand, no_operand, *to, false, false, zero);
-    if (!n) return e;
-    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
-    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
-    const int64_t blocks = (n + tile - 1) / tile;
     const size_t each = tt__align_to((size_t)n * sizeof(int32_t), TT__CUDA_ALIGN);
     int32_t *array[4]; // ids and rows, and again
     for (int k = 0; k < 4; k++) array[k] = (int32_t *)((char *)l->workspace + k * each);
     const int32_t *ids = (const int32_t *)index->data, *rows = NULL;
-    for (int shift = 0; e == cudaSuccess && (shift == 0 || (ids_end - 1) >> shift > 0); shift += 8) {
+    const bool ranked = n > 0 && n <= TT__RANKED;
+    const size_t bytes = (size_t)to->rows * (size_t)to->cols * tt_dtype_bytes(to->dtype);
+    const bool filled = ranked && to->ld == to->cols && (uintptr_t)to->data % 16 == 0 && bytes % 16 == 0;
+    const op_fill zero = {0, NULL};
+    cudaError_t e = cudaSuccess;
+    if (!l->add[0] && !filled) e = run_groups(d, no_operand, no_operand, *to, false, false, zero);
+    if (!n) return e;
+    if (e == cudaSuccess && ranked) {
+        const int64_t vectors = l->add[0] || !filled ? 0 : (int64_t)(bytes / 16);
+        const int64_t fill = min((vectors + 4095) / 4096, 8 * (int64_t)d->properties.multiProcessorCount);
+        e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids, (int)n,
+                       array[0], array[1], (uint4 *)to->data, vectors);
+        ids = array[0];
+        rows = array[1];
+    }
+    const int64_t tiles = min((n + TT__SORT_STEP - 1) / TT__SORT_STEP, (int64_t)TT__SORT_TILES);
+    const int64_t tile = ((n + tiles - 1) / tiles + TT__SORT_STEP - 1) / TT__SORT_STEP * TT__SORT_STEP;
+    const int64_t blocks = (n + tile - 1) / tile;
+    for (int shift = 0; e == cudaSuccess && !ranked && (shift == 0 || (ids_end - 1) >> shift > 0);
+         shift += 8) {
         int32_t *to_ids = array[shift / 8 % 2 * 2], *to_rows = array[shift / 8 % 2 * 2 + 1];
         e = TT__LAUNCH(count_digits, (unsigned)blocks, TT__ROW_THREADS, 0, d->stream, ids, n, shift, tile,
                        resident_of(l)->words);
@@ -2860,7 +3169,7 @@ cudaError_t run_table_backward(const tt__launch *l)
         rows = to_rows;
     }
     const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8)));
-    const int64_t chunk = max((int64_t)32, (n + room - 1) / room);
+    const int64_t chunk = max((int64_t)(ranked ? 8 : 16), (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
     if (e == cudaSuccess)
         e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0,
@@ -2951,44 +3260,67 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of
-// exponentials is kept relative to the greatest logit so far (Milakov, Gimelshein: "Online normalizer
-// calculation for softmax", 2018), so that one pass is enough. `cache`, in shared memory and a multiple of 8
-// long, gets the logits; each thread reads what it wrote itself.
-template <int THREADS>
-__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
-                                                        int64_t target, float smoothing, float *cache)
-{
-    const int thread = (int)threadIdx.x % THREADS;
-    const float own = target >= 0 ? load_any(x, dtype, target) : 0;
-    float m = -INFINITY, s = 0, sx = 0;
-    bool right = own == own; // the first of those that are greatest, as argmax
-    for (int64_t c = 8 * thread; c < n; c += 8 * THREADS) {
-        float v[8], top, some = 0;
-        load8(v, x, dtype, c, n - c, wide, -INFINITY);
-        if (cache) store8(cache, TT_F32, c, 8, true, v);
-        top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+// The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
+// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax",
+// 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit `own` is the
+// first of the greatest, as argmax has it.
+struct row_sums {
+    float m, s, sx, own;
+    bool right;
+
+    __device__ __forceinline__ void begin(float logit_of_target)
+    {
+        m = -INFINITY; s = sx = 0;
+        own = logit_of_target;
+        right = own == own;
+    }
+    // Columns [c, c + N); columns from n on hold -INFINITY.
+    template <int N, class INDEX>
+    __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
+    {
+        float top = v[0], some = 0;
+        TT__UNROLL for (int k = 1; k < N; k++) top = fmaxf(top, v[k]);
         const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
-        TT__UNROLL for (int k = 0; k < 8; k++) some += fast_exp(v[k] - base);
+        TT__UNROLL for (int k = 0; k < N; k++) some += fast_exp(v[k] - base);
         s = s * fast_exp(m - base) + some;
         m = to;
-        if (smoothing > 0) TT__UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
-        if (target >= c + 8) right &= !(top >= own);
+        if (smooth) TT__UNROLL for (int k = 0; k < N; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + N) right &= !(top >= own);
         else if (target < c) right &= !(top > own);
-        else TT__UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+        else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    merge_rows(m, s, sx, right);
-    if (THREADS > 32) {
-        TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-        __syncthreads(); // those of the last row may still be read
-        if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
-        __syncthreads();
-        const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
-        m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+    // The result of the row, in each of its THREADS threads: a warp or a block.
+    template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
+    {
+        const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
+        if (THREADS > 32) {
+            TT__SHARED(float4, part, [(THREADS + 31) / 32]);
+            __syncthreads(); // those of the last row may still be read
+            if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+            __syncthreads();
+            const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
+            m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+            merge_rows(m, s, sx, right);
+        }
+        const float log_s = logf(s);
+        return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
     }
-    const float log_s = logf(s);
-    return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+};
+
+// The result of a row of n logits, by a warp or by a block of THREADS. Target -1: only lse is wanted.
+template <int THREADS>
+__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                        int64_t target, float smoothing)
+{
+    row_sums sums;
+    sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        sums.add<8, int64_t>(v, c, n, target, smoothing > 0);
+    }
+    return sums.finish<THREADS>(n, smoothing);
 }
 
 // Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
@@ -3004,7 +3336,7 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
         const int32_t target = targets[r];
         const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
-                                                        target == ignore ? -1 : target, smoothing, NULL);
+                                                        target == ignore ? -1 : target, smoothing);
         if (threadIdx.x % GROUP) continue;
         ((float *)lse.data)[r * lse.ld] = row.lse;
         if (target == ignore) continue;
@@ -3034,12 +3366,13 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
+// Gradient of N logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
 // than the smoothing / n of all.
-__device__ __forceinline__ void cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target,
+template <int N, class INDEX>
+__device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
 {
-    TT__UNROLL for (int k = 0; k < 8; k++) {
+    TT__UNROLL for (int k = 0; k < N; k++) {
         x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
         if (c + k == target) x[k] -= (1 - smoothing) * w;
     }
@@ -3094,7 +3427,7 @@ __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, 
     const int64_t groups = 256 / GROUP, n = x.cols;
     loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
-        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0, NULL).lse;
+        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
         float loss = 0, mass = 0;
         for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
             float v[8], share[8];
@@ -3247,22 +3580,19 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 }
 
 // A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
-// is NULL, their gradients dz in the rows' place, in the dtype that it says. A block a row; with `cached` the
-// row stays in shared memory in between. Moves n (4 + dz's size) bytes a row, of which most come from L2, as
-// the product wrote them just before.
+// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a row
+// of z. A block a row, which it reads twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
-                                                             int ignore, float smoothing, bool cached,
-                                                             const tt__run *run)
+                                                             int ignore, float smoothing, const tt__run *run)
 {
     tt__begin_kernel();
-    TT__DYN_SHARED(float, logits);
     const int64_t r = blockIdx.x, n = z.cols;
     const int32_t target = targets[r];
     const float *x = (const float *)row_at(z, r);
     const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target,
-                                                   smoothing, cached ? logits : NULL);
+                                                   smoothing);
     if (threadIdx.x == 0)
         row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
     if (!dz.data) return;
@@ -3271,11 +3601,69 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
         const int64_t c = c0 + 8 * threadIdx.x;
         float v[8] = {0};
         if (c < n && target != ignore) {
-            load8(v, cached ? logits : x, TT_F32, c, cached ? 8 : n - c, true);
+            load8(v, x, TT_F32, c, n - c, true);
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
         __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
-        if (c < n) store8(row_at(dz, r), dz.dtype, c, n - c, true, v);
+        if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
+    }
+}
+
+// linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
+// rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
+// as soon as it has written the gradients of this one. Moves n (4 + dz's size) bytes a row.
+__global__ void __launch_bounds__(1024, 1)
+    linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
+                                  const float *dloss, const float *counts, float2 *row_loss, int ignore,
+                                  float smoothing, const tt__run *run)
+{
+    tt__begin_kernel();
+    TT__DYN_SHARED(float, logits);
+    const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
+    const float factor = loss_factor(run, dloss, counts);
+    int64_t r = blockIdx.x;
+    int32_t target = targets[r];
+    float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
+    for (int c = first; c < end; c += 4096) tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
+    tt__cp_async_commit();
+    while (r < z.rows) {
+        const int64_t next = r + gridDim.x;
+        const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
+        row_sums sums;
+        tt__cp_async_wait<0>(); // for the thread's own columns
+        sums.begin(own);
+        const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
+        for (int c = first; c < n; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
+            sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
+        }
+        const row_result row = sums.finish<1024>(n, smoothing);
+        own = of_next == ignore ? 0 : x[of_next];
+        if (threadIdx.x == 0)
+            row_loss[r] = target == ignore ? make_float2(0, 0)
+                                           : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+        const float w = factor * row_weight(weights, r);
+        for (int c = first; c < end; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
+            void *to = row_at(dz, r);
+            if (dz.dtype == TT_F32) {
+                ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
+            } else {
+                const bool b = dz.dtype == TT_BF16;
+                ((uint2 *)to)[c / 4] = make_uint2(b ? pack<bf16>(v[0], v[1]) : pack<f16>(v[0], v[1]),
+                                                  b ? pack<bf16>(v[2], v[3]) : pack<f16>(v[2], v[3]));
+            }
+            if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+        }
+        tt__cp_async_commit();
+        r = next;
+        target = of_next;
     }
 }
 
@@ -3310,6 +3698,138 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
+// The classes beyond the last multiple of 64, where their number is not a multiple of 8. cuBLASLt has only
+// slow kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200),
+// so that these classes have products of their own, of copies that end with zeros: rows of the weight, and
+// elements of the bias, up to a multiple of 8. Rounding w itself up where it lies would need room behind it
+// wherever it lies: in its home, in pieces, gathered, offloaded and cast.
+struct class_tail {
+    int64_t first, count; // classes; count 0: there are none
+    tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count up to a multiple of 8; f32 gradients
+};
+
+// Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
+__global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
+{
+    tt__begin_kernel();
+    const int64_t per_row = (to.cols + 7) / 8, i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    const int64_t r = i / per_row, c = i % per_row * 8;
+    float v[8];
+    if (r >= to.rows) return;
+    TT__UNROLL for (int k = 0; k < 8; k++) v[k] = r < x.rows && c + k < x.cols ? element(x, r, c + k) : 0.0f;
+    store8(row_at(to, r), to.dtype, c, to.cols - c, to.ld % 8 == 0, v);
+}
+
+cudaError_t run_copy_padded(tt__device *d, const tt__mat &x, const tt__mat &to)
+{
+    return TT__LAUNCH(copy_padded, blocks_for(to.rows * ((to.cols + 7) / 8), 256), 256, 0, d->stream, x, to);
+}
+
+cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, bool gradients, char **at,
+                            class_tail *tail)
+{
+    memset(tail, 0, sizeof *tail);
+    tail->first = w->rows;
+    if (w->rows % 8 == 0) return cudaSuccess;
+    const int64_t rows = (w->rows % 64 + 7) / 8 * 8;
+    tail->first = w->rows / 64 * 64;
+    tail->count = w->rows % 64;
+    const auto place = [&](tt__mat *m, tt_dtype dtype, int64_t m_rows, int64_t cols) {
+        *m = {*at, dtype, m_rows, cols, cols};
+        *at += tt__align_to((size_t)(m_rows * cols) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+    };
+    place(&tail->w, w->dtype, rows, w->cols);
+    if (b->data) place(&tail->b, b->dtype, 1, rows);
+    if (gradients) place(&tail->dw, TT_F32, rows, w->cols);
+    if (gradients && b->data) place(&tail->db, TT_F32, 1, rows);
+    cudaError_t e = run_copy_padded(d, rows_of(w, tail->first, tail->count), tail->w);
+    if (e == cudaSuccess && b->data)
+        e = run_copy_padded(d, columns_of(b, tail->first, tail->count), tail->b);
+    return e;
+}
+
+// The three products of a chunk of the loss: logits z, of which dz are the gradients, are f32 in rows that
+// have room for the tail's zeros.
+struct loss_products {
+    const tt__launch *l;
+    tt__mat w, b; // w's first classes, and all of b
+    class_tail tail;
+
+    cudaError_t logits(const tt__mat *x, const tt__mat *z) const
+    {
+        const tt__mat whole = columns_of(z, 0, tail.first), rest = columns_of(z, tail.first, tail.w.rows);
+        const cudaError_t e = linear(l, x, &w, &b, &whole);
+        return e == cudaSuccess && tail.count ? linear(l, x, &tail.w, &tail.b, &rest) : e;
+    }
+    cudaError_t dx(const tt__mat *dz, const tt__mat *dx, bool add) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dx(l, &whole, &w, dx, add);
+        if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
+        return e;
+    }
+    // first: of the chunks. The tail's are summed beside dw and db.
+    cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
+                   bool add_b, bool first) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        const tt__mat of_w = rows_of(dw, 0, tail.first), of_b = columns_of(db, 0, tail.first);
+        const tt__mat rest_w = dw->data ? tail.dw : no_operand, rest_b = db->data ? tail.db : no_operand;
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dw(l, &whole, x, &of_w, &of_b, add_w, add_b);
+        if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
+        return e;
+    }
+    // Behind the last chunk: dw and db [+]= the tail's.
+    cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
+    {
+        if (!tail.count) return cudaSuccess;
+        const tt__mat of_w = rows_of(dw, tail.first, tail.count);
+        const tt__mat of_b = columns_of(db, tail.first, tail.count);
+        const tt__mat from_w = rows_of(&tail.dw, 0, tail.count), from_b = columns_of(&tail.db, 0, tail.count);
+        cudaError_t e = cudaSuccess;
+        if (dw->data) e = run_groups(l->device, from_w, no_operand, of_w, add_w, false, op_scale{1.0f});
+        if (e == cudaSuccess && db->data)
+            e = run_groups(l->device, from_b, no_operand, of_b, add_b, false, op_scale{1.0f});
+        return e;
+    }
+};
+
+// The rows' losses and gradients of a chunk of logits.
+cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
+                          tt__mat weights, float2 *row_loss)
+{
+    tt__device *d = l->device;
+    const tt__attr *a = &l->instr->attr;
+    const float *counts = (const float *)l->out[2].data, *dloss = (const float *)l->in[5].data;
+    const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
+    if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
+        return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
+                          weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+    int resident = 1;
+    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy_resident,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
+    if (e == cudaSuccess)
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, linear_cross_entropy_resident, 1024,
+                                                          cache);
+    if (e != cudaSuccess) return e;
+    const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
+    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets, weights,
+                      dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+}
+
+// At the end of the workspace: of products whose operands have to be copied.
+size_t loss_products_bytes(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[3];
+    const int64_t ld = (w->rows + 7) / 8 * 8;
+    const tt__mat z = {NULL, TT_F32, x->rows, ld, ld};
+    return max(tt__cuda_padded_bytes(x, w, &z, &z),
+               max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
+}
+
 // As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
@@ -3321,20 +3841,19 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
     const int64_t row_bytes = ld * (int64_t)sizeof(float);
     const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
-    char *at = (char *)l->workspace + kept, *const end = (char *)l->workspace + l->instr->workspace;
+    char *at = (char *)l->workspace + kept;
+    char *const end = (char *)l->workspace + l->instr->workspace - loss_products_bytes(l);
+    loss_products products = {l, *w, *b, {}};
+    cudaError_t e = make_class_tail(d, w, b, dw->data || db->data, &at, &products.tail);
+    products.w.rows = products.tail.first;
     const bool many = rows > min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
     const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
     const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
+    const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
     const int64_t most = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
     const int64_t chunks = (rows + most - 1) / most;
-    const bool back = dx->data || dw->data || db->data;
-    const size_t cache = (size_t)ld * 4, spare = 2048;
-    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin &&
-        cache <= TT__LOSS_CACHE;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
-    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
     if (e == cudaSuccess)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
                        *weights, a->ignore_index, counts, loss);
@@ -3343,17 +3862,14 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
         tt__mat z = {at, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
         dz.dtype = x->dtype;
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
-        if (!back) dz.data = NULL;
-        e = linear(l, &xs, w, b, &z);
-        if (e == cudaSuccess)
-            e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz,
-                           targets + r, rows_of(weights, r, n), (const float *)l->in[5].data, counts,
-                           row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
-        if (e == cudaSuccess && dx->data) e = linear_dx(l, &dz, w, &dxs, l->add[1]);
-        if (e == cudaSuccess && back)
-            e = linear_dw(l, &dz, &xs, &to_w, &to_b, r > 0 || (l->add[3] && !sums_w),
-                          r > 0 || (l->add[4] && !sums_b));
+        if (!dx->data && !dw->data && !db->data) dz.data = NULL;
+        e = products.logits(&xs, &z);
+        if (e == cudaSuccess) e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
+        if (e == cudaSuccess && dx->data) e = products.dx(&dz, &dxs, l->add[1]);
+        if (e == cudaSuccess && dz.data)
+            e = products.dw(&dz, &xs, &to_w, &to_b, r > 0 || add_w, r > 0 || add_b, r == 0);
     }
+    if (e == cudaSuccess) e = products.finish(&to_w, &to_b, add_w, add_b);
     if (e == cudaSuccess && sums_w)
         e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
     if (e == cudaSuccess && sums_b)
@@ -3591,10 +4107,10 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
     tt__forget(none); // or the keys would be kept in registers, of which there are too few
-    TT__UNROLL for (int pair = 0; pair < 5; pair++) {
+    TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
-        philox_round(random, k.z, k.w);
+        if (2 * pair + 1 < TT__DRAW_ROUNDS) philox_round(random, k.z, k.w);
     }
     if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
         uint32_t pair[4];
@@ -4358,6 +4874,8 @@ struct attention_args {
     // columns; NULL: none are asked for.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
+    float *parts;                           // (slots, rows of q, heads, head_size): see attention_backward_wide
+    int pass;
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
@@ -4382,7 +4900,7 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 {
     const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
     uint32_t u[4], bits = 0;
-    philox(counter, key, u);
+    philox<TT__DRAW_ROUNDS>(counter, key, u);
     TT__UNROLL for (int i = 0; i < 4; i++)
         bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop)
             << (2 * i + 1);
@@ -4999,20 +5517,20 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
 }
 
 // to (ROWS, D + 8), or (ROWS, D) as tt__wgmma_matrix wants it (WIDE) = rows first ... first + count - 1 of
-// a head, or where `at` says that they lie, from column `skip` of the head on; the rest zeros. In the
-// background.
+// a head, or where `at` says that they lie; the rest zeros. In the background.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
-                                                int count, int head, int head_size, int skip = 0)
+                                                int count, int head, int head_size,
+                                                int thread = (int)threadIdx.x)
 {
     // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
-    const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
-    const T *from = (const T *)m.data + (int64_t)head * head_size + skip + c;
+    const int r = thread / PARTS, c = thread % PARTS * 8;
+    const T *from = (const T *)m.data + (int64_t)head * head_size + c;
     to += r * PITCH + (WIDE ? c ^ r % 8 * 8 : c);
     if (r >= STEP) return;
-    if (skip + c >= head_size) count = 0;
+    if (c >= head_size) count = 0;
     TT__UNROLL for (int i = 0; i < ROWS; i += STEP) {
         if (ROWS % STEP != 0 && r + i >= ROWS) break;
         const bool there = r + i < count;
@@ -5995,14 +6513,15 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
-                                                        int stage)
+                                                        int stage, int thread = (int)threadIdx.x)
 {
     enum { PITCH = WIDE ? D : D + 8 };
-    const int i = threadIdx.x;
+    const int i = thread;
     const int at = stage * QUERIES * PITCH, behind = at + 2 * QUERIES * PITCH;
-    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size,
+                                                  thread);
     attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(behind) : behind), p.dout,
-                                                  p.query_at, first, n, head, p.head_size);
+                                                  p.query_at, first, n, head, p.head_size, thread);
     if (i < QUERIES) {
         const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
         const int64_t at = attention_sums_at(p, query, head);
@@ -6389,6 +6908,271 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
 }
 
+// The backward by warpgroups in one pass, with five products. A block of two has TILES tiles of 64 keys of a
+// sequence, in turn one of each group, with dk and dv in registers, and goes through tiles of queries. The
+// gradients of scores of a tile come to one of the groups, in turn, by shared memory: times keys they are
+// the block's part of dq. It is all of it where no sequence has more keys (p.parts is NULL); else the block
+// leaves it in the slot of p.parts that is its own among so many that follow each other in a sequence, to
+// which later passes add; see attention_sum_parts.
+enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 4 };
+template <class T, class F>
+__device__ __forceinline__ void wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4], F kept)
+{
+    TT__UNROLL for (int k = 0; k < 4; k++)
+        TT__UNROLL for (int i = 0; i < 4; i++) {
+            const int n = 2 * k + i / 2, first = i % 2 * 2;
+            to[k][i] = pack<T>(kept(n, first) ? w[0][n][first] : 0, kept(n, first + 1) ? w[0][n][first + 1] : 0);
+        }
+}
+
+template <class T, bool DROPS, bool EARLY>
+__global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
+    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(attention_tile, t, );
+    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
+    TT__DYN_SHARED(T, shared);
+    T *ks = attention_room<1>(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
+    float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
+    const int key_heads = p.heads / p.group, lane = threadIdx.x % 32;
+    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
+    const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
+    const auto write_sums = [&](int parts) {
+        attention_write_sums<D>(p.sums_k, sums_begin, part[0], parts, p.head_size, (int)threadIdx.x);
+        attention_write_sums<D>(p.sums_v, sums_begin, part[1], parts, p.head_size, (int)threadIdx.x);
+        attention_write_sums<D>(p.parts ? NULL : p.sums_q, sums_begin, part_q, parts, p.head_size,
+                                (int)threadIdx.x);
+    };
+    {
+        attention_tile found;
+        if (p.longest > KEYS) {
+            found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
+        } else {
+            const int s = (int)(blockIdx.x / key_heads);
+            found.sequence = s;
+            found.begin = found.first = p.seq_start[s];
+            found.length = found.queries = p.seq_start[s + 1] - found.begin;
+            found.at = found.length > 0 ? 0 : -1;
+        }
+        if (found.at < 0) {
+            write_sums(0);
+            return;
+        }
+        if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
+        if (threadIdx.x == 0) {
+            t = found;
+            random = attention_key(p);
+        }
+        for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
+        __syncthreads();
+    }
+    const int at = t.at, count = min(KEYS + 0, t.length - at);
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), team = warp / 4;
+    const int group = lane / 4, pair = lane % 4 * 2;
+    const float factor = p.scale * TT__LOG2E;
+    float dk[2][8][4], dv[2][8][4];
+    TT__UNROLL for (int m = 0; m < 2; m++)
+        TT__UNROLL for (int n = 0; n < 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+    attention_fetch<T, D, KEYS, 256, true>(ks, p.k, NULL, t.begin + at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS, 256, true>(vs, p.v, NULL, t.begin + at, count, key_head, p.head_size);
+    tt__cp_async_commit();
+    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+        attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
+                                                          head, stage, tt__opaque((int)threadIdx.x));
+    };
+    // dq of a tile of queries, from the gradients of scores of a stage.
+    const auto finish = [&](int from, int head, int stage) {
+        const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
+        const int end = p.causal ? min(count, from + QUERIES - at) : count; // of keys that a query sees
+        const uint32_t a = tt__wgmma_matrix(slopes + stage * TILES * TILE), b = tt__wgmma_matrix(ks);
+        float dq[8][4];
+        tt__wgmma_fence();
+        tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
+        for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
+        tt__wgmma_commit();
+        tt__wgmma_wait<0>();
+        tt__wgmma_done(dq);
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
+            if (i >= t.queries) continue;
+            if (!p.parts) {
+                attention_store<T, D>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane,
+                                      columns, p.sums_q);
+                continue;
+            }
+            const int64_t slot = at / KEYS % TT__SPAN_SLOTS;
+            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                if (8 * n >= p.head_size) break;
+                float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
+                if (p.pass > 0) {
+                    const float2 before = *(const float2 *)(to + 8 * n);
+                    sum.x += before.x;
+                    sum.y += before.y;
+                }
+                *(float2 *)(to + 8 * n) = sum;
+            }
+        }
+        if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
+    };
+    const int begin = p.causal ? at : 0, heads_end = (key_head + 1) * p.group;
+    int from = begin, head = key_head * p.group, before = -1, head_before = head;
+    fetch(from, head, 0);
+    for (int stage = 0; ; stage ^= 1) {
+        attention_wait<1>();
+        __syncthreads(); // the tile is there, and so are gradients of the scores of the one before
+        const bool more = head < heads_end;
+        int next = from + QUERIES, next_head = head;
+        if (next >= t.queries) { next = begin; next_head++; }
+        if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
+        if (before >= 0 && team == stage && p.dq.data) finish(before, head_before, stage ^ 1);
+        if (!more) break;
+        const T *qt = qs + stage * TILE, *dt = ds + stage * TILE;
+        const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
+        TT__UNROLL for (int m = 0; m < 2; m++) {
+            const int tile = 2 * m + team, own = tile * 64 + warp % 4 * 16; // the warp's first key
+            if (tile * 64 >= count || (p.causal && at + tile * 64 >= from + QUERIES)) continue;
+            float s[1][8][4], g[1][8][4];
+            tt__wgmma_fence();
+            attention_wide<T>(s, ks + tile * TILE, qt);
+            tt__wgmma_commit();
+            attention_wide<T>(g, vs + tile * TILE, dt);
+            tt__wgmma_commit();
+            uint32_t keep = 0;
+            if (DROPS)
+                keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
+                                                          head);
+            const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
+            tt__wgmma_wait<1>();
+            tt__wgmma_done(s[0]);
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                const float2 sums = *(const float2 *)(lse + 8 * n);
+                TT__UNROLL for (int i = 0; i < 4; i++)
+                    s[0][n][i] = tt__exp2(fmaf(s[0][n][i], factor, -TT__LOG2E * (i % 2 ? sums.y : sums.x)));
+            }
+            if (own + 15 >= count || (p.causal && at + own + 15 > from))
+                TT__UNROLL for (int n = 0; n < 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) {
+                        const int key = own + group + i / 2 * 8, query = from - at + 8 * n + pair + i % 2;
+                        if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
+                    }
+            uint32_t w[4][4], dw[4][4];
+            if (EARLY) {
+                wide_pack_kept<T>(w, s, kept);
+                tt__wgmma_fence();
+                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+                tt__wgmma_commit();
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(g[0]);
+            } else {
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(g[0]);
+            }
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                const float2 sums = *(const float2 *)(delta + 8 * n);
+                TT__UNROLL for (int i = 0; i < 4; i++) {
+                    float &y = g[0][n][i];
+                    if (DROPS) y *= kept(n, i) ? p.keep_scale : 0;
+                    y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
+                }
+            }
+            if (!EARLY) {
+                wide_pack_kept<T>(w, s, kept);
+                tt__wgmma_fence();
+                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+                tt__wgmma_commit();
+            }
+            attention_wide_pack<T>(dw, g);
+            tt__wgmma_fence();
+            attention_wide_add<T>(*(float (*)[1][8][4])dk[m], dw, qt);
+            tt__wgmma_commit();
+            // Tile (64, 64) of keys and queries: the 16 bytes n of a row lie at n ^ row % 8.
+            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128 + pair * 2;
+            TT__UNROLL for (int n = 0; n < 8; n++)
+                TT__UNROLL for (int h = 0; h < 2; h++)
+                    *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(dk[m]);
+            tt__wgmma_done(dv[m]);
+        }
+        before = from;
+        head_before = head;
+        from = next;
+        head = next_head;
+    }
+    if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
+    // One thread has an element of dk and of dv, which may be the same.
+    const int last = tt__opaque((int)threadIdx.x);
+    TT__UNROLL for (int k = 0; k < 2; k++) {
+        float *const sums = k ? p.sums_v : p.sums_k;
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int m = 0; m < 2; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int r = (2 * m + last / 128) * 64 + last / 32 % 4 * 16 + 8 * h + last % 32 / 4;
+                if (r >= count || !(k ? p.dv : p.dk).data) continue;
+                attention_store<T, D>(k ? p.dv : p.dk, t.begin + at + r, key_head, p.head_size,
+                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
+                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+            }
+        if (sums) columns.write(part[k][last / 32], last % 32, false);
+    }
+    if (!p.sums_k && !p.sums_v && !p.sums_q) return;
+    __syncthreads();
+    write_sums(WARPS);
+}
+
+// dq of the slots of p.parts, a tile of 64 rows of a head a block.
+template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, part, [16][64]);
+    const int head = p.first_head + (int)(blockIdx.x % p.heads), r = threadIdx.x / 16, c = threadIdx.x % 16 * 4;
+    const attention_tile t = attention_find<64>(p, p.query_start, (int)(blockIdx.x / p.heads));
+    float sums[4] = {0, 0, 0, 0};
+    if (t.at >= 0 && c < p.head_size) {
+        const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
+        const int slots = min(blocks, TT__SPAN_SLOTS + 0);
+        TT__UNROLL for (int k = 0; k < 64; k += 16) {
+            const int64_t row = t.first + t.at + r + k, column = (int64_t)head * p.head_size + c;
+            if (t.at + r + k >= t.queries) continue;
+            const float *from = p.parts + row * p.heads * p.head_size + column;
+            float x[4] = {0, 0, 0, 0};
+            for (int slot = 0; slot < slots; slot++, from += p.q.rows * p.heads * p.head_size) {
+                const float4 y = *(const float4 *)from;
+                x[0] += y.x; x[1] += y.y; x[2] += y.z; x[3] += y.w;
+            }
+            TT__UNROLL for (int i = 0; i < 4; i++) x[i] *= p.scale;
+            if (p.dq.dtype == TT_F32) {
+                float *to = (float *)p.dq.data + row * p.dq.ld + column;
+                TT__UNROLL for (int i = 0; i < 4; i++) to[i] = p.add_dq ? to[i] + x[i] : x[i];
+            } else {
+                T *to = (T *)p.dq.data + row * p.dq.ld + column;
+                if (p.add_dq) TT__UNROLL for (int i = 0; i < 4; i++) x[i] += to_float(to[i]);
+                const uint32_t words[2] = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3])};
+                float y[8];
+                ((uint32_t *)to)[0] = words[0];
+                ((uint32_t *)to)[1] = words[1];
+                widen8<T>(y, {words[0], words[1], 0, 0});
+                TT__UNROLL for (int i = 0; i < 4; i++) sums[i] += y[i];
+            }
+        }
+    }
+    if (!p.sums_q) return;
+    TT__UNROLL for (int i = 0; i < 4; i++) part[r][c + i] = sums[i];
+    __syncthreads();
+    attention_write_sums<64>(p.sums_q, attention_sums_begin(p, p.heads, head), part, 16, p.head_size,
+                             (int)threadIdx.x);
+}
+
 // ---- the ops
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
@@ -6540,13 +7324,23 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
+// Whether attention_backward_wide makes all gradients: dq of one pass may lie where dk does, as one block has
+// both; that of several is complete when dk is there.
+bool attention_spans(const tt__device *d, const attention_args *p)
+{
+    const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
+    const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
+    if (!d->wgmma || !plain || p->head_size <= 32 || p->head_size > 64) return false;
+    return p->longest <= TT__SPAN ? apart || p->group == 1 : apart && p->parts;
+}
+
 // The warps of the kernel that makes dq, dk and dv in one pass; 0: two passes do. Of listed queries, dq may
 // lie among the dk of other blocks.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
     const bool plain = !p->window && !p->alibi_heads && !p->block && p->head_size <= 64;
-    if (!plain) return 0;
+    if (!plain || attention_spans(d, p)) return 0;
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
@@ -6572,22 +7366,21 @@ size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
 }
 
-// By warpgroups, two passes.
-template <class T> cudaError_t attention_backward_wide(tt__device *d, attention_args *p)
+template <class T> cudaError_t attention_backward_spans(tt__device *d, attention_args *p)
 {
-    enum { TILE = 64 * 64 * sizeof(T), DQ_GROUPS = 2, KEY_GROUPS = 1 };
-    cudaError_t e = cudaSuccess;
-    p->parts_q = attention_tiles(p, p->q.rows, 64 * DQ_GROUPS);
-    p->parts_k = attention_tiles(p, p->k.rows, 64 * KEY_GROUPS);
-    if (p->dq.data && p->q.rows > 0)
-        e = attention_launch(d, attention_dq<T, 64, 1, 64, PLAIN, DQ_GROUPS>, p, p->q.rows, 64 * DQ_GROUPS,
-                             p->heads, 1, 128 * DQ_GROUPS, (2 * DQ_GROUPS + 4) * TILE + TT__WIDE_ROOM);
-    if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, p->bits ? attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS, true>
-                                        : attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS>,
-                             p, p->k.rows, 64 * KEY_GROUPS, p->heads / p->group, 1, 128 * KEY_GROUPS,
-                             (2 * KEY_GROUPS + 4) * TILE + 6 * 64 * sizeof(float)
-                             + attention_kept_bytes(p, 64 * KEY_GROUPS, 64) + TT__WIDE_ROOM);
+    enum { TILE = 64 * 64, TILES = 4 * TT__SPAN_TILES + 4 };
+    const bool whole = p->longest <= TT__SPAN;
+    const size_t shared = TILES * TILE * sizeof(T) + 6 * 64 * sizeof(float) + TT__WIDE_ROOM;
+    const int key_heads = p->heads / p->group, spans = (p->longest + TT__SPAN - 1) / TT__SPAN;
+    if (whole) p->parts = NULL;
+    p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
+    p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
+    const auto kernel = p->drop ? attention_backward_wide<T, true, true> : attention_backward_wide<T, false, true>;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)
+        e = TT__LAUNCH(kernel, (unsigned)(p->parts_k * key_heads), 256, shared, d->stream, *p);
+    if (e == cudaSuccess && !whole && p->dq.data)
+        e = TT__LAUNCH((attention_sum_parts<T>), (unsigned)(p->parts_q * p->heads), 256, 0, d->stream, *p);
     return e;
 }
 
@@ -6597,14 +7390,13 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     enum { QMT = D <= 96 ? 2 : 1, KEYS = D <= 96 ? 32 : 64, KMT = D <= 64 ? 2 : 1,
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
-    // One pass of mma.sync takes less time than two by warpgroups (bench/results/NOTES.md).
+    if constexpr (D == 64 && KIND == PLAIN)
+        if (attention_spans(d, p)) return attention_backward_spans<T>(d, p);
     if constexpr (D <= 64 && KIND == PLAIN) {
         if constexpr (D <= 32)
             if (p->warps == 4) return attention_backward_of<T, D, 4>(d, p);
         if (p->warps == 8) return attention_backward_of<T, D, 8>(d, p);
     }
-    if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma) return attention_backward_wide<T>(d, p);
     p->parts_q = attention_tiles(p, p->q.rows, 64 * QMT);
     p->parts_k = attention_tiles(p, p->k.rows, 64 * KMT);
     if (p->dq.data && p->q.rows > 0)
@@ -6656,6 +7448,7 @@ cudaError_t attention_on_cores(tt__device *d, attention_args *p)
     if (p->lse) p->lse -= p->first_head;
     if (p->delta) p->delta -= p->first_head;
     if (p->bits) p->bits -= (int64_t)p->first_head * TT__CUDA_ATTENTION_BITS;
+    if (p->parts) p->parts -= p->first_head * p->head_size;
     if (p->sums_q) p->sums_q -= p->first_head * p->head_size;
     if (p->sums_k) p->sums_k -= p->first_head / p->group * p->head_size;
     if (p->sums_v) p->sums_v -= p->first_head / p->group * p->head_size;
@@ -6722,19 +7515,23 @@ cudaError_t run_attention_backward(const tt__launch *l)
     const size_t bits = (size_t)tt__cuda_attention_bits(&l->instr->attr, &p.q, p.seqs);
     if (both && !p.query_row && bits > 0 && used + bits <= l->instr->workspace)
         p.bits = (unsigned char *)l->workspace + used;
+    const size_t parts = (size_t)tt__cuda_attention_parts(&l->instr->attr, &p.q);
+    if (!p.query_row && parts > 0 && used + parts <= l->instr->workspace)
+        p.parts = (float *)((char *)l->workspace + used);
     const bool fast = p.seqs > 0 && attention_fast(&p);
     float *next = resident_of(l)->sums, *const end = next + resident_workspace::BYTES / sizeof(float);
     float *partial[3] = {NULL, NULL, NULL};
     for (int k = 0; k < 3 && fast; k++) {
         const tt__mat *y = &l->out[k];
         const int64_t floats = y->cols * attention_tiles(&p, y->rows, 64);
-        if (!l->out[3 + k].data || l->add[k] || y->dtype == TT_F32 || floats > end - next) continue;
+        const bool shared = k == 0 && p.group > 1 && attention_spans(d, &p) && p.longest <= TT__SPAN;
+        if (!l->out[3 + k].data || l->add[k] || y->dtype == TT_F32 || floats > end - next || shared) continue;
         partial[k] = next;
         next += floats;
     }
     p.sums_q = partial[0]; p.sums_k = partial[1]; p.sums_v = partial[2];
     p.warps = attention_warps(d, &p);
-    p.sums_deltas = fast && p.warps == 0 && p.dq.data && attention_aligned(&p.out, p.q.dtype);
+    p.sums_deltas = fast && p.warps == 0 && !attention_spans(d, &p) && p.dq.data && attention_aligned(&p.out, p.q.dtype);
     if (p.seqs > 0 && p.q.rows > 0 && !p.sums_deltas) e = attention_deltas(d, &p);
     if (p.seqs > 0 && e == cudaSuccess) e = fast ? attention_on_cores(d, &p) : attention_backward_any(d, &p);
     all_sums_to_finish all;
@@ -6765,7 +7562,7 @@ struct product {
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
     tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // of C's columns, beside `saved`
+    tt__mat sums;                    // of C's columns, beside `saved`; where sums_rows, of A's rows
     const void *bias;
     tt_dtype bias_type;
     int act;
@@ -6856,8 +7653,11 @@ cudaDataType_t lt_type(tt_dtype t)
     return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`,
-// what goes into GELU, is written or read.
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
+// each column of the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul answers
+// CUBLAS_STATUS_INVALID_VALUE where there is a pointer that the kind does not use, to algorithms that
+// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts with it (seen with cuBLASLt 13.1).
+// `aux`, what goes into GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
 // A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
@@ -6886,7 +7686,8 @@ struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
     uint16_t alignment[6]; // of B, A, C, the result, bias and aux
-    bool a_plain, b_plain, adds, tf32, exact;
+    bool a_plain, b_plain, adds, tf32, sums_rows, exact;
+    bool tuned; // of a program with `tune`
 };
 
 struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
@@ -6906,7 +7707,7 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
 }
 
-product_key key_of(const lt_product &p, bool exact)
+product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
     memset(&key, 0, sizeof key); // with what lies between fields
@@ -6914,13 +7715,15 @@ product_key key_of(const lt_product &p, bool exact)
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
+    // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
+    if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = p.a_type(); key.b_type = p.b_type(); key.to_type = lt_type(p.to->dtype);
     key.epilogue = p.more->kind;
     const void *const operands[6] = {p.g->b, p.g->a, p.c(), p.to->data, p.more->bias, p.more->aux.data};
     for (int k = 0; k < 6; k++) key.alignment[k] = alignment_of(operands[k]);
     key.a_plain = p.a_plain(); key.b_plain = p.b_plain(); key.adds = p.addend != NULL; key.tf32 = p.tf32;
-    key.exact = exact;
+    key.sums_rows = p.g->sums_rows; key.exact = exact; key.tuned = tuned;
     return key;
 }
 
@@ -6964,6 +7767,9 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
+            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in f32
+            // now and then, as gradients need it more than values (Transformer Engine does the same).
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)!g.gradient);
             // cuBLASLt has no other.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
@@ -6999,7 +7805,7 @@ struct lt_description {
     }
 };
 
-constexpr int LT_OFFERS = 8;
+constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
 
 // The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
@@ -7029,23 +7835,135 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
+// Whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
+{
+    const lt_description of(p, key.m, key.k);
+    cublasLtMatmulHeuristicResult_t found;
+    return of.status == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatmulAlgoCheck(d->lt, of.desc, of.b, of.a, of.c, of.to, &algo, &found) ==
+            CUBLAS_STATUS_SUCCESS &&
+        found.workspaceSize <= resident_workspace::LT_BYTES;
+}
+
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the first that is not
-// refused.
+// What was timed of a kind of product, or learnt from a text. possible: cuBLASLt's algorithm is the fastest
+// way; else a way that is tried after this one is. met: a product of the device's programs has this key at
+// capacity.
+struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
+
+tuned_product *tuned_of(tt__device *d, const product_key &key)
+{
+    for (int k = 0; k < d->tuned_count; k++)
+        if (memcmp(&d->tuned[k].key, &key, sizeof key) == 0) return &d->tuned[k];
+    return NULL;
+}
+
+// What was timed of the key's kind of product with as many rows; else with the fewest of those that have more
+// rows; else with the most. So what a product takes over depends on what was met, and on nothing that ran
+// before.
+const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
+{
+    const tuned_product *nearest = NULL;
+    const auto rows_of = [](const product_key &x) { return x.sums_rows ? x.k : x.m; };
+    const int64_t rows = rows_of(key);
+    for (int k = 0; k < d->tuned_count; k++) {
+        const tuned_product *x = &d->tuned[k];
+        product_key same = x->key;
+        (same.sums_rows ? same.k : same.m) = rows;
+        if (!x->met || memcmp(&same, &key, sizeof key) != 0) continue;
+        const int64_t best = nearest ? rows_of(nearest->key) : 0, now = rows_of(x->key);
+        if (!nearest || (best < rows ? now > best : now >= rows && now < best)) nearest = x;
+    }
+    return nearest;
+}
+
+// Ways to make a product, in the order in which they are tried.
+enum product_way {
+    LT_WITH_SUMS,   // cuBLASLt also sums columns: of the result, or those of A's transpose
+    LT_WITH_GELU,   // ... applies GELU or its slope; kernels of our own sum
+    LT_ALONE,       // ... adds a bias at most; kernels of our own do all else
+    LT_WAYS
+};
+
+// A way of a product that is timed, and what cuBLASLt offers for it; where something is known of it, that.
+struct way_trial {
+    bool asked;     // cuBLASLt can make the product in this way
+    product_key key;
+    tuned_product *known;
+    cublasLtMatmulAlgo_t algo[LT_OFFERS];
+    int count;
+};
+
+struct product_trial {
+    way_trial of[LT_WAYS];
+    int way, offer; // that are made now
+    bool asks;      // lt_run finds out what is offered, and makes nothing
+};
+
+cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
+                       const cublasLtMatmulAlgo_t *algo)
+{
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(l->device->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero,
+                          p.c(), of.c, p.to->data, of.to, algo, resident_of(l)->product.lt,
+                          resident_workspace::LT_BYTES, l->device->stream);
+}
+
+// cublasLtMatmul answers so for an algorithm that it cannot use for the product.
+bool lt_refuses(cublasStatus_t s)
+{
+    return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// lt_run while a product is timed.
+cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
+{
+    tt__device *d = l->device;
+    way_trial &way = d->trial->of[d->trial->way];
+    cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
+    *outcome = LT_NOT_OFFERED;
+    if (!way.asked) {
+        way.asked = true;
+        way.key = key_of(p, false, true);
+        way.known = tuned_of(d, way.key);
+        cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+        if (!way.known) s = lt_ask(d, p, way.key, LT_OFFERS, found, &way.count);
+        else way.count = way.known->possible && lt_has(d, p, way.key, way.known->algo);
+        for (int k = 0; k < way.count; k++) way.algo[k] = way.known ? way.known->algo : found[k].algo;
+        if (s != CUBLAS_STATUS_SUCCESS) return s;
+    }
+    if (d->trial->asks || d->trial->offer >= way.count) return CUBLAS_STATUS_SUCCESS;
+    const lt_description of(p, p.g->m, p.g->k);
+    const cublasStatus_t s = of.status != CUBLAS_STATUS_SUCCESS ? of.status
+        : lt_make(l, p, of, &way.algo[d->trial->offer]);
+    *outcome = lt_refuses(s) ? LT_REFUSED : LT_DONE;
+    return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
+}
+
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned one, or the
+// first offered that is not refused.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
-    const float one = 1, zero = 0;
-    const product_key key = key_of(p, exact);
+    if (d->trial) return lt_try(l, p, outcome);
+    const product_key key = key_of(p, exact, l->tuned);
     cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
     product_choice *choice = choice_of(d, key);
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
+    // From another number of rows a product takes over that cuBLASLt is slower than kernels of our own, and
+    // not the algorithm: on an H200 that of 6,144 rows of 3,072 inputs took 39 us for 3,072 rows, where the
+    // one offered first took 27.
+    const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
+    const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (choice->used) found[0].algo = choice->algo;
+    else if (tuned && !tuned->possible) count = 0;
+    else if (same && lt_has(d, p, key, tuned->algo)) found[0].algo = tuned->algo;
     else s = lt_ask(d, p, key, exact ? LT_OFFERS : 1, found, &count);
     if (s != CUBLAS_STATUS_SUCCESS) return s;
     const lt_description of(p, p.g->m, p.g->k);
@@ -7055,11 +7973,8 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
         choice->algo = found[0].algo;
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
-        s = cublasLtMatmul(d->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero, p.c(),
-                           of.c, p.to->data, of.to, &found[k].algo, resident_of(l)->product.lt,
-                           resident_workspace::LT_BYTES, d->stream);
-        // What the heuristic had offered.
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) continue;
+        s = lt_make(l, p, of, &found[k].algo);
+        if (lt_refuses(s)) continue; // what the heuristic had offered
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -7079,7 +7994,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     const bool result_fits = g->unscale_a || to->dtype == TT_F32 || to->dtype == g->a_type;
     if (g->a_type != g->b_type || !result_fits || !g->k) return cudaSuccess;
     cublasStatus_t s = lt_run(l, p, false, &outcome);
-    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(l, p, true, &outcome);
+    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED && !l->device->trial)
+        s = lt_run(l, p, true, &outcome);
     *done = outcome == LT_DONE;
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     const cudaError_t cause = cudaPeekAtLastError();
@@ -7114,63 +8030,607 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-cudaError_t matmul(const tt__launch *l, const product *g)
+// The operands of a product as matrices whose rows lie along memory.
+tt__mat operand_a(const product *g)
+{
+    return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
+                        : tt__mat{(void *)g->a, g->a_type, g->m, g->k, g->a_row};
+}
+tt__mat operand_b(const product *g)
+{
+    return g->b_col == 1 ? tt__mat{(void *)g->b, g->b_type, g->k, g->n, g->b_row}
+                         : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
+}
+
+// The sums of g's columns, or of A's rows, by kernels of our own.
+cudaError_t sum_apart(const tt__launch *l, const product *g)
+{
+    const tt__mat a = operand_a(g);
+    return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
+}
+
+bool is_even(const product *g)
+{
+    const tt__mat a = operand_a(g), b = operand_b(g);
+    return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
+}
+
+// c = what becomes of the sums `sum`, of which rows are as far apart as it says.
+__global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
+{
+    tt__begin_kernel();
+    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x, r = i / g.n, c = i % g.n;
+    if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
+}
+
+// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows of
+// activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
+cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
-    const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
-    tt__mat to = passes && g->pre.data ? g->pre : g->c;
-    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
-    const bool later = !passes && !g->accumulate && g->residual.data && g->residual.dtype != to.dtype &&
-        to.dtype == TT_F32;
-    const tt__mat *addend = !passes && g->accumulate ? &g->c
-        : !passes && g->residual.data && !later ? &g->residual : NULL;
-    const tt__mat *aux = g->saved.data ? &g->saved : &g->pre;
-    const cublasLtEpilogue_t plain = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    lt_epilogue more = {plain, g->bias, no_operand};
+    const int64_t rows = g->sums_rows ? g->k : g->m, most = min(rows, (int64_t)TT__CUDA_LOSS_CHUNK);
+    const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
+    const int64_t m = g->sums_rows ? up(g->m) : most, n = up(g->n), k = g->sums_rows ? most : up(g->k);
+    product p = *g;
+    p.a_row = g->sums_rows ? 1 : k; p.a_col = g->sums_rows ? m : 1;
+    p.b_row = g->b_col == 1 ? n : 1; p.b_col = g->b_col == 1 ? 1 : k;
+    const size_t of_a = tt__align_to((size_t)(m * k) * tt_dtype_bytes(g->a_type), TT__CUDA_ALIGN);
+    const size_t of_b = tt__align_to((size_t)(n * k) * tt_dtype_bytes(g->b_type), TT__CUDA_ALIGN);
+    const size_t of_c = tt__align_to((size_t)(m * n) * sizeof(float), TT__CUDA_ALIGN);
+    char *at = (char *)l->workspace + l->instr->workspace;
+    *done = false;
+    if (g->a_type != g->b_type || !g->k || of_a + of_b + of_c > l->instr->workspace) return cudaSuccess;
+    p.c = {at -= of_c, TT_F32, m, n, n};
+    p.b = at -= of_b;
+    p.a = at -= of_a;
+    p.bias = NULL;
+    p.act = 0;
+    p.accumulate = false;
+    p.pre = p.saved = p.residual = p.sums = no_operand;
     cudaError_t e = cudaSuccess;
-    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) &&
-        !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
-    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    const bool fp8 = fits && g->unscale_a && g->k > 0;
-    const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
-    if (fits && g->bias && g->bias_type != bias_type) {
+    for (int64_t r = 0; r < rows && e == cudaSuccess; r += most) {
+        product part = *g; // rows [r, r + some)
+        const int64_t some = min(most, rows - r);
+        const tt__mat a = operand_a(g), b = operand_b(g), a_rows = rows_of(&a, r, some);
+        const tt__mat b_rows = g->sums_rows ? rows_of(&b, r, some) : b;
+        p.m = g->sums_rows ? m : some; p.n = n; p.k = g->sums_rows ? some : k;
+        p.c.rows = p.m;
+        const tt__mat to_a = operand_a(&p), to_b = operand_b(&p);
+        e = run_copy_padded(d, a_rows, to_a);
+        if (e == cudaSuccess && (g->sums_rows || r == 0)) e = run_copy_padded(d, b_rows, to_b);
+        const lt_epilogue none = {CUBLASLT_EPILOGUE_DEFAULT, NULL, no_operand};
+        if (e == cudaSuccess) e = lt_matmul(l, &p, &p.c, g->sums_rows && r > 0 ? &p.c : NULL, &none, done);
+        if (e != cudaSuccess || !*done) return e;
+        if (g->sums_rows && r + some < rows) continue;
+        if (!g->sums_rows) {
+            part.m = some;
+            for (tt__mat *y : {&part.c, &part.pre, &part.saved, &part.residual}) *y = rows_of(y, r, some);
+        }
+        e = TT__LAUNCH(finish_elements, blocks_for(part.m * part.n, 256), 256, 0, d->stream, part, p.c);
+    }
+    return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
+}
+
+// A product as its ways take it.
+struct matmul_form {
+    const product *g;
+    tt__mat to;             // what the sums and the bias go to
+    const tt__mat *addend, *aux;
+    lt_epilogue plain;      // with a bias at most
+    bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
+    bool passes, later;     // something comes after the sum and the bias; `residual` is added at the end
+};
+
+// The form of g, for which a bias may be converted.
+cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
+{
+    f->g = g;
+    f->passes = g->act != 0 || g->saved.data;
+    f->to = f->passes && g->pre.data ? g->pre : g->c;
+    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
+    f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
+        f->to.dtype == TT_F32;
+    f->addend = !f->passes && g->accumulate ? &g->c
+        : !f->passes && g->residual.data && !f->later ? &g->residual : NULL;
+    f->aux = g->saved.data ? &g->saved : &g->pre;
+    f->plain = {g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, g->bias, no_operand};
+    f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
+        !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
+    const bool fp8 = f->fits && g->unscale_a && g->k > 0;
+    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16; // that cuBLASLt adds
+    cudaError_t e = cudaSuccess;
+    if (f->fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
             void *copy = resident_of(l)->product.bias;
-            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias,
-                           g->bias_type, g->n);
-            more.bias = copy;
+            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, l->device->stream, copy, bias_type,
+                           g->bias, g->bias_type, g->n);
+            f->plain.bias = copy;
         } else {
-            fits = false;
+            f->fits = false;
         }
     }
-    if (fits && !fp8 && e == cudaSuccess && lt_gelu(g, aux)) {
-        more.aux = *aux;
-        if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
-        else if (g->bias)
-            more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
-        else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
-        if (g->sums.data) {
-            e = lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *aux}, &g->sums, g->add_sums,
-                        &done);
-            if (e != cudaSuccess || done) return e;
-        }
-        e = lt_matmul(l, g, &g->c, NULL, &more, &done);
-        if (e == cudaSuccess && done && g->sums.data) e = run_column_sums(l, &g->c, &g->sums, g->add_sums);
-        if (e != cudaSuccess || done) return e;
-        more.kind = plain;
-        more.aux = no_operand;
+    f->gelu = f->fits && !fp8 && lt_gelu(g, f->aux);
+    return e;
+}
+
+// Makes a product in one of the ways; *done is false where cuBLASLt cannot, which never is of LT_ALONE, but
+// while it is timed.
+cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
+{
+    tt__device *d = l->device;
+    const product *g = f.g;
+    cudaError_t e = cudaSuccess;
+    *done = false;
+    if (way == LT_WITH_SUMS) {
+        if (!g->sums.data || !f.fits || g->unscale_a) return cudaSuccess;
+        if (g->sums_rows)
+            return lt_sums(l, g, &f.to, f.addend, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, &g->sums,
+                           g->add_sums, done);
+        if (!f.gelu) return cudaSuccess;
+        return lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *f.aux}, &g->sums,
+                       g->add_sums, done);
     }
-    if (fits && !done && e == cudaSuccess) e = lt_matmul(l, g, &to, addend, &more, &done);
-    if (e != cudaSuccess) return e;
-    if (!done) {
-        int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+    if (way == LT_WITH_GELU) {
+        if (!f.gelu) return cudaSuccess;
+        lt_epilogue more = {CUBLASLT_EPILOGUE_DGELU, f.plain.bias, *f.aux};
+        if (!g->saved.data && g->bias)
+            more.kind = f.aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+        else if (!g->saved.data)
+            more.kind = f.aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
+        e = lt_matmul(l, g, &g->c, NULL, &more, done);
+        return e == cudaSuccess && *done && g->sums.data ? sum_apart(l, g) : e;
+    }
+    if (f.fits) e = lt_matmul(l, g, &f.to, f.addend, &f.plain, done);
+    if (e != cudaSuccess || (!*done && d->trial)) return e;
+    if (!*done) {
+        const int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+        *done = true;
         e = g->unscale_a ? TT__LAUNCH((any_matmul<true>), (unsigned)tiles, 256, 0, d->stream, *g)
                          : TT__LAUNCH((any_matmul<false>), (unsigned)tiles, 256, 0, d->stream, *g);
-        return e == cudaSuccess && g->sums.data ? run_column_sums(l, &g->c, &g->sums, g->add_sums) : e;
+        return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
     }
-    if (later) return run_groups(d, g->residual, no_operand, to, true, false, op_scale{1.0f});
-    if (g->saved.data) return run_slope(l, g->act, to, g->saved, g->c, false, g->sums, g->add_sums);
-    return g->act ? run_act(d, g->act, to, g->c, false) : cudaSuccess;
+    if (f.later) return run_groups(d, g->residual, no_operand, f.to, true, false, op_scale{1.0f});
+    if (g->saved.data) return run_slope(l, g->act, f.to, g->saved, g->c, false, g->sums, g->add_sums);
+    if (g->act) return run_act(d, g->act, f.to, g->c, false);
+    return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
+}
+
+// Products that a launch would make.
+struct collected_products { product *list; int count, capacity; };
+
+cudaError_t collect(collected_products *to, const product *g)
+{
+    if (to->count == to->capacity) {
+        const int capacity = 2 * to->capacity + 4;
+        product *more = (product *)realloc(to->list, (size_t)capacity * sizeof *more);
+        if (!more) return cudaErrorMemoryAllocation;
+        to->list = more;
+        to->capacity = capacity;
+    }
+    to->list[to->count++] = *g;
+    return cudaSuccess;
+}
+
+cudaError_t matmul(const tt__launch *l, const product *g)
+{
+    matmul_form f;
+    bool done = false;
+    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
+    if (l->device->collected) return is_even(g) ? collect(l->device->collected, g) : cudaSuccess;
+    cudaError_t e = is_even(g) ? cudaSuccess : padded_matmul(l, g, &done);
+    if (e != cudaSuccess || done) return e;
+    e = form_of(l, g, &f);
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && !done; way++) e = matmul_by(l, f, way, &done);
+    return e;
+}
+
+// ------------------------------------------------------------------------------------------ tuned products
+// The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
+// cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
+// them; the median of the rounds counts. Operands are of memory of their own, with random numbers, which take
+// more power than zeros and so show the clock rates of a training; several sets of them in turn, together
+// twice the L2 cache, so that no operand is found there from the round before.
+
+enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
+
+// An operand of a product, as many bytes as it reaches over.
+struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
+
+// Calls each(pointer, bytes, dtype) for all operands of a product that are there.
+template <class F> void each_operand(product *g, F each)
+{
+    const auto matrix = [&](const void **data, tt_dtype dtype, int64_t elements) {
+        if (*data) each(data, (size_t)elements * tt_dtype_bytes(dtype), dtype);
+    };
+    matrix(&g->a, g->a_type, (g->m - 1) * g->a_row + (g->k - 1) * g->a_col + 1);
+    matrix(&g->b, g->b_type, (g->k - 1) * g->b_row + (g->n - 1) * g->b_col + 1);
+    for (tt__mat *m : {&g->c, &g->pre, &g->saved, &g->residual, &g->sums})
+        matrix((const void **)&m->data, m->dtype, (m->rows - 1) * m->ld + m->cols);
+    matrix(&g->bias, g->bias_type, g->n);
+    matrix((const void **)&g->unscale_a, TT_F32, 1);
+    matrix((const void **)&g->unscale_b, TT_F32, 1);
+}
+
+// Numbers in (-1, 1) of a dtype; U8: fp8, E4M3, whose bits are no NaN of E5M2 either.
+__global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
+{
+    tt__begin_kernel();
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3's ends
+        u = (u ^ u >> 16) * 0x85ebca6bu;
+        u = (u ^ u >> 13) * 0xc2b2ae35u;
+        const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
+        if (dtype == TT_U8)
+            ((unsigned char *)to)[i] = (unsigned char)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
+        else store_any(to, dtype, i, v);
+    }
+}
+
+// Memory of a product that is timed: `sets` times its operands.
+struct tuning_sets {
+    tuned_operand operand[10];
+    int operands, sets;
+    size_t bytes;    // of a set
+    char *memory;    // NULL: there is not enough
+
+    tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
+    {
+        product of = g;
+        each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
+            tuned_operand *x = find(*data); // a result may lie on an operand
+            if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
+            x->bytes = max(x->bytes, n);
+        });
+        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as it is itself
+            operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
+            bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
+        }
+        const size_t fills = (2 * (size_t)d->properties.l2CacheSize + bytes - 1) / bytes;
+        sets = (int)max((size_t)1, min(fills, (size_t)TUNE_SETS));
+        if (cudaMalloc(&memory, bytes * (size_t)sets) == cudaSuccess) return;
+        cudaGetLastError();
+        memory = NULL;
+    }
+    tuning_sets(const tuning_sets &) = delete;
+    tuning_sets &operator=(const tuning_sets &) = delete;
+    ~tuning_sets() { cudaFree(memory); }
+
+    tuned_operand *find(const void *data)
+    {
+        for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
+        return NULL;
+    }
+    // The product with the operands of a set.
+    product of(const product &g, int set)
+    {
+        product there = g;
+        each_operand(&there, [&](const void **data, size_t, tt_dtype) {
+            *data = memory + bytes * (size_t)(set % sets) + find(*data)->at;
+        });
+        return there;
+    }
+    cudaError_t fill(tt__device *d) const
+    {
+        cudaError_t e = cudaSuccess;
+        for (int k = 0; k < operands * sets && e == cudaSuccess; k++) {
+            const tuned_operand &x = operand[k % operands];
+            const int64_t n = (int64_t)(x.bytes / tt_dtype_bytes(x.dtype));
+            e = TT__LAUNCH(random_operand, grid_for(n, 2048, 2048), 256, 0, d->stream,
+                           memory + bytes * (size_t)(k / operands) + x.at, x.dtype, n, (uint32_t)k * 40503u);
+        }
+        return e;
+    }
+};
+
+// A way and the number of one of its algorithms, with what it has taken.
+struct tuning_candidate {
+    int way, offer;
+    cudaEvent_t begin, end;
+    float ms[TUNE_ROUNDS], median;
+};
+
+// Makes the product of a set as a candidate says.
+cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_candidate &c, bool *done)
+{
+    matmul_form f;
+    l->device->trial->way = c.way;
+    l->device->trial->offer = c.offer;
+    const cudaError_t e = form_of(l, &g, &f);
+    return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
+}
+
+// The candidates that cuBLASLt does not refuse, each made once.
+cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
+{
+    cudaError_t e = cudaSuccess;
+    for (int way = 0; way < LT_WAYS; way++) {
+        for (int offer = 0; offer < l->device->trial->of[way].count && e == cudaSuccess; offer++) {
+            tuning_candidate *x = &c[*count];
+            bool done = false;
+            memset(x, 0, sizeof *x);
+            x->way = way;
+            x->offer = offer;
+            e = make_candidate(l, g, *x, &done);
+            if (e == cudaSuccess && done) e = cudaEventCreate(&x->begin);
+            if (e == cudaSuccess && done) e = cudaEventCreate(&x->end);
+            *count += done;
+        }
+    }
+    return e;
+}
+
+// A round: while the operands get their numbers again, which brings all of the L2 cache out of use, the host
+// goes ahead of the device, so that no candidate waits for it.
+cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
+                       int count, int round)
+{
+    tt__device *d = l->device;
+    cudaError_t e = sets->fill(d);
+    for (int k = 0; k < count && e == cudaSuccess; k++) {
+        const product there = sets->of(g, k);
+        bool done;
+        e = cudaEventRecord(c[k].begin, d->stream);
+        if (e == cudaSuccess) e = make_candidate(l, there, c[k], &done);
+        if (e == cudaSuccess) e = cudaEventRecord(c[k].end, d->stream);
+    }
+    if (e == cudaSuccess) e = cudaStreamSynchronize(d->stream);
+    for (int k = 0; k < count && e == cudaSuccess; k++)
+        e = cudaEventElapsedTime(&c[k].ms[round], c[k].begin, c[k].end);
+    return e;
+}
+
+void sort(float *x, int n)
+{
+    for (int k = 1; k < n; k++)
+        for (int j = k; j > 0 && x[j] < x[j - 1]; j--) {
+            const float less = x[j];
+            x[j] = x[j - 1];
+            x[j - 1] = less;
+        }
+}
+
+bool add_tuned(tt__device *d, const tuned_product &x)
+{
+    tuned_product *more = (tuned_product *)realloc(d->tuned, (size_t)(d->tuned_count + 1) * sizeof *more);
+    if (!more) return false;
+    d->tuned = more;
+    more[d->tuned_count++] = x;
+    return true;
+}
+
+// Times the candidates of a product and adds the fastest to what is tuned: first offered of those that are
+// within 1% of it, as timing repeats itself no better. *untimed: whether memory was too short.
+cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
+{
+    tt__device *d = l->device;
+    tuning_candidate c[TUNE_CANDIDATES];
+    tuning_sets sets(d, g);
+    int count = 0;
+    *untimed = !sets.memory;
+    if (*untimed) return cudaSuccess;
+    cudaError_t e = sets.fill(d);
+    if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
+    for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
+        e = time_round(l, g, &sets, c, count, r);
+    cudaStreamSynchronize(d->stream); // before the memory goes
+    const tuning_candidate *best = NULL;
+    for (int k = 0; k < count; k++) {
+        for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
+        sort(c[k].ms, TUNE_ROUNDS);
+        c[k].median = c[k].ms[TUNE_ROUNDS / 2];
+        if (!best || c[k].median < best->median) best = &c[k];
+    }
+    for (int k = count - 1; k >= 0; k--) if (c[k].median <= 1.01f * best->median) best = &c[k];
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && best && way <= best->way; way++) {
+        const way_trial &of = d->trial->of[way];
+        if (!of.asked || of.known) continue;
+        tuned_product x;
+        memset(&x, 0, sizeof x);
+        x.key = of.key;
+        x.possible = way == best->way;
+        if (x.possible) x.algo = of.algo[best->offer];
+        x.met = true;
+        if (!add_tuned(d, x)) e = cudaErrorMemoryAllocation;
+    }
+    return e;
+}
+
+// Notes that the device's programs have the product, and times it if nothing is known of it.
+cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
+{
+    tt__device *d = l->device;
+    product_trial trial = {};
+    matmul_form f;
+    bool known = false, unknown = false, done;
+    d->trial = &trial;
+    trial.asks = true;
+    cudaError_t e = form_of(l, &g, &f);
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && !known; way++) {
+        trial.way = way;
+        e = matmul_by(l, f, way, &done);
+        if (!trial.of[way].asked) continue;
+        if (trial.of[way].known) trial.of[way].known->met = true;
+        else unknown = true;
+        known = !unknown && trial.of[way].known->possible; // which is how it is made
+    }
+    trial.asks = false;
+    if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
+    d->trial = NULL;
+    return e;
+}
+
+// A captured stream takes all kernels beside the products, so that nothing runs: they are found as the launch
+// would make them.
+cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
+                             collected_products *to)
+{
+    tt__device *d = l->device;
+    cudaGraph_t graph = NULL;
+    cudaError_t e = cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess) return e;
+    d->collected = to;
+    e = run(l);
+    d->collected = NULL;
+    const cudaError_t ended = cudaStreamEndCapture(d->stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    return e != cudaSuccess ? e : ended;
+}
+
+void forget_choices(tt__device *d)
+{
+    if (d->choices) memset(d->choices, 0, TT__PRODUCT_CHOICES * sizeof *d->choices);
+    d->choice_count = 0;
+}
+
+// ---- as text: two lines of what it is and of which device, a line for each tuned product, and a last one.
+
+void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
+void append(text_buffer *text, const char *format, ...) // what does not fit is counted alone
+{
+    va_list args;
+    const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
+    va_start(args, format);
+    const int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+#define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
+
+// What an algorithm's 64 bytes mean depends on cuBLASLt alone, and which is the fastest on the device.
+void tuned_device(const tt__device *d, char to[512])
+{
+    snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
+             d->properties.name, d->properties.major, d->properties.minor, d->properties.multiProcessorCount,
+             (unsigned long long)cublasLtGetVersion(), (unsigned long long)resident_workspace::LT_BYTES);
+}
+
+enum { TUNED_NUMBERS = 23 };
+typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
+
+// The numbers of a key, in the order of the text.
+void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
+{
+    const int64_t all[TUNED_NUMBERS] = {
+        k.m, k.n, k.k, k.lda, k.ldb, k.ldc, k.ldd, k.ld_aux, k.a_type, k.b_type, k.to_type, k.epilogue,
+        k.alignment[0], k.alignment[1], k.alignment[2], k.alignment[3], k.alignment[4], k.alignment[5],
+        k.a_plain, k.b_plain, k.adds, k.tf32, k.sums_rows};
+    memcpy(n, all, sizeof n);
+}
+
+// False: no key has these numbers.
+bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
+{
+    int64_t again[TUNED_NUMBERS];
+    memset(k, 0, sizeof *k);
+    k->m = n[0]; k->n = n[1]; k->k = n[2]; k->lda = n[3]; k->ldb = n[4]; k->ldc = n[5]; k->ldd = n[6];
+    k->ld_aux = n[7]; k->a_type = (int)n[8]; k->b_type = (int)n[9]; k->to_type = (int)n[10];
+    k->epilogue = (int)n[11];
+    for (int j = 0; j < 6; j++) k->alignment[j] = (uint16_t)n[12 + j];
+    k->a_plain = n[18] != 0; k->b_plain = n[19] != 0; k->adds = n[20] != 0; k->tf32 = n[21] != 0;
+    k->sums_rows = n[22] != 0;
+    k->tuned = true;
+    numbers_of(*k, again);
+    return memcmp(n, again, sizeof n) == 0 && k->m > 0 && k->n > 0 && k->k > 0;
+}
+
+size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
+{
+    text_buffer text = {to, capacity, 0};
+    char device[512];
+    tuned_device(d, device);
+    append(&text, TT__TUNED_TITLE "\n%s\n", device);
+    for (int j = 0; j < d->tuned_count; j++) {
+        const tuned_product &x = d->tuned[j];
+        int64_t n[TUNED_NUMBERS];
+        uint64_t words[8];
+        numbers_of(x.key, n);
+        memcpy(words, &x.algo, sizeof words);
+        for (int64_t number : n) append(&text, "%lld ", (long long)number);
+        if (!x.possible) append(&text, "slower\n");
+        for (int k = 0; k < 8 && x.possible; k++)
+            append(&text, "%016llx%s", (unsigned long long)words[k], k < 7 ? " " : "\n");
+    }
+    append(&text, "%d products\n", d->tuned_count);
+    return text.length;
+}
+
+// Reads a line of the text, without its end; NULL, or what is wrong with it.
+const char *read_tuned(const char *line, tuned_product *x)
+{
+    int64_t n[TUNED_NUMBERS];
+    uint64_t words[8];
+    const char *at = line;
+    memset(x, 0, sizeof *x);
+    for (int k = 0; k < TUNED_NUMBERS; k++) {
+        char *end;
+        errno = 0;
+        n[k] = strtoll(at, &end, 10);
+        if (*at < '0' || *at > '9' || errno || *end != ' ') return "it does not begin with 23 numbers";
+        at = end + 1;
+    }
+    if (!key_from(n, &x->key)) return "its numbers are those of no product";
+    if (strcmp(at, "slower") == 0) return NULL;
+    for (int k = 0; k < 8; k++) {
+        const bool hex = strspn(at, "0123456789abcdef") == 16;
+        if (!hex || at[16] != (k < 7 ? ' ' : 0))
+            return "it ends neither with 'slower' nor with 8 numbers of 16 hexadecimal digits";
+        words[k] = strtoull(at, NULL, 16);
+        at += 17;
+    }
+    memcpy(&x->algo, words, sizeof words);
+    x->possible = true;
+    return NULL;
+}
+
+// tt__backend.learn.
+tt_status cuda_learn(tt__device *d, const char *text, int *line)
+{
+    char device[512], now[1024];
+    tuned_product *const before = d->tuned;
+    const int count_before = d->tuned_count;
+    const char *wrong = NULL;
+    bool ended = false;
+    tt_status status = TT_OK;
+    tuned_device(d, device);
+    d->tuned = NULL;
+    d->tuned_count = 0;
+    *line = 0;
+    for (const char *at = text; !wrong && status == TT_OK && !ended;) {
+        const size_t length = strcspn(at, "\n");
+        tuned_product x;
+        ++*line;
+        if (length >= sizeof now || !at[length]) {
+            wrong = !at[length] ? "it is cut off" : "it is too long";
+            break;
+        }
+        memcpy(now, at, length);
+        now[length] = 0;
+        at += length + 1;
+        char last[64];
+        snprintf(last, sizeof last, "%d products", d->tuned_count);
+        if (*line == 1 && strcmp(now, TT__TUNED_TITLE) != 0) wrong = "it is not '" TT__TUNED_TITLE "'";
+        else if (*line == 2 && strcmp(now, device) != 0)
+            status = fail(d, TT_ERR_UNSUPPORTED, "it is of '%.200s', and this device is '%.200s'", now,
+                          device);
+        else if (*line > 2 && strcmp(now, last) == 0) {
+            ended = true;
+            if (*at) wrong = "more comes behind the last line";
+        } else if (*line > 2) {
+            wrong = read_tuned(now, &x);
+            if (!wrong && tuned_of(d, x.key)) wrong = "an earlier line has the same product";
+            if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
+        }
+    }
+    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s", wrong);
+    free(status == TT_OK ? before : d->tuned);
+    if (status == TT_OK) {
+        forget_choices(d);
+        return TT_OK;
+    }
+    d->tuned = before;
+    d->tuned_count = count_before;
+    return status;
 }
 
 // The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
@@ -7243,15 +8703,10 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
-    cudaError_t e = cudaSuccess;
-    bool done = false;
-    if (dw->data && db->data) { // with the product, that reads dy anyway
-        e = lt_sums(l, &g, dw, add_w ? dw : NULL, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, db, add_b,
-                    &done);
-        if (e == cudaSuccess && done) return e;
-    }
-    if (e == cudaSuccess && dw->data) e = matmul(l, &g);
-    return e == cudaSuccess && db->data ? run_column_sums(l, dy, db, add_b) : e;
+    g.sums = *db; // may come with the product, that reads dy anyway
+    g.add_sums = add_b;
+    if (dw->data) return matmul(l, &g);
+    return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;
 }
 
 cudaError_t run_linear(const tt__launch *l)
@@ -7587,8 +9042,33 @@ cudaError_t run_all(const tt__launch *l, int n)
     const op_kernels kernels = kernels_of(l->instr->op);
     cudaError_t e = cudaSuccess;
     if (kernels.together) return kernels.together(l, n);
+    if (n == 2 && l[1].instr->op != l->instr->op) return run_with_dropout(l);
     for (int k = 0; k < n && e == cudaSuccess; k++) e = kernels.run(&l[k]);
     return e;
+}
+
+// tt__backend.tune.
+tt_status cuda_tune(const tt__launch *l, int n, bool times, int *untimed)
+{
+    tt__device *d = l->device;
+    const op_kernels kernels = kernels_of(l->instr->op);
+    const int tuned = d->tuned_count;
+    cudaError_t e = cudaSuccess;
+    if (!use(d)) return TT_ERR_DEVICE;
+    d->error[0] = 0;
+    for (int k = 0; k < n && e == cudaSuccess && kernels.run; k++) {
+        collected_products found = {};
+        e = collect_products(&l[k], kernels.run, &found);
+        for (int j = 0; j < found.count && e == cudaSuccess; j++) {
+            bool short_of_memory = false;
+            e = tune_product(&l[k], found.list[j], times, &short_of_memory);
+            *untimed += short_of_memory;
+        }
+        free(found.list);
+    }
+    if (d->tuned_count != tuned) forget_choices(d);
+    if (e == cudaSuccess) return TT_OK;
+    return d->error[0] ? TT_ERR_DEVICE : check(d, e, "timing of products");
 }
 
 tt_status cuda_launch(const tt__launch *l, int n)
@@ -7614,6 +9094,7 @@ extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
         cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_copy, cuda_fill, cuda_init, cuda_read,
         cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
-        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available, };
+        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available,
+        cuda_tune, cuda_tuned_text, cuda_learn, };
 
 #endif // TT__PORTABILITY_ONLY

@@ -38,6 +38,7 @@ char *emu_shared_arena;
 emu_counts emu_stats;
 unsigned emu_refused;
 int emu_refused_status;
+double emu_product_us[4], emu_epilogue_us;
 
 static thread_local int current_device;
 static thread_local cudaError_t last_error = cudaSuccess;
@@ -200,7 +201,8 @@ struct wide_product { // a warp's part of a warpgroup's product that is under wa
     float *d[32]; // the lanes' sums
     int tiles, group; // of 8 columns; how many groups were committed before
     uint32_t rows, b;
-    bool in_registers, add, half, early; // early: its shared memory was read at once
+    emu_wide how;
+    bool add, half, early; // early: its shared memory was read at once
     float of_a[16][16], of_b[16][128];
     const char *file;
     int line;
@@ -359,7 +361,8 @@ static void run_threads()
             block.alive--;
             block.warp[thread / 32].exited |= 1u << thread % 32;
             next = next_thread();
-            if (next < 0 && block.alive && make_awaited_copies("the end of a thread", 0)) next = next_thread();
+            if (next < 0 && block.alive && make_awaited_copies("the end of a thread", 0))
+                next = next_thread();
         } while (next >= 0 && !emu_block.thread[next].fiber);
         idle_fibers.push_back(fiber);
         if (next >= 0) go_to(next);
@@ -876,28 +879,33 @@ static void read_wide(wide_product &o, int warp)
             emu_fatal("wgmma at %s:%d: of what it reads, thread %d has copied some, with no "
                       "tt__wgmma_publish behind", o.file, o.line, i);
     for (int i = 0; i < 16 * o.tiles; i++) {
-        const char *p = wide_part(o.b, o.in_registers, i, o.file, o.line);
+        const char *p = wide_part(o.b, o.how != EMU_WIDE_ROWS, i, o.file, o.line);
         for (int j = 0; j < 8; j++) {
-            if (o.in_registers) o.of_b[i / 8][i % 8 * 8 + j] = value(p, j);
+            if (o.how != EMU_WIDE_ROWS) o.of_b[i / 8][i % 8 * 8 + j] = value(p, j);
             else o.of_b[i % 2 * 8 + j][i / 2] = value(p, j);
         }
     }
-    for (int i = 0; i < 32 && !o.in_registers; i++) {
-        const char *p = wide_part(o.rows, false, warp % 4 * 32 + i, o.file, o.line);
-        for (int j = 0; j < 8; j++) o.of_a[i / 2][i % 2 * 8 + j] = value(p, j);
+    for (int i = 0; i < 32 && o.how != EMU_WIDE_REGISTERS; i++) {
+        const bool across = o.how == EMU_WIDE_ACROSS; // of each of 16 rows the warp's two parts
+        const int part = across ? i / 2 * 8 + warp % 4 * 2 + i % 2 : warp % 4 * 32 + i;
+        const char *p = wide_part(o.rows, across, part, o.file, o.line);
+        for (int j = 0; j < 8; j++) {
+            if (across) o.of_a[i % 2 * 8 + j][i / 2] = value(p, j);
+            else o.of_a[i / 2][i % 2 * 8 + j] = value(p, j);
+        }
     }
 }
 
-struct wide_operands { float *d; uint32_t rows, b; uint32_t a[4]; bool in_registers, add, half; };
+struct wide_operands { float *d; uint32_t rows, b; uint32_t a[4]; };
 static_assert(sizeof(wide_operands) <= sizeof(warp_meeting::value[0]), "a lane brings them");
 
 // A warp's part: rows 16 i ... 16 i + 15. Until the wait sums are garbage, and shared memory is read at once
 // or by then, whichever the seed says.
-void emu_wgmma(float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half_type,
-               const char *file, int line)
+void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
+               bool half_type, const char *file, int line)
 {
     const int me = emu_block.current, warp = me / 32;
-    wide_operands mine = {d, rows, b, {}, a != nullptr, add, half_type};
+    wide_operands mine = {d, rows, b, {}};
     if (a) memcpy(mine.a, a, sizeof mine.a);
     emu_block.in_kernel = false;
     if (emu_block.threads % 128)
@@ -909,7 +917,7 @@ void emu_wgmma(float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b
     warp_meeting *m = meet("wgmma", ~0u, &mine, sizeof mine, file, line);
     std::vector<wide_sums> &sums = block.sums[warp];
     if (m->left == 32) { // the first lane to go on does it for all
-        wide_product o = {{}, tiles, block.groups[warp], rows, b, mine.in_registers, add, half_type,
+        wide_product o = {{}, tiles, block.groups[warp], rows, b, how, add, half_type,
                           (emu_random() & 1) != 0, {}, {}, file, line};
         std::vector<wide_call> &calls = block.calls[warp / 4];
         const wide_call call = {file, line, rows, b};
@@ -924,7 +932,7 @@ void emu_wgmma(float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b
             if (of.rows != rows || of.b != b)
                 emu_fatal("wgmma at %s:%d: lanes of a warp have different matrices", file, line);
             o.d[i] = of.d;
-            for (int r = 0; r < 4 && of.in_registers; r++)
+            for (int r = 0; r < 4 && how == EMU_WIDE_REGISTERS; r++)
                 for (int high = 0; high < 2; high++) {
                     const uint16_t bits = (uint16_t)(of.a[r] >> 16 * high);
                     o.of_a[i / 4 + 8 * (r % 2)][i % 4 * 2 + high + 8 * (r / 2)] =
@@ -1244,6 +1252,7 @@ static void run_slice(emu_stream *s) // of the operation at the head of the stre
         if (op->part < op->parts) return;
         emu_stats.operations++;
     }
+    virtual_us += op->work.us;
     op->finished_us = virtual_us;
     op->done = true;
     op->after.clear();
@@ -1495,6 +1504,8 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     api_calls = fault_in = fault_count = 0;
     fault_call.clear();
     emu_refused = 0;
+    emu_epilogue_us = 0;
+    for (double &us : emu_product_us) us = 0;
     watched_kernel.clear();
     last_error = cudaSuccess;
     emu_stats = emu_counts();
@@ -1554,6 +1565,12 @@ extern "C" void emu_refuse_algorithms(unsigned bits, int status)
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     emu_refused = bits;
     emu_refused_status = status;
+}
+extern "C" void emu_set_product_times(const double us[4], double epilogue_us)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    std::copy(us, us + 4, emu_product_us);
+    emu_epilogue_us = epilogue_us;
 }
 extern "C" void emu_set_capability(int device, int major, int minor)
 {
@@ -1816,7 +1833,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     EMU_API("cudaGetDeviceProperties");
     if (bad_device(device)) return emu_error(cudaErrorInvalidDevice);
     *p = cudaDeviceProp();
-    snprintf(p->name, sizeof p->name, "emulated device %d", device);
+    snprintf(p->name, sizeof p->name, "emulated device");
     p->totalGlobalMem = emu_devices[device].limit;
     p->sharedMemPerBlock = EMU_STATIC_SHARED;
     p->sharedMemPerBlockOptin = EMU_OPTIN_SHARED;
@@ -2429,7 +2446,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode)
     EMU_API("cudaStreamBeginCapture");
     if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
     if (!s) return emu_error(cudaErrorStreamCaptureUnsupported); // the legacy stream cannot be captured
-    if (s->capture) return emu_error(cudaErrorInvalidValue);
+    if (s->capture) return emu_error(cudaErrorIllegalState);
     emu_graph *g = new emu_graph();
     g->lanes = {s->device};
     g->joined = {s};
@@ -2457,9 +2474,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 {
     EMU_RELEASE("cudaStreamEndCapture"); // ends the capture even when it fails
     *out = nullptr;
-    if (!s || bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
-    emu_graph *g = s->capture;
-    if (!g || !s->capture_origin) return emu_error(cudaErrorStreamCaptureUnmatched);
+    if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
+    emu_graph *g = s ? s->capture : nullptr;
+    if (!g) return emu_error(cudaErrorIllegalState);
+    if (!s->capture_origin) { g->invalid = true; return emu_error(cudaErrorStreamCaptureUnmatched); }
     if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id())
         return emu_error(cudaErrorStreamCaptureWrongThread);
     if (!s->capture_waits.empty()) add_node(s, mark("join"));

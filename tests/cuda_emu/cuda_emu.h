@@ -126,6 +126,7 @@ EMU_VECTORS(double, double, 16, 16)
     X(cudaErrorPeerAccessUnsupported, 217, "the devices cannot reach each other's memory") \
     X(cudaErrorECCUncorrectable, 214, "memory lost its contents") \
     X(cudaErrorInvalidResourceHandle, 400, "the handle is not valid here") \
+    X(cudaErrorIllegalState, 401, "what the call needs is not in a state for it") \
     X(cudaErrorNotReady, 600, "the work is not done yet") \
     X(cudaErrorIllegalAddress, 700, "a kernel used an address that it may not") \
     X(cudaErrorLaunchOutOfResources, 701, "a launch asked for too many resources") \
@@ -392,9 +393,10 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
-// Of a warpgroup's products: a, or NULL; `rows`, of b^T where a is NULL, too.
-// tiles: of 8 columns of d, 8 or 16.
-void emu_wgmma(float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half,
+// Of a warpgroup's products: a in registers; or in `rows`, and rows of it and of b along the sum; or both across
+// it. tiles: of 8 columns of d, 8 or 16.
+enum emu_wide { EMU_WIDE_REGISTERS, EMU_WIDE_ROWS, EMU_WIDE_ACROSS };
+void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half,
                const char *file, int line);
 void emu_wgmma_fence();
 void emu_wgmma_commit();
@@ -831,11 +833,16 @@ inline uint32_t tt__shared_address(const void *p) { return emu_shared_address(p)
 template <class T, int TILES>
 void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
 {
-    emu_wgmma(d[0], TILES, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
+    emu_wgmma(EMU_WIDE_ROWS, d[0], TILES, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file,
+              emu_line);
 }
 template <class T> void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b, EMU_HERE)
 {
-    emu_wgmma(d[0], 8, a, 0, b, true, std::is_same<T, __half>::value, emu_file, emu_line);
+    emu_wgmma(EMU_WIDE_REGISTERS, d[0], 8, a, 0, b, true, std::is_same<T, __half>::value, emu_file, emu_line);
+}
+template <class T> void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
+{
+    emu_wgmma(EMU_WIDE_ACROSS, d[0], 8, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
 }
 inline void tt__wgmma_fence() { emu_wgmma_fence(); }
 inline void tt__wgmma_commit() { emu_wgmma_commit(); }

@@ -36,7 +36,7 @@ LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
         ("tests/test_ops.c", [],
-         r"TEST_CASE\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|"
+         r"TEST_CASE(?:_IN_PARTS)?\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|"
          r"attention_by_warpgroups|parameters_begin_on_the_device|biases_of_attention_cuda)\)", None),
         ("tests/test_cuda.c", [], r"TEST_CASE\((\w+)\)", None),
     ],
