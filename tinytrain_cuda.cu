@@ -5869,29 +5869,26 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-template <class T, int D, int MT, int KEYS, attention_kind KIND, int GROUPS = 0>
-__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forward(attention_args p)
+template <class T, int D, int MT, int KEYS, attention_kind KIND>
+__global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
-           PITCH = GROUPS ? D : D + 8 };
+    enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT__DYN_SHARED(T, shared);
-    T *qs = attention_room<GROUPS>(shared), *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    TT__DYN_SHARED(T, qs);
+    T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
-    if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
+    if (!attention_find_queries<KIND == NEARBY, MT>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
-    const int team = attention_team<GROUPS>(mine);
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
     const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
     if (threadIdx.x == 0) random = attention_key(p);
-    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(qs, p.q, p.query_at, first, count, head,
-                                                          p.head_size);
-    attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, begin, 0, head);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
@@ -5901,35 +5898,25 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
-        attention_wait<GROUPS>();
+        tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
         // Then the largest score is the smallest product: turn the queries round.
         if (key == begin && p.scale < 0) {
-            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += THREADS)
+            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
-            if (GROUPS) tt__wgmma_publish();
             __syncthreads();
         }
-        if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp, or its group, has no queries, or none that sees any of the keys.
-        if (team >= count || attention_behind<MT, GROUPS, KIND>(p, t.at + team, key)) continue;
+        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
+        // The warp has no queries, or none that sees any of the keys.
+        if (mine >= count || attention_behind<MT, 0, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how often its queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4];
-        if constexpr (GROUPS > 0) { // the drawing is done beside the product
-            tt__wgmma_fence();
-            attention_wide<T>(s, qs + team * PITCH, kt);
-            tt__wgmma_commit();
-            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(s[0]);
-        } else {
-            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        }
+        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         if (NEAR)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -5973,9 +5960,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
                         TT__UNROLL for (int i = 0; i < 2; i++)
                             if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
             }
-        if constexpr (GROUPS > 0) {
-            attention_wide_mma_add<T>(out, s, vt);
-        } else attention_mma_add<T, D, MT, KEYS>(out, s, vt);
+        attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     attention_columns<T, D> none;
     none.clear();
@@ -7293,25 +7278,19 @@ cudaError_t attention_forward_wide_of(tt__device *d, const attention_args *p)
                             : e;
 }
 
+template <class T, int D, bool DROPS>
+cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
+{
+    return D == 64 ? attention_forward_wide_of<T, 64, 64, 2, 2, 4, DROPS, false>(d, p)
+                   : attention_forward_wide_of<T, 128, 128, 2, 1, 2, DROPS, true>(d, p);
+}
+
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
 // without spills).
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
-    if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma && p->scale >= 0 && p->head_size > 32 && attention_aligned(&p->out, p->q.dtype)) {
-#ifndef TT__WIDE
-#define TT__WIDE 64, 2, 2, 4
-#define TT__WIDE_OVERLAP false
-#endif
-            return p->drop ? attention_forward_wide_of<T, 64, TT__WIDE, true, TT__WIDE_OVERLAP>(d, p)
-                           : attention_forward_wide_of<T, 64, TT__WIDE, false, TT__WIDE_OVERLAP>(d, p);
-        }
-    if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma)
-            return attention_launch(d, attention_forward<T, D, 1, 64, KIND, 2>, p, p->q.rows, 128, p->heads,
-                                    1, 256, (128 + 4 * 64) * D * sizeof(T) + TT__WIDE_ROOM);
     return attention_launch(d, attention_forward<T, D, MT, KEYS, KIND>, p, p->q.rows, 64 * MT, p->heads, 1,
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
@@ -7412,8 +7391,19 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
+// Whether attention_forward_wide runs: it has no ALiBi and no blocks, and stores whole vectors.
+bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
+{
+    return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
+        && attention_aligned(&p->out, p->q.dtype);
+}
+
 template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention_args *p)
 {
+    if constexpr (D == 64 || D == 128)
+        if (!p->dout.data && attention_forward_fits_wide(d, p))
+            return p->drop ? attention_forward_wide_on<T, D, true>(d, p)
+                           : attention_forward_wide_on<T, D, false>(d, p);
     const bool near = p->window || p->alibi_heads;
     if (!p->dout.data)
         return near ? attention_forward_on<T, D, NEARBY>(d, p) : attention_forward_on<T, D, PLAIN>(d, p);
