@@ -234,36 +234,36 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 #define TT__WGMMA_LIST                                                                            \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
     "%24,%25,%26,%27,%28,%29,%30,%31"
-#define TT__WGMMA_MORE                                                                            \
-    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
-    "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// d = a b^T, or d += a b^T if `add`, of rows of 16 columns each: 64 rows of a and 64 of b, or 128 (d has 16
-// tiles). Matrices of tt__wgmma_matrix.
-template <class T>
-__device__ void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
-template <class T>
-__device__ void tt__wgmma_rows(float (&d)[16][4], uint32_t a, uint32_t b, bool add);
-#define TT__WGMMA_ROWS(T, name)                                                                   \
+#define TT__WGMMA_LIST_96 \
+    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define TT__WGMMA_LIST_112 TT__WGMMA_LIST_96 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define TT__WGMMA_LIST_128 TT__WGMMA_LIST_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
+#define TT__WGMMA_SUMS_96(d) \
+    TT__WGMMA_SUMS(d, 0), TT__WGMMA_ROW(d, 8), TT__WGMMA_ROW(d, 9), TT__WGMMA_ROW(d, 10), TT__WGMMA_ROW(d, 11)
+#define TT__WGMMA_SUMS_112(d) TT__WGMMA_SUMS_96(d), TT__WGMMA_ROW(d, 12), TT__WGMMA_ROW(d, 13)
+#define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
+// d = a b^T, or d += a b^T if `add`, of 64 rows of a and 8 TILES rows of b, of 16 columns each: matrices of
+// tt__wgmma_matrix.
+#define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
+    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
+                                                      bool add)                                   \
     {                                                                                             \
-        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
-                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
-                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 0, 0;}"                     \
-                  : TT__WGMMA_SUMS(d, 0)                                                          \
-                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
-    }                                                                                             \
-    template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[16][4], uint32_t a, uint32_t b, bool add) \
-    {                                                                                             \
-        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %66, 0; mov.b64 x, {%64, %67}; "  \
-                  "mov.b64 y, {%65, %67}; wgmma.mma_async.sync.aligned.m64n128k16.f32."            \
-                  name "." name " {" TT__WGMMA_MORE "}, x, y, p, 1, 1, 0, 0;}"                     \
-                  : TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)                                    \
-                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, " radd ", 0; mov.b64 x, {" ra ", " \
+                  rhigh "}; mov.b64 y, {" rb ", " rhigh "}; wgmma.mma_async.sync.aligned.m64" n      \
+                  "k16.f32." name "." name " {" list "}, x, y, p, 1, 1, 0, 0;}"                    \
+                  : sums(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");      \
     }
-TT__WGMMA_ROWS(__nv_bfloat16, "bf16")
-TT__WGMMA_ROWS(__half, "f16")
+#define TT__WGMMA_ROWS_OF(TILES, n, list, sums, ra, rb, radd, rhigh)                              \
+    template <class T>                                                                            \
+    __device__ void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add);       \
+    TT__WGMMA_ROWS(__nv_bfloat16, "bf16", TILES, n, list, sums, ra, rb, radd, rhigh)              \
+    TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
+TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
+TT__WGMMA_ROWS_OF(12, "n96", TT__WGMMA_LIST_96, TT__WGMMA_SUMS_96, "%48", "%49", "%50", "%51")
+TT__WGMMA_ROWS_OF(14, "n112", TT__WGMMA_LIST_112, TT__WGMMA_SUMS_112, "%56", "%57", "%58", "%59")
+TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
 // d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
 template <class T>
 __device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
@@ -308,6 +308,12 @@ template <int N> __device__ __forceinline__ void tt__wgmma_wait()
 template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[TILES][4])
 {
     TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
+}
+// Before the fence: what products read in registers is computed by then, and not between them.
+template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
+{
+    TT__UNROLL for (int k = 0; k < N; k++)
+        asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
 }
 // Between what the thread wrote to shared memory and the barrier behind which products read it.
 __device__ __forceinline__ void tt__wgmma_publish()
@@ -4876,6 +4882,7 @@ struct attention_args {
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
     bool sums_deltas;                       // the kernel of dq makes `delta`
     int warps;                              // attention_warps
+    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -5863,29 +5870,26 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-template <class T, int D, int MT, int KEYS, attention_kind KIND, int GROUPS = 0>
-__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forward(attention_args p)
+template <class T, int D, int MT, int KEYS, attention_kind KIND>
+__global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
-           PITCH = GROUPS ? D : D + 8 };
+    enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT__DYN_SHARED(T, shared);
-    T *qs = attention_room<GROUPS>(shared), *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    TT__DYN_SHARED(T, qs);
+    T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
-    if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
+    if (!attention_find_queries<KIND == NEARBY, MT>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
-    const int team = attention_team<GROUPS>(mine);
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
     const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
     if (threadIdx.x == 0) random = attention_key(p);
-    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(qs, p.q, p.query_at, first, count, head,
-                                                          p.head_size);
-    attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, begin, 0, head);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
@@ -5895,35 +5899,25 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
-        attention_wait<GROUPS>();
+        tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
         // Then the largest score is the smallest product: turn the queries round.
         if (key == begin && p.scale < 0) {
-            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += THREADS)
+            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
-            if (GROUPS) tt__wgmma_publish();
             __syncthreads();
         }
-        if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp, or its group, has no queries, or none that sees any of the keys.
-        if (team >= count || attention_behind<MT, GROUPS, KIND>(p, t.at + team, key)) continue;
+        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
+        // The warp has no queries, or none that sees any of the keys.
+        if (mine >= count || attention_behind<MT, 0, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how often its queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4];
-        if constexpr (GROUPS > 0) { // the drawing is done beside the product
-            tt__wgmma_fence();
-            attention_wide<T>(s, qs + team * PITCH, kt);
-            tt__wgmma_commit();
-            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(s[0]);
-        } else {
-            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        }
+        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         if (NEAR)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -5967,9 +5961,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
                         TT__UNROLL for (int i = 0; i < 2; i++)
                             if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
             }
-        if constexpr (GROUPS > 0) {
-            attention_wide_mma_add<T>(out, s, vt);
-        } else attention_mma_add<T, D, MT, KEYS>(out, s, vt);
+        attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     attention_columns<T, D> none;
     none.clear();
@@ -5984,6 +5976,369 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
                                   threadIdx.x % 32, none, false);
             if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
         }
+}
+
+// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a block
+// copies queries, keys and values, up to STAGES tiles of KEYS ahead, and draws which weights dropout keeps;
+// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
+// the device holds; each takes one tile of queries after another, so that the copies for the next run while
+// this one's products do.
+
+// A tile of 64 GROUPS queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
+// ... begin + length - 1. count < 0: there are no more.
+struct attention_item { int begin, length, at, first, count, head; };
+
+// Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
+template <class T, int D, int KEYS, int GROUPS, int STAGES, bool DROPS> struct attention_wide_tiles {
+    T q[2][GROUPS][64 * D], k[STAGES][KEYS * D], v[STAGES][KEYS * D];
+    uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
+};
+
+// s (64, KEYS) = a b^T of a (64, D), b (KEYS, D): parts of 64 columns one behind another
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
+{
+    const uint32_t ma = tt__wgmma_matrix(a), mb = tt__wgmma_matrix(b);
+    TT__UNROLL for (uint32_t k = 0; k < D; k += 16) {
+        const uint32_t part = k / 64, at = k % 64 * 2 / 16;
+        tt__wgmma_rows<T>(s, ma + part * 64 * 128 / 16 + at, mb + part * KEYS * 128 / 16 + at, k > 0);
+    }
+}
+
+// to (64, D) += w y of w (64, KEYS) in registers and y (KEYS, D) as above
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4], const uint32_t (&w)[KEYS / 16][4],
+                                                      const T *y)
+{
+    const uint32_t my = tt__wgmma_matrix(y);
+    TT__UNROLL for (uint32_t k = 0; k < KEYS; k += 16)
+        TT__UNROLL for (uint32_t part = 0; part < D / 64; part++)
+            tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
+}
+
+// Number `round` of the items of a block: a head's tiles of queries from the last on, which is the longest of
+// causal attention, by groups of heads whose keys and values the cache holds. Each second round goes
+// backwards, so that who has long ones gets short ones too. count < 0: that one is not there.
+template <int QUERIES>
+__device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
+{
+    const uint32_t mine = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const uint32_t number = (uint32_t)round * gridDim.x + mine, whole = (uint32_t)(p.item_group * p.item_tiles);
+    const uint32_t of = number % whole, head = number / whole * p.item_group + of % p.item_group;
+    attention_item item = {0, 0, (p.item_tiles - 1 - (int)of / p.item_group) * QUERIES, 0, -1, 0};
+    if (head >= (uint32_t)(p.seqs * p.heads)) return item;
+    const int s = (int)head / p.heads;
+    item.head = p.first_head + (int)head % p.heads;
+    item.begin = p.seq_start[s];
+    item.length = p.seq_start[s + 1] - item.begin;
+    item.first = p.query_start[s] + item.at;
+    item.count = min(QUERIES + 0, p.query_start[s + 1] - item.first);
+    if (item.count == 0) item.count = -1;
+    return item;
+}
+
+// The same keys as attention_window_begin and attention_window_end.
+template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
+{
+    return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
+}
+__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int behind)
+{
+    return p.query_row ? length : p.causal ? min(length, behind)
+        : p.window ? min(length, behind + p.window - 1) : length;
+}
+
+// to (ROWS, D), in parts of 64 columns, as attention_fetch makes it. By 128 threads with few registers.
+template <class T, int D, int ROWS>
+__device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first, int count,
+                                               int head, int head_size)
+{
+    TT__UNROLL for (int part = 0; part < D / 64; part++) {
+        const int thread = tt__opaque((int)threadIdx.x), r = thread / 8, c = thread % 8 * 8;
+        const int left = 64 * part + c < head_size ? count - r : 0;
+        const T *const data = (const T *)m.data + (int64_t)head * head_size + 64 * part + c;
+        const T *from = data + (int64_t)(first + r) * m.ld;
+        T *const row = to + part * ROWS * 64 + r * 64 + (c ^ r % 8 * 8);
+        TT__UNROLL for (int i = 0; i < ROWS; i += 16, from += 16 * m.ld) {
+            const bool there = i < left;
+            if (at && there) from = data + (int64_t)at[first + r + i] * m.ld;
+            tt__cp_async_16(row + i * 64, there ? from : (const T *)m.data, there ? 16 : 0);
+        }
+    }
+}
+
+template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
+__global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    enum { QUERIES = 64 * GROUPS, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8,
+           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+    TT__SHARED(uint64_t, q_there, [2]); // and `items`
+    TT__SHARED(uint64_t, q_used, [2]);
+    TT__SHARED(uint64_t, k_there, [STAGES]);
+    TT__SHARED(uint64_t, v_there, [STAGES]); // and the tile's `keep`
+    TT__SHARED(uint64_t, k_used, [STAGES]);
+    TT__SHARED(uint64_t, v_used, [STAGES]);
+    TT__SHARED(attention_item, items, [2]);
+    TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
+    TT__DYN_SHARED(T, shared);
+    auto &tile = *(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS> *)attention_room<GROUPS>(shared);
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < 2; k++) {
+            tt__phases_init(&q_there[k], 129);
+            tt__phases_init(&q_used[k], 4 * GROUPS);
+        }
+        for (int k = 0; k < STAGES; k++) {
+            tt__phases_init(&k_there[k], 128);
+            tt__phases_init(&v_there[k], DROPS ? 256 : 128);
+            tt__phases_init(&k_used[k], 4 * GROUPS);
+            tt__phases_init(&v_used[k], 4 * GROUPS);
+        }
+    }
+    __syncthreads();
+    if (group < 0) {
+        tt__fewer_registers<FEW>();
+        uint32_t k0 = 0, k1 = 0;
+        if (DROPS) {
+            const uint64_t random = attention_key(p);
+            k0 = (uint32_t)random;
+            k1 = (uint32_t)(random >> 32);
+        }
+        int last = -1, last_key = 0; // the tile for which is to be drawn yet: its item in found[warp]
+        int fetched = 0, taken = 0;  // tiles of keys; items
+        const auto draw = [&]() {
+            if (!DROPS || last < 0) return;
+            const attention_item &item = found[threadIdx.x / 32][last];
+            const int stage = (fetched - 1) % STAGES;
+            for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
+                const int query = i % QUERIES, part = i / QUERIES;
+                const int row = attention_row(p, item.first + min(query, item.count - 1));
+                uint32_t bits = 0;
+                tt__forget(k0);
+                tt__forget(k1);
+                const uint64_t random = (uint64_t)k1 << 32 | k0;
+                TT__UNROLL for (int k = 0; k < 4; k++)
+                    bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
+                tile.keep[stage][part][query] = bits;
+            }
+            tt__phases_arrive(&v_there[stage]);
+            last = -1;
+        };
+        const auto take = [&](const attention_item &item) {
+            if (taken > 1) tt__phases_wait(&q_used[taken % 2], (taken / 2 & 1) ^ 1);
+            if (threadIdx.x == 0) {
+                items[taken % 2] = item;
+                tt__phases_arrive(&q_there[taken % 2]);
+            }
+        };
+        for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
+            const int round = from + (int)threadIdx.x % 32;
+            attention_item mine = {0, 0, 0, 0, -1, 0};
+            if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
+            draw();
+            __syncwarp();
+            found[threadIdx.x / 32][threadIdx.x % 32] = mine;
+            __syncwarp();
+            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1) {
+                const int lane = __ffs((int)all) - 1, slot = taken % 2;
+                const attention_item &item = found[threadIdx.x / 32][lane];
+                take(item);
+                for (int k = 0; k < GROUPS; k++)
+                    attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
+                                             item.count - 64 * k, item.head, p.head_size);
+                tt__phases_arrive_with_copies(&q_there[slot]);
+                const int end = attention_item_end(p, item.length, item.at + item.count);
+                const int key_head = item.head / p.group;
+                for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
+                    const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
+                    if (fetched >= STAGES) tt__phases_wait(&k_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&k_there[stage]);
+                    if (fetched >= STAGES) tt__phases_wait(&v_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&v_there[stage]);
+                    draw();
+                    fetched++;
+                    last = lane;
+                    last_key = key;
+                }
+                taken++;
+            }
+        }
+        draw();
+        take({0, 0, 0, 0, -1, 0});
+        tt__phases_arrive_with_copies(&q_there[taken % 2]);
+        tt__cp_async_wait<0>();
+        return;
+    }
+    tt__more_registers<MANY>();
+    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
+    const float factor = fabsf(p.scale) * TT__LOG2E;
+    // Computed where they are used, so that no register keeps them.
+    const auto lane_of = [&]() { return tt__opaque((int)threadIdx.x) % 32; };
+    const auto arrive = [&](uint64_t *barrier) { if (lane_of() == 0) tt__phases_arrive(barrier); };
+    int used = 0; // tiles of keys
+    for (int taken = 0;; taken++) {
+        const int slot = taken % 2;
+        tt__phases_wait(&q_there[slot], taken / 2 & 1);
+        const attention_item &item = items[slot];
+        const int count = item.count;
+        if (count < 0) break;
+        const int begin = attention_item_begin<KEYS>(p, item.at);
+        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
+        // group's; keys up to `all` are seen by each of the warp's.
+        const int item_end = attention_item_end(p, item.length, item.at + count);
+        const int end = team < count
+            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
+        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
+        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        uint32_t w[KEYS / 16][4];
+        const auto multiply = [&]() { // queries by keys
+            const int stage = used % STAGES;
+            tt__phases_wait(&k_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_fence();
+            attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
+            tt__wgmma_commit();
+        };
+        const auto add_values = [&](int used) {
+            const int stage = used % STAGES;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_ready(w);
+            tt__wgmma_done(out);
+            tt__wgmma_fence();
+            attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
+            tt__wgmma_commit();
+        };
+        const auto weigh = [&](int key) { // scores become weights
+            if (key + KEYS > all)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
+                                      : item.length - 1) - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
+                }
+            if (p.window)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int from = row - p.window + 1 - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
+                }
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                float now[2] = {most[h], s[0][2 * h]}, total[2] = {0, 0};
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++) now[e] = fmaxf(now[e], s[n][2 * h + e]);
+                now[0] = fmaxf(now[0], now[1]);
+                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 1));
+                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 2));
+                correction[h] = tt__exp2((most[h] - now[0]) * factor);
+                // Before a window there are tiles of which a query sees nothing.
+                const float offset = now[0] == -3.4028235e38f ? 0 : -now[0] * factor;
+                most[h] = now[0];
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++) {
+                        s[n][2 * h + e] = tt__exp2(fmaf(s[n][2 * h + e], factor, offset));
+                        total[n % 2] += s[n][2 * h + e];
+                    }
+                sum[h] = sum[h] * correction[h] + (total[0] + total[1]);
+            }
+        };
+        const auto round = [&]() { // weights that are kept, as the operand of a product
+            TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
+                TT__UNROLL for (int i = 0; i < 4; i++)
+                    w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+            if (!DROPS) return;
+            const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                    const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
+                    const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
+                    TT__UNROLL for (int n = 0; n < 4; n++)
+                        w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+                }
+        };
+        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
+        int key = begin;
+        for (; key < end; key += KEYS) {
+            if (OVERLAP && key > begin) {
+                used++;
+                multiply();
+                add_values(used - 1);
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(out);
+                arrive(&v_used[(used - 1) % STAGES]);
+            } else {
+                multiply();
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+            }
+            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+                TT__UNROLL for (int n = 0; n < D / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
+            round();
+            if (OVERLAP && key + KEYS < end) continue;
+            add_values(used);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            arrive(&v_used[used % STAGES]);
+            used++;
+        }
+        for (; key < item_end; key += KEYS) { // of other groups alone
+            const int stage = used % STAGES, parity = used / STAGES & 1;
+            tt__phases_wait(&k_there[stage], parity);
+            arrive(&k_used[stage]);
+            tt__phases_wait(&v_there[stage], parity);
+            arrive(&v_used[stage]);
+            used++;
+        }
+        // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
+        // vectors go to memory.
+        const int lane = lane_of(), pair = lane % 4 * 2;
+        T *const rows = tile.q[slot][group] + (mine - team) * 64;
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            const float scale = p.keep_scale / total;
+            const int r = 8 * h + lane / 4;
+            TT__UNROLL for (int n = 0; n < D / 8; n++)
+                *(uint32_t *)(rows + n / 8 * 64 * 64 + r * 64 + (n % 8 ^ r % 8) * 8 + pair) =
+                    pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
+            if (pair == 0 && mine + r < item.count)
+                p.lse[attention_sums_at(p, item.first + mine + r, item.head)] =
+                    most[h] * fabsf(p.scale) + logf(total);
+        }
+        __syncwarp();
+        for (int i = lane; i < 16 * D / 8; i += 32) {
+            const int r = i / (D / 8), c = i % (D / 8), query = item.first + mine + r;
+            if (mine + r >= item.count || 8 * c >= p.head_size) continue;
+            const int64_t at = p.query_at ? p.query_at[query] : query;
+            *(uint4 *)((T *)p.out.data + at * p.out.ld + item.head * p.head_size + 8 * c) =
+                *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
+        }
+        __syncwarp();
+        if (lane == 0) tt__phases_arrive(&q_used[slot]);
+    }
 }
 
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
@@ -6903,16 +7258,40 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
     return e == cudaSuccess ? TT__LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
 }
 
+template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
+cudaError_t attention_forward_wide_of(tt__device *d, const attention_args *p)
+{
+    enum { QUERIES = 64 * GROUPS };
+    const auto kernel = attention_forward_wide<T, D, KEYS, GROUPS, BLOCKS, STAGES, DROPS, OVERLAP>;
+    const size_t shared = sizeof(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS>) + TT__WIDE_ROOM;
+    const int64_t items = (int64_t)attention_tiles(p, p->q.rows, QUERIES) * p->heads;
+    const int64_t most = (int64_t)d->properties.multiProcessorCount * BLOCKS;
+    const int64_t blocks = items < most ? items : most, heads = (int64_t)p->seqs * p->heads;
+    const int64_t tiles = ((p->query_row ? p->q.rows : p->longest) + QUERIES - 1) / QUERIES;
+    const int64_t groups = (heads * tiles + 2 * blocks - 1) / (2 * blocks);
+    attention_args args = *p;
+    args.item_tiles = (int)tiles;
+    args.item_group = (int)((heads + groups - 1) / groups);
+    args.item_rounds = (int)((groups * args.item_group * tiles + blocks - 1) / blocks);
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)shared);
+    return e == cudaSuccess ? TT__LAUNCH(kernel, (unsigned)blocks, 128 * (GROUPS + 1), shared, d->stream, args)
+                            : e;
+}
+
+template <class T, int D, bool DROPS>
+cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
+{
+    return D == 64 ? attention_forward_wide_of<T, 64, 64, 2, 2, 4, DROPS, false>(d, p)
+                   : attention_forward_wide_of<T, 128, 128, 2, 1, 2, DROPS, true>(d, p);
+}
+
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
 // without spills).
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
-    if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma)
-            return attention_launch(d, attention_forward<T, D, 1, 64, KIND, 2>, p, p->q.rows, 128, p->heads,
-                                    1, 256, (128 + 4 * 64) * D * sizeof(T) + TT__WIDE_ROOM);
     return attention_launch(d, attention_forward<T, D, MT, KEYS, KIND>, p, p->q.rows, 64 * MT, p->heads, 1,
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
@@ -7013,8 +7392,19 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
+// Whether attention_forward_wide runs: it has no ALiBi and no blocks, and stores whole vectors.
+bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
+{
+    return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
+        && attention_aligned(&p->out, p->q.dtype);
+}
+
 template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention_args *p)
 {
+    if constexpr (D == 64 || D == 128)
+        if (!p->dout.data && attention_forward_fits_wide(d, p))
+            return p->drop ? attention_forward_wide_on<T, D, true>(d, p)
+                           : attention_forward_wide_on<T, D, false>(d, p);
     const bool near = p->window || p->alibi_heads;
     if (!p->dout.data)
         return near ? attention_forward_on<T, D, NEARBY>(d, p) : attention_forward_on<T, D, PLAIN>(d, p);

@@ -90,7 +90,7 @@ static const size_set sizes[] = {
     {"long_heads_of_64", 1, 64, 2, 2, 30, {213, 80}, "attention*_dropout", true},
     {"heads_of_80", 1, 80, 2, 2, 60, {131, 3}, "attention_causal_dropout", true},
     {"heads_of_96", 1, 96, 2, 2, 60, {70, 3}, "attention_dropout", true},
-    {"heads_of_120", 1, 120, 2, 2, 60, {70, 30}, "attention_causal*", true},
+    {"heads_of_120", 1, 120, 2, 2, 60, {170, 30}, "attention_causal*", true},
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
     {"short_heads_of_32", 2, 32, 2, 2, 40, {90, 20}, "attention_grouped*", true},
     {"long_heads_of_32", 1, 32, 2, 2, 40, {290}, "attention_dropout", true},
@@ -1836,7 +1836,7 @@ static bool opens_cuda(char *message, size_t capacity)
     return has;
 }
 
-/* Sizes with heads of 33 to 64, whole sequences and listed queries, in both dtypes by turns. */
+/* Sizes with heads of 33 to 64 and of 97 to 128, whole sequences and listed queries, in both dtypes by turns. */
 TEST(attention_by_warpgroups)
 {
     char why[200];
@@ -1849,10 +1849,10 @@ TEST(attention_by_warpgroups)
     for (int c = 0; c < CASE_COUNT && has; c++)
         for (int s = 0; s < SIZES; s++) {
             const char *name = cases[c].name;
-            const bool other = tt__match("*window*", name) || tt__match("*alibi*", name) ||
-                tt__match("*blocks*", name); /* other kernels' */
+            const bool other = tt__match("*alibi*", name) || tt__match("*blocks*", name); /* other kernels' */
             const precision_case *p = &precisions[(c + s) % 2 ? 1 : 3]; /* bf16-mixed, 16-mixed */
-            const bool wide = sizes[s].head_size > 32 && sizes[s].head_size <= 64;
+            const int head_size = sizes[s].head_size;
+            const bool wide = (head_size > 32 && head_size <= 64) || (head_size > 96 && head_size <= 128);
             if (cases[c].op != TT__OP_ATTENTION || other || !wide || !asked_for(&cases[c])) continue;
             if (!test_takes(c + s)) continue;
             if (sizes[s].only && !tt__match(sizes[s].only, name) &&

@@ -320,6 +320,9 @@ static void go_to(int thread)
     emu_fatal("divergence: no thread of the block can run%s", text.c_str());
 }
 
+// Makes copies with which threads arrive at a barrier that others wait at, when no thread can run before.
+static bool make_awaited_copies(const char *file, int line);
+
 static void wait_for_others(const char *what, const char *file, int line)
 {
     int me = emu_block.current;
@@ -328,6 +331,7 @@ static void wait_for_others(const char *what, const char *file, int line)
     t.file = file;
     t.line = line;
     int next = next_thread();
+    if (next < 0 && make_awaited_copies(file, line)) next = next_thread();
     if (next < 0) report_divergence();
     if (next != me) go_to(next);
     set_current(me);
@@ -357,6 +361,8 @@ static void run_threads()
             block.alive--;
             block.warp[thread / 32].exited |= 1u << thread % 32;
             next = next_thread();
+            if (next < 0 && block.alive && make_awaited_copies("the end of a thread", 0))
+                next = next_thread();
         } while (next >= 0 && !emu_block.thread[next].fiber);
         idle_fibers.push_back(fiber);
         if (next >= 0) go_to(next);
@@ -777,6 +783,15 @@ static void make_late_copies(int thread, uint64_t *barrier, const char *file, in
     }
     late.erase(late.begin(), late.begin() + (long)end);
     emu_block.current = me;
+}
+
+static bool make_awaited_copies(const char *file, int line)
+{
+    std::vector<uint64_t *> awaited;
+    for (auto &b : block.barriers) if (!b.waiting.empty()) awaited.push_back(b.barrier);
+    for (uint64_t *barrier : awaited)
+        for (int i = 0; i < emu_block.threads; i++) make_late_copies(i, barrier, file, line);
+    return block.ready_count > 0;
 }
 
 void emu_phases_init(uint64_t *barrier, int count, const char *file, int line)

@@ -830,13 +830,11 @@ inline void tt__cp_async_commit() { emu_cp_async_commit(); }
 template <int N> void tt__cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
 #define TT__HAS_WGMMA true
 inline uint32_t tt__shared_address(const void *p) { return emu_shared_address(p); }
-template <class T> void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
+template <class T, int TILES>
+void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
 {
-    emu_wgmma(EMU_WIDE_ROWS, d[0], 8, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
-}
-template <class T> void tt__wgmma_rows(float (&d)[16][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
-{
-    emu_wgmma(EMU_WIDE_ROWS, d[0], 16, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
+    emu_wgmma(EMU_WIDE_ROWS, d[0], TILES, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file,
+              emu_line);
 }
 template <class T> void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b, EMU_HERE)
 {
@@ -850,6 +848,7 @@ inline void tt__wgmma_fence() { emu_wgmma_fence(); }
 inline void tt__wgmma_commit() { emu_wgmma_commit(); }
 template <int N> void tt__wgmma_wait(EMU_HERE) { emu_wgmma_wait(N, emu_file, emu_line); }
 template <int TILES> void tt__wgmma_done(float (&)[TILES][4]) {}
+template <int N> void tt__wgmma_ready(uint32_t (&)[N][4]) {}
 inline void tt__wgmma_publish() { emu_wgmma_publish(); }
 inline void tt__phases_init(uint64_t *b, int n, EMU_HERE) { emu_phases_init(b, n, emu_file, emu_line); }
 inline void tt__phases_arrive(uint64_t *b, EMU_HERE) { emu_phases_arrive(b, false, emu_file, emu_line); }

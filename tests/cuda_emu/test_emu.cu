@@ -243,6 +243,64 @@ TEST(wgmma_reads_and_leaves_what_the_manual_says)
     }
 }
 
+// A warp copies tiles of 128 floats, up to two ahead, and three others add them up, each in its own order.
+__global__ void adds_tiles(float *out, const float *in, int tiles)
+{
+#if defined(TT_EMULATE) || !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    TT__SHARED(float, tile, [2][128]);
+    TT__SHARED(float, factor, [2]);
+    TT__SHARED(uint64_t, there, [2]);
+    TT__SHARED(uint64_t, used, [2]);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x < 2) {
+        tt__phases_init(&there[threadIdx.x], 33);
+        tt__phases_init(&used[threadIdx.x], 3);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        for (int k = 0; k < tiles; k++) {
+            if (k >= 2) tt__phases_wait(&used[k % 2], (k / 2 & 1) ^ 1);
+            tt__cp_async_16(&tile[k % 2][4 * lane], in + 128 * k + 4 * lane);
+            tt__phases_arrive_with_copies(&there[k % 2]);
+            if (lane > 0) continue;
+            factor[k % 2] = (float)(k + 1);
+            tt__phases_arrive(&there[k % 2]);
+        }
+        tt__cp_async_wait<0>();
+        return;
+    }
+    float sum = 0;
+    for (int k = 0; k < tiles; k++) {
+        tt__phases_wait(&there[k % 2], k / 2 & 1);
+        for (int i = 0; i < 4; i++) sum += factor[k % 2] * tile[k % 2][(lane + 32 * i + warp) % 128];
+        __syncwarp();
+        if (lane == 0) tt__phases_arrive(&used[k % 2]);
+    }
+    out[(warp - 1) * 32 + lane] = sum;
+#endif
+}
+TEST(phases_end_with_the_last_arrival)
+{
+    enum { TILES = 7 };
+    cudaDeviceProp p;
+    OK(cudaGetDeviceProperties(&p, 0));
+    if (p.major != 9) SKIP("the device has no such kernels");
+    FOR_SEEDS(20, 1, 1) {
+        buffer<float> in(128 * TILES), out(96);
+        for (size_t i = 0; i < in.host.size(); i++) in.host[i] = (float)(i * 37 % 101);
+        in.up();
+        OK(TT__LAUNCH(adds_tiles, 1, 128, 0, 0, out.device, in.device, (int)TILES));
+        out.down();
+        for (size_t i = 0; i < 96; i++) {
+            float sum = 0;
+            for (size_t k = 0; k < TILES; k++)
+                for (size_t j = 0; j < 4; j++)
+                    sum += (float)(k + 1) * in.host[128 * k + (i % 32 + 32 * j + i / 32 + 1) % 128];
+            CHECK(out.host[i] == sum);
+        }
+    }
+}
+
 // Each load of 8 x 8 matrices: out[matrix][lane] = the thread's two numbers. in (32, 8): four matrices one
 // under the other.
 __global__ void ldmatrix_all(uint32_t *out, const uint16_t *in)
@@ -1613,7 +1671,7 @@ TEST(cublaslt_offers_and_refuses)
 
 static const test_case tests[] = {
     TEST_CASE(conversions_have_the_bits_of_nvidias), TEST_CASE(mma_fragments_lie_as_the_manual_says),
-    TEST_CASE(wgmma_reads_and_leaves_what_the_manual_says),
+    TEST_CASE(wgmma_reads_and_leaves_what_the_manual_says), TEST_CASE(phases_end_with_the_last_arrival),
     TEST_CASE(tf32_rounds_to_nearest_away_from_zero), TEST_CASE(ldmatrix_gives_each_lane_its_part),
     TEST_CASE(cp_async_copies_and_zero_fills), TEST_CASE(warp_functions_agree_with_loops),
     TEST_CASE(syncwarp_orders_reads_and_a_write), TEST_CASE(atomics_add_up),
