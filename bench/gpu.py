@@ -179,17 +179,6 @@ def run_torch(args):
             torch.compiler.load_cache_artifacts(f.read())
     step, all_batches = pytorch.training(args, args.device, before_device)
     n = len(all_batches)
-    if compiled:
-        # Between a process's turns others come and go: what the device's memory grew by is what the allocator
-        # has when its turn begins, and the growth since.
-        grown = []
-        take = turn.compiled
-
-        def compiled_then_count():
-            take()
-            if on_gpu and not grown:
-                grown.append(in_use() - torch.cuda.memory_reserved())
-        turn.compiled = compiled_then_count
     if args.count:
         from torch.utils.flop_counter import FlopCounterMode
         with FlopCounterMode(display=False) as counter:
@@ -231,10 +220,11 @@ def run_torch(args):
     if args.count:
         report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
-        base = grown[0] if compiled and grown else before[0]
-        report.row("device memory grew by", (in_use() - base) / 1e6, "MB")
+        # Other processes come and go while this one waits for its turn: then what its allocator took of the
+        # device, which leaves out some 100 MB of kernels.
+        grown = torch.cuda.max_memory_reserved() if args.turn else in_use() - before[0]
+        report.row("device memory grew by", grown / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")
-        report.row("memory of the allocator at most", torch.cuda.max_memory_reserved() / 1e6, "MB")
     else:
         report.row("peak resident memory", pytorch.peak_resident() / 1e6, "MB")
     if compiled:
@@ -288,12 +278,12 @@ class Peer:
 
     def end(self, result=None):
         """how it went; ends the process if it still runs"""
-        if self.running():
+        if self.process and self.running():
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signal.SIGUSR1)      # where it is, for the log
                 time.sleep(0.2)
                 os.killpg(self.process.pid, signal.SIGKILL)
-        status = self.process.wait()
+        status = self.process.wait() if self.process else 0
         result = result or ("ok" if status == 0 else f"failed with status {status}")
         said(self.args.state, self.name, result, time.monotonic() - self.began, shlex.join(self.command))
         self.out.close()
@@ -312,16 +302,15 @@ def in_short(prefix):
         skipped = [line.strip() for line in f if "cudagraph" in line.lower() and "skip" in line.lower()]
     return (f"ms a step: median {step(', median')} least {step(', least')} mean {step(', mean')} GPU busy "
             f"{step(' that the GPU is busy')}; {value('tokens a second, mean'):.0f} tokens/s; "
-            f"MB: tensors {value('memory of tensors at most'):.0f} allocator "
-            f"{value('memory of the allocator at most'):.0f} device grew by "
+            f"MB: tensors {value('memory of tensors at most'):.0f} device grew by "
             f"{value('device memory grew by'):.0f}; not recorded: "
             f"{value('graphs that were not recorded'):.0f}" + (f" ({skipped[0][:160]})" if skipped else ""))
 
 
 def run_peers(args):
-    """Starts `gpu.py torch` for each line of a list, all at once, so that they compile side by side, and
-    has one after another measure, in the order of the list: from when all have compiled, or --compile seconds
-    after the start those that have. Writes the files of stages as they end."""
+    """Starts `gpu.py torch` for the lines of a list, so that --at-once compile side by side, and has one
+    after another measure, in the order of the list: from when all have compiled, or --compile seconds after
+    the start those that have. Writes the files of stages as they end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
     parent = os.getppid()
     began = time.monotonic()
@@ -334,23 +323,33 @@ def run_peers(args):
         waiting = [Peer(args, line) for line in f if line.strip()]
     closing = []      # have measured, and write their figures
 
+    def start_more():
+        compiling = sum(p.process is not None and p.running() and not p.is_there("ready") for p in waiting)
+        for p in [p for p in waiting if p.process is None][:max(0, args.at_once - compiling)]:
+            p.start()
+
+    def all_are_ready():
+        return all(p.process is not None and (p.is_there("ready") or not p.running()) for p in waiting)
+
     def close():
         for p in [p for p in closing if not p.running() or time.monotonic() > p.until]:
             p.end()
             closing.remove(p)
     try:
-        for p in waiting:
-            p.start()
-        while since() < args.compile and any(p.running() and not p.is_there("ready") for p in waiting):
+        while since() < args.compile and not all_are_ready():
+            start_more()
             time.sleep(0.1)
         ready = sum(p.is_there("ready") for p in waiting)
         print(f"compiled: {ready} of {len(waiting)} after {since():.0f} s", flush=True)
         while args.after and not os.path.exists(args.after) and since() < args.limit:
+            start_more()
             time.sleep(0.1)
-        limit = min(args.limit, since() + args.time)
+        limit = max(args.limit - args.later, since() + 40)
         while waiting and since() < limit - 5:
             close()
-            p = next((p for p in waiting if p.is_there("ready") or not p.running()), None)
+            start_more()
+            p = next((p for p in waiting if p.is_there("ready") or p.process is not None and not p.running()),
+                     None)
             if not p:
                 time.sleep(0.1)
                 continue
@@ -369,7 +368,8 @@ def run_peers(args):
             time.sleep(0.02)
     finally:
         for p in closing + waiting:
-            p.end("ended: no time left" if p.is_there("ready") else "ended: not compiled in time")
+            p.end("skipped: no time left" if p.process is None else
+                  "ended: no time left" if p.is_there("ready") else "ended: not compiled in time")
 
 
 # --------------------------------------------------------------------------------------------------- training
@@ -401,6 +401,7 @@ def run_training(args):
 WHAT = {"vit": "ViT", "fixed": "DistilBERT", "imdb": "DistilBERT, IMDb lengths", "gpt2": "GPT-2"}
 SIDES = {"tinytrain": "tinytrain", "tuned": "tinytrain, products timed (tune)",
          "none": "tinytrain, nothing recomputed", "nodrop": "tinytrain, no dropout",
+         "nodrop_tuned": "tinytrain, no dropout, products timed (tune)",
          "eager": "PyTorch eager", "compile": "torch.compile", "reduce": "torch.compile, reduce-overhead",
          "nano": "plain PyTorch, compiled, 50,257, no dropout",
          "nano_dropout": "plain PyTorch, compiled, 50,257, dropout",
@@ -521,7 +522,6 @@ def make_report(args):
     for what, precision in dict.fromkeys(r[:2] for r in runs):
         label = f"{WHAT[what]}, {shapes[what]}, {precision}"
         speeds = {side: value(f"{what}.{precision}.{side}", "tokens a second, mean") for side in SIDES}
-        own_rate = value(f"{what}.{precision}.tinytrain", "matmuls and attention, whole step, mean")
         grown = lambda side: (value(f"{what}.{precision}.{side}", "device memory grew by") or
                               value(f"{what}.{precision}.{side}", "peak resident memory"))
         for side, who in SIDES.items():
@@ -531,7 +531,8 @@ def make_report(args):
             millis, memory, ratio, of_peak = value(run, "time of a step, mean"), grown(side), None, None
             median = value(run, "time of a step, median")
             busy = value(run, "time of a step that the GPU is busy")
-            own = "nodrop" if side in NO_DROPOUT and speeds["nodrop"] else "tinytrain"
+            own = max(("nodrop", "nodrop_tuned") if side in NO_DROPOUT else ("tinytrain", "tuned"),
+                      key=lambda s: speeds[s] or 0)
             rate = measured[run].get("matmuls and attention, whole step, mean")
             planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
@@ -547,6 +548,7 @@ def make_report(args):
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
             elif speeds[own]:      # the same FLOPs, in the peer's time
                 ratio = speeds[own] / speed
+                own_rate = value(f"{what}.{precision}.{own}", "matmuls and attention, whole step, mean")
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None
                 row(f"{label}: tokens a second beside {who}", speeds[own], "tokens/s", peer=speed)
                 row(f"{label}: memory measured beside {who}", grown(own), "MB", peer=memory)
@@ -568,13 +570,14 @@ def make_report(args):
     text = ([f"# {about.get('gpu', 'GPU')}, {about.get('date', '')}", ""] +
             [f"- {k}: {f'`{v}`' if k == 'command' else v}" for k, v in about.items()])
     text += ["", "Memory in MB: `tensors` is what tinytrain planned, and the most that PyTorch's allocator "
-             "had handed out; `measured` is by how much the device's memory in use grew "
-             "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's, "
-             "beside peers without dropout of tinytrain's without. `GPU busy`: by torch.profiler, in some "
-             "steps after those timed; where that is far less than a step takes, PyTorch waits for its host. "
-             "The share is of cuBLASLt's products in the same process; there peers are taken to do the FLOPs "
-             "of tinytrain's first row. TFLOP: of a step's matmuls and attention, with what is recomputed, "
-             "as each side counts its own (torch.utils.flop_counter, in eager mode).", ""]
+             "had handed out; `measured` is by how much the device's memory in use grew, of PyTorch what its "
+             "allocator took of it (without a GPU: the process's most). `ratio`: the tokens/s of tinytrain's "
+             "faster row, with tune or without, over the peer's; where the peer has no dropout, of rows of "
+             "tinytrain without. `GPU busy`: by torch.profiler, in some steps after those timed; where it is "
+             "far less than a step takes, PyTorch waits for its host. The share is of cuBLASLt's products in "
+             "the same process; peers are taken to do the FLOPs of that row of tinytrain's. TFLOP: of a "
+             "step's matmuls and attention, with what is recomputed, as each side counts its own "
+             "(torch.utils.flop_counter, in eager mode).", ""]
     columns = ["what", "side", "ms a step", "median", "GPU busy", "tokens/s", "ratio", "TFLOP",
                "matmuls and attention", "tensors", "measured"]
     text += table(columns, lines) if lines else ["Nothing was measured."]
@@ -645,10 +648,12 @@ def main():
     q.add_argument("--state", required=True, metavar="DIR", help="for NAME.out, NAME.log and NAME.stage")
     q.add_argument("--lock", default="/tmp/gpu.lock", metavar="FILE")
     q.add_argument("--after", metavar="FILE", help="nothing is timed before it exists")
+    q.add_argument("--at-once", type=pytorch.positive, default=max(1, (os.cpu_count() or 2) // 2),
+                   metavar="N", help="processes that compile side by side (half as many as processors)")
     q.add_argument("--compile", type=float, default=240, metavar="N", help="seconds to compile")
     q.add_argument("--each", type=float, default=30, metavar="N", help="seconds to time each")
-    q.add_argument("--time", type=float, default=500, metavar="N", help="seconds to time all")
-    q.add_argument("--limit", type=float, default=500, metavar="N", help="seconds for all of it")
+    q.add_argument("--later", type=float, default=0, metavar="N", help="seconds that are left for others")
+    q.add_argument("--limit", type=float, default=500, metavar="N", help="seconds for all, with those")
     w = sub.add_parser("training")
     w.add_argument("--metrics", metavar="FILE", help="metrics.csv that tinytrain's example writes")
     w.add_argument("command", nargs="+")

@@ -104,7 +104,7 @@ elif [ -z "$dry" ]; then
         die "$B/cuda/step cannot run here: $missing; LD_LIBRARY_PATH may name where it is"
 fi
 device=${dry:+cpu} device=${device:-cuda}
-export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TRITON_CACHE_DIR='' TORCHINDUCTOR_COMPILE_THREADS=2
+export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TRITON_CACHE_DIR='' TORCHINDUCTOR_COMPILE_THREADS=3
 export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # why a graph is not recorded
 export NVCC="$NVCC --threads 0 --split-compile 0"
 export CUDA_WERROR='' # another machine's compiler may warn of what ours does not
@@ -166,10 +166,10 @@ else
     batches_vit='--seqs 64 --batches 2' batches_fixed='--seqs 12' batches_imdb='--seqs 12 --batches 48'
     warm_vit=6 steps_vit=20 warm_fixed=15 steps_fixed=100 warm_imdb=20 steps_imdb=48
     warm_gpt2=6 steps_gpt2=20 precisions_gpt2='bf16-true bf16-mixed'
-    step=$B/cuda/step quick='--seconds 1' train_program=$B/cuda/distilbert_imdb
-    precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb='bf16-true bf16-mixed'
+    step=$B/cuda/step quick='--seconds 0.3' train_program=$B/cuda/distilbert_imdb
+    precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb=bf16-mixed
     # The example holds out a tenth as many for validation: of 25,000 reviews these are the most.
-    train_options='--train 22720 --test 25000 --epochs 3 --batch 32 --lr 1e-4'
+    train_options='--train 22720 --test 10000 --epochs 2 --batch 32 --lr 1e-4'
 fi
 of() { eval "echo \"\$$1_$2\""; }
 model_of() {
@@ -250,16 +250,16 @@ list_peers() {
     peer nano_padded_dropout gpt2 bf16-true compile --nano 50304 --dropout 0.1 "$layers"
     peer nano_padded gpt2 bf16-true compile --nano 50304 --dropout 0 "$layers"
     peer compile vit bf16-true compile --whole "$model_vit"
-    peer nano_padded_reduce gpt2 bf16-mixed reduce --nano 50304 --dropout 0 "$layers"
-    peer nano_padded_dropout gpt2 bf16-mixed compile --nano 50304 --dropout 0.1 "$layers"
-    peer nano gpt2 bf16-mixed compile --nano 50257 --dropout 0 "$layers"
-    peer compile gpt2 bf16-mixed compile --whole "$model_gpt2"
     for precision in bf16-true bf16-mixed; do
         peer eager vit "$precision" eager --count --whole "$model_vit"
         peer eager fixed "$precision" eager --count --whole "$model_text"
         peer eager gpt2 "$precision" eager --count --whole "$model_gpt2"
         peer eager imdb "$precision" eager --count "$model_text"
     done
+    peer nano_padded_reduce gpt2 bf16-mixed reduce --nano 50304 --dropout 0 "$layers"
+    peer nano_padded_dropout gpt2 bf16-mixed compile --nano 50304 --dropout 0.1 "$layers"
+    peer nano gpt2 bf16-mixed compile --nano 50257 --dropout 0 "$layers"
+    peer compile gpt2 bf16-mixed compile --whole "$model_gpt2"
     peer compile imdb bf16-mixed compile --dynamic "$model_text"
 }
 coordinator='' waiting=''
@@ -279,7 +279,8 @@ if part measure && [ -n "$torch" ]; then
     : > "$state/peers"
     list_peers
     "$PYTHON" bench/gpu.py peers --list "$state/peers" --state "$state" --lock "$GPU_LOCK" \
-        --after "$state/go" --compile 200 --each 40 --time 210 --limit "$(($(left) - 5))" &
+        --after "$state/go" --compile $((limit / 3)) --each 40 --later $((limit / 3)) \
+        --limit "$(($(left) - 5))" &
     coordinator=$!
 elif part measure; then
     skip peers 'PyTorch with transformers is not there, or not asked for'
@@ -292,15 +293,16 @@ elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
     # Side by side; the tests of ops in as many processes as there are processors.
     [ -e "$B/cuda/tests" ] || test_list > "$B/cuda/tests"
-    export TEST_PROGRESS="$state/progress" TEST_SECONDS=110
+    most=$((limit / 4)) # seconds for all of them
+    export TEST_PROGRESS="$state/progress" TEST_SECONDS=$((most - 2))
     sh tests/run.sh start "$TEST_PROGRESS" "$(wc -l < "$B/cuda/tests")" '' > /dev/null
-    stage test_emu 60 "$B/cuda/test_emu" & # what the portability block has in assembly
+    stage test_emu $most "$B/cuda/test_emu" & # what the portability block has in assembly
     waiting=$!
     while read -r program cases; do
         test_parts=1
         [ "$program" != test_ops ] || test_parts=$(getconf _NPROCESSORS_ONLN)
         # shellcheck disable=SC2086
-        stage $program 120 env TEST_PARTS="$test_parts" sh tests/run.sh run "$state/$program.part" \
+        stage $program $most env TEST_PARTS="$test_parts" sh tests/run.sh run "$state/$program.part" \
             env TINYTRAIN_DEVICE=cuda "$B/cuda/$program" $cases &
         waiting="$waiting $!"
     done < "$B/cuda/tests"
@@ -321,14 +323,16 @@ has() { "$step" --help 2>&1 | grep -q -- " $1 "; }
 if part measure; then
     # shellcheck disable=SC2086
     stage peaks ${dry:+1}30 $alone "$step" --json --device $device --peaks $quick
-    for side in tinytrain tuned none nodrop; do for kind in $only; do
+    for side in tinytrain tuned nodrop nodrop_tuned none; do for kind in $only; do
     for precision in $(of precisions "$kind"); do
         case $side.$kind in
         tinytrain.*) ours "$kind" "$precision" tinytrain ;;
         tuned.imdb) ;;
         tuned.*) has --tune && ours "$kind" "$precision" tuned --tune on ;;
-        none.vit | none.gpt2) ours "$kind" "$precision" none --recompute none ;;
         nodrop.gpt2) ours "$kind" "$precision" nodrop --no-dropout ;;
+        nodrop_tuned.gpt2) has --tune && ours "$kind" "$precision" nodrop_tuned --no-dropout --tune on ;;
+        none.vit | none.gpt2)
+            [ "$limit" -lt 500 ] || ours "$kind" "$precision" none --recompute none ;;
         esac
     done; done; done
     : > "$state/go"
@@ -341,11 +345,11 @@ if part train && [ -z "$imdb" ]; then
 elif part train; then
     stage train_start 60 "$PYTHON" bench/minilm_imdb.py --make-start "$state/start" --vocab "$vocab"
     # shellcheck disable=SC2086
-    stage train.bf16-mixed.tinytrain 90 $alone "$PYTHON" bench/gpu.py training \
+    stage train.bf16-mixed.tinytrain 60 $alone "$PYTHON" bench/gpu.py training \
         --metrics "$state/run/metrics.csv" -- "$train_program" --device $device --data "$imdb" \
         --model "$state/start" --out "$state/run" --precision bf16-mixed --max-tokens 16384 $train_options
     # shellcheck disable=SC2086
-    stage train.bf16-mixed.eager 120 $alone "$PYTHON" bench/gpu.py training -- \
+    stage train.bf16-mixed.eager 75 $alone "$PYTHON" bench/gpu.py training -- \
         "$PYTHON" bench/minilm_imdb.py --device $device --imdb "$imdb" --start "$state/start" \
         --precision bf16-mixed --test-once $train_options
     rm -rf "$state/run" "$state/start"
@@ -353,21 +357,19 @@ fi
 
 # Each op by itself, with attention by warpgroups (wgmma) and without.
 if part ops; then
-    for kind in $only; do for precision in $(of precisions "$kind"); do
-        case $kind.${dry:-no} in
-        imdb.*) continue ;;
-        *.yes) skip "$kind.$precision.ops" 'no GPU'; continue ;;
+    for wgmma in 1 0; do for kind in $only; do for precision in $(of precisions "$kind"); do
+        case $kind.${dry:-no}.$wgmma in
+        imdb.* | *.yes.0) continue ;;
+        *.yes.1) skip "$kind.$precision.ops" 'no GPU'; continue ;;
+        *.1) [ "$arch" = 90a ] || continue ;;
         esac
         # shellcheck disable=SC2046
         [ -e "$state/$kind.safetensors" ] || stage "batches_$kind" 90 "$PYTHON" bench/gpu.py batches "$kind" \
             --to "$state/$kind.safetensors" $(of batches "$kind")
-        for wgmma in 1 0; do
-            [ $wgmma = 0 ] || [ "$arch" = 90a ] || continue
-            export TINYTRAIN_WGMMA=$wgmma
-            ours "$kind" "$precision" ops_wgmma_$wgmma --ops --steps 2
-            unset TINYTRAIN_WGMMA
-        done
-    done; done
+        export TINYTRAIN_WGMMA=$wgmma
+        ours "$kind" "$precision" ops_wgmma_$wgmma --ops --steps 2
+        unset TINYTRAIN_WGMMA
+    done; done; done
 fi
 
 # A tool on some ops, side by side, as many as there is time for. Arguments: compute-sanitizer, tool, program,
