@@ -190,7 +190,8 @@ def read_gpu():
 
 # Of the picture of a GPU: sides of gpu.SIDES that do tinytrain's work, and those without dropout, each with
 # the name of ours; of PyTorch's compiled ones the fastest is drawn, and eager.
-GPU_WORK = [("", ("tinytrain", "tuned"), ("compile", "reduce", "nano_dropout", "nano_dropout_reduce")),
+GPU_WORK = [("", ("tinytrain", "tuned"),
+             ("compile", "reduce", "nano_dropout", "nano_dropout_reduce", "nano_padded_dropout")),
             (", without dropout", ("nodrop", "nodrop_tuned"), ("nano", "nano_padded", "nano_padded_reduce"))]
 GPU_MODELS = {"vit": "ViT-", "fixed": "DistilBERT, ", "gpt2": "GPT-2, "}
 GPU_LEFT, GPU_RIGHT, GPU_BAR = 228, 496, 150
