@@ -8882,7 +8882,7 @@ template <int X, bool E5M2> __global__ void __launch_bounds__(256, 4) fp8_quanti
                 float v[8];
                 if (X == TT_BF16) widen8<bf16>(v, raw[k]);
                 else widen8<f16>(v, raw[k]);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[j] *= scale;
+                TT__UNROLL for (int j = 0; j < 8; j++) v[j] = fmaf(v[j], scale, 0.0f); // -0 becomes 0
                 q[k] = fp8_of<E5M2>(v);
             }
         } else {

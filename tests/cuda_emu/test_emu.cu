@@ -1509,7 +1509,7 @@ template <class A, class B> static void check_fp8(double tolerance)
     scales.up();
     call.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void *)scales.device);
     call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
-    for (int at : {1, 2, 4}) { // a scale is to lie at a multiple of 16 bytes, but the heuristic does not say so
+    for (int at : {1, 2, 4}) { // a scale lies at a multiple of 16 bytes, of which the heuristic says nothing
         call.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void *)(scales.device + at));
         OK(call.query());
         CHECK_EQUAL(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta,
