@@ -883,6 +883,11 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
     for (int k = 0; k < 4; k++) r |= (unsigned)(both >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
     return r;
 }
+inline unsigned __vmaxu2(unsigned a, unsigned b)
+{
+    const unsigned low = (a & 0xffff) > (b & 0xffff) ? a : b, high = a >> 16 > b >> 16 ? a : b;
+    return (low & 0xffff) | (high & 0xffff0000u);
+}
 inline void tt__multiply(uint32_t a, uint32_t b, uint32_t &low, uint32_t &high)
 {
     const uint64_t both = (uint64_t)a * b;

@@ -620,12 +620,17 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
     bool bias = has_bias(d.epilogue);
+    // The operand that is summed has its rows across the sum, else an H200 with cuBLASLt 13.1 refuses it.
+    if ((d.epilogue == CUBLASLT_EPILOGUE_BGRADA && d.transpose_a) ||
+        (d.epilogue == CUBLASLT_EPILOGUE_BGRADB && !d.transpose_b))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (is_fp8(a.type) || is_fp8(b.type)) { // cublasLtMatmul(), "To use FP8 kernels"
         if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (!d.transpose_a || d.transpose_b || d.compute != CUBLAS_COMPUTE_32F)
             return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (k % 16 || out.rows * size_of(out.type) % 16 || is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type))
+        if (k % 16 || out.rows * size_of(out.type) % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (d.epilogue == CUBLASLT_EPILOGUE_BGRADA || d.epilogue == CUBLASLT_EPILOGUE_BGRADB)
             return CUBLAS_STATUS_NOT_SUPPORTED;
