@@ -42,7 +42,7 @@ CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_ten
 CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
                       cuda_kernels_of_each_dtype cuda_column_sums_of_attention cuda_dropout_kept_for_keys \
-                      cuda_dropout_with_norms \
+                      cuda_dropout_with_norms cuda_programs_with_dropout_and_norms \
                       biases_of_attention_cuda cuda_products_of_one_x matmul_in_tf32 quantize \
                       history_of_fp8_scales matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device \
                       device_described_cuda
@@ -88,6 +88,9 @@ CUDA_CODE  ?= $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 CUDA_LIBS  := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
 CUDA_PROGRAMS := $(patsubst examples/%.c,$(B)/cuda/%,$(wildcard examples/*.c)) $(CUDA_TESTS:%=$(B)/cuda/%) \
                  $(B)/cuda/step
+# Beside a GPU most of a test's time is the CPU's, which computes what is expected: as many processes as there
+# are processors share the tests of ops.
+GPU_PARTS_test_ops ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 ifneq ($(TINYTRAIN_CUDA),)
 GPU_LOGS := $(CUDA_TESTS:%=$(B)/cuda/%.log)
 endif
@@ -109,6 +112,7 @@ help:
 	@echo 'make examples     build the examples, as $(B)/NAME'
 	@echo 'make check        tests, not on the emulator of CUDA: about 1.5 minutes instead of 5, on two cores'
 	@echo "make test         build and run all tests; T='name*' runs those, TESTS=tests/test_x.c that program"
+	@echo "make case C='attention*'  such cases of tests/test_ops.c alone, on the CPU and on the emulator"
 	@echo 'make coverage     lines of tinytrain.h that the tests run; fails below 90% (GCOV, gcc)'
 	@echo 'make bits         tiny models trained by this version and by that of BASE ($(BASE)): the same bits,'
 	@echo '                  no larger plan'
@@ -271,7 +275,7 @@ EMU_C_trace       := plain
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer
 # tensors a launch, and fewer blocks, each of which does more.
 EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__PEERS=64 -DTT__SORT_TILES=2 \
-                     -DTT__RANKED=512 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=128 -DTT__PROBE_BYTES=8192 \
+                     -DTT__RANKED=512 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=20992 -DTT__PROBE_BYTES=8192 \
                      -DTT__CUDA_LOSS_CHUNK=5 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace
@@ -381,7 +385,8 @@ $(B)/cuda/test_emu: tests/cuda_emu/test_emu.cu tests/cuda_emu/sample.cu tinytrai
 	$(NVCC) -std=c++17 $(CUDA_WERROR) $(CUDA_CODE) -I. -c $< -o $@.o
 	$(CXX) $@.o -o $@ $(CUDA_LIBS) -lcublas $(LIBS)
 $(B)/cuda/%.log: $(B)/cuda/% FORCE
-	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< $(foreach t,$(or $(T),$(CUDA_T_$*)),'$(t)')
+	@TEST_PARTS=$(GPU_PARTS_$*) sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda $< \
+	    $(foreach t,$(or $(T),$(CUDA_T_$*)),'$(t)')
 
 test: start $(LOGS)
 	@sh tests/run.sh total $(LOGS)
@@ -391,6 +396,12 @@ $(LOGS): | start
 start:
 	@mkdir -p $(B)
 	@sh tests/run.sh start $(TEST_PROGRESS) $(words $(LOGS)) '$(TEST_TIME)'
+
+# One case of the tests of ops, in both: on the CPU and on the emulator of CUDA.
+C ?= linear
+case: $(B)/test_ops $(B)/cuda_emu/test_ops.plain
+	TT_TEST_CASE='$(C)' $(B)/test_ops 'reference_*' 'gradient_*'
+	TT_TEST_CASE='$(C)' TINYTRAIN_DEVICE=cuda $(B)/cuda_emu/test_ops.plain reference_cuda gradient_cuda
 
 check:
 	@$(MAKE) --no-print-directory test EMU_BUILDS= TEST_TIME=', about a minute and a half on two cores'
@@ -481,4 +492,4 @@ clean:
 FORCE:
 .DELETE_ON_ERROR:
 .PHONY: help cuda demo gpt examples check test coverage fuzz bench bench-programs bench-peers install clean
-.PHONY: bits start covered FORCE
+.PHONY: bits case start covered FORCE

@@ -39,9 +39,9 @@
      Needs gcc >= 9 or clang >= 11 (vector extensions) and POSIX (Linux, macOS). Compile with optimisation
      (-O2). No -march flag is needed: the instruction set is chosen at run time, and so is how bf16 matrices
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
-     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. With
-     TINYTRAIN_WGMMA=1 attention with heads of 33 to 64 in 16 bits takes kernels for compute capability 9.0
-     (compile tinytrain_cuda.cu for sm_90a), which have passed their tests on an emulator only.
+     With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. On a
+     device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a) attention with heads of 33 to 64
+     in 16 bits takes kernels of its own (wgmma); TINYTRAIN_WGMMA=0 in the environment turns them off.
 
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation
@@ -80,7 +80,8 @@
    MEMORY
      tt_compile says how much a program needs (tt_program_plan, tt_plan_text, tt_plan_svg) and allocates
      nothing, even for a kind of device that is not there. tt_allocate, or the first tt_set, allocates the
-     arena, exactly that large; a step allocates nothing (but a CBLAS may). A program that shares another's
+     arena, exactly that large; a step allocates nothing (but a CBLAS may, and with `tune` the first run takes
+     memory of the device for as long as it times). A program that shares another's
      arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
      programs and parameters: by tt_close, when parameters live there.
      recompute and offload (tt_compile_options) need less of the device for more work, or for memory of the
@@ -97,6 +98,16 @@
      (tt_keep, tt_recompute, tt_offload) treats only some of them in a way of its own, in managed memory where
      they need more than it brings at once, and where a program that was compiled before has put some of the
      weights elsewhere: then the bits may differ by that.
+     tt_compile_options.tune, on "cuda", takes the fastest of several ways to make a product, which add up in
+     different orders. Which is the fastest is found by timing, and two that are about as fast may change
+     places from one run to the next: two runs from the start have the same bits only if they take the ways
+     from the same file (tune names it). As the same inputs are to give the same bits unless the caller says
+     otherwise, "off" is the default. Within a run nothing changes: ways are found once, before the first
+     step, all ranks have the same, they are saved with the state, and a run that goes on from it has the bits
+     of one that was never stopped, on the same kind of GPU with the same cuBLASLt. The logger is warned where
+     these differ, and where one of the two runs is without `tune`. Programs that are compiled for the arena
+     after its first run time nothing. The ways differ by rounding in fp32 sums, and, where GELU or its slope
+     is part of a product or not, by a rounding to 16 bits in between.
 
    GRADIENTS
      A loss is a mean over its targets: those of all micro-batches of a step together. tt_step says what
@@ -639,8 +650,8 @@ typedef struct tt_compile_options {
        precisions: "f32" (as PyTorch's autocast) or "16-bit". NULL (default): "f32" with "16-mixed", whose
        range such sums could leave, else "16-bit", as results of norms, activations and attention always. */
     const char *residual;
-    /* What device "cuda" may round operands of matrix products to; sums are fp32. "fp32" (default): nothing
-       less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
+    /* What device "cuda" may round operands of matrix products to; sums are fp32, but of fp8. "fp32"
+       (default): nothing less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices take it as "fp32". "fp8":
        E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats for deep learning", 2022), in linear layers
        with 16-bit operands, widths that are multiples of 16, and a size that pays (6,144 rows and widths of
@@ -649,7 +660,9 @@ typedef struct tt_compile_options {
        of two: the largest with which twice the largest magnitude of the 16 steps before is in range (delayed
        scaling, as NVIDIA's Transformer Engine), saved with a run's state. What is larger saturates, and what
        is not finite becomes NaN. In a first step, without training, and on tensor ranks the largest magnitude
-       of the tensor itself decides. */
+       of the tensor itself decides. Hopper's tensor cores add products of fp8 in 14 bits (DeepSeek-V3, arXiv
+       2412.19437, section 3.3.2); of gradients cuBLASLt moves such sums to fp32 every few products, of
+       results, for speed, only at the end, as Transformer Engine has it. */
     const char *matmul;
     tt_loss_scale loss_scale; /* read with "16-mixed" and "16-true" only */
     /* What the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
@@ -681,6 +694,17 @@ typedef struct tt_compile_options {
        as CUDA decides. Such a step takes as long as these copies do, and no graph is made of it; prefer
        `offload`, which is planned. Needs a GPU with concurrentManagedAccess (Linux, but not WSL). */
     const char *memory;
+    /* On device "cuda": how products of matrices are made. "off" (default, and NULL): by the algorithm that
+       cuBLASLt's heuristic offers first. "on": the first run times, once for each kind of product of all
+       programs of the arena at full capacity, the algorithms that cuBLASLt offers, and what can be one with
+       the product (GELU and its slope, sums of columns) against kernels of the library. It takes memory of
+       the device beside the plan and gives it back; where there is not enough, such a product is as with
+       "off", and the logger is warned. Where a run has fewer rows, rounded up to a multiple of 128, a product
+       takes over which kernels are the fastest, and not the algorithm. What is chosen is saved with a run's
+       state, and a run that is resumed chooses nothing anew. Other words name a file: as "on", but what the
+       file has is not timed, and what was timed is added to it; a file of another kind of GPU, or of another
+       cuBLASLt, is refused, as is one that is damaged. See DETERMINISM. */
+    const char *tune;
     bool accumulate; /* steps of several micro-batches: gradients persist between them. Default false */
     /* When parameters are updated. "end" (default): all at the end of the step. "backward": each as soon as
        its gradient is final, whose memory is then free, for the same bits (as Lv et al., "Full parameter
@@ -886,7 +910,8 @@ int64_t tt_program_steps(const tt_program *p);    /* of the optimizer; not those
 /* The whole state of a program that trains, in one safetensors file: parameters by their names, the
    optimizer's state with "exp_avg.", "exp_avg_sq." or "momentum_buffer." before them, and in the tensor
    "tinytrain.run" the number of steps, the loss scale and the seed, which all randomness comes from. Of
-   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. Between steps only.
+   frozen parameters, which may be most of a model, "tinytrain.frozen" has a hash each. With `tune`, the
+   metadata "tinytrain.products" are the text of a file that it names. Between steps only.
    A program that was recorded and compiled in the same way and loads it goes on bit for bit as if it had
    never been stopped. Loading compares tensors, frozen parameters, precision, optimizer and seed, and changes
    nothing unless all of it fits; the logger is warned of another attribute of a recorded op or of the
@@ -1605,7 +1630,7 @@ struct tt_train_options {
     /* These are tt_compile_options', with the same defaults. */
     const char *precision, *residual, *matmul;
     tt_loss_scale loss_scale;
-    const char *recompute, *offload, *update, *memory, *device;
+    const char *recompute, *offload, *update, *memory, *tune, *device;
     tt_parallel parallel;
     size_t memory_budget;
     const tt_costs *costs;           /* must stay until tt_trainer_new returns */
@@ -2062,6 +2087,7 @@ typedef struct tt__launch {
     tt__mat in[TT__MAX_IN], out[TT__MAX_OUT]; /* with the actual number of rows; data NULL: there is none   */
     bool add[TT__MAX_OUT];
     bool tf32;              /* operands of fp32 matrix products may be rounded to TF32                      */
+    bool tuned;             /* products are made in the ways that tune has found to be the fastest          */
     const uint16_t *lists;  /* of block-sparse attention: (heads of all ranks, list_rows, listed), in the
                                host's memory. NULL: block 0 is listed                                       */
     /* Where the random numbers of an update begin: that of out[0]'s first element in the whole tensor, a
@@ -2119,6 +2145,8 @@ static inline size_t tt__align_to(size_t n, size_t unit) { return (n + unit - 1)
 enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 #define TT__FP8_MOST(e5m2) ((e5m2) ? 57344.0f : 448.0f) /* the largest finite number of E5M2 or E4M3 */
 
+/* Rounds of Philox where a number is drawn for each element: dropout and stochastic rounding. */
+#define TT__DRAW_ROUNDS 7
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
 
@@ -2177,6 +2205,41 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
     const int64_t pairs = a->causal ? tiles * (across + 1) / 2 : tiles * across;
     const int64_t bytes = pairs * a->heads * TT__CUDA_ATTENTION_BITS;
     return bytes <= q->rows * q->cols * 2 ? bytes : 0; /* 16 bits each */
+}
+
+/* cuBLASLt has only slow kernels for products one of whose sizes along rows of memory, or the distance of two
+   rows, is not a multiple of 8 elements. The operands of such a product are copied, with zeros up to multiples
+   of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside them. */
+static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
+
+static inline size_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
+{
+    return tt__align_to((size_t)(rows * ((cols + 7) / 8 * 8)) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+}
+
+/* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out), which
+   gives the third, `result`. 0: all are even. */
+static inline size_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
+                                           const tt__mat *result)
+{
+    const int64_t rows = x->rows < TT__CUDA_LOSS_CHUNK ? x->rows : TT__CUDA_LOSS_CHUNK;
+    const int64_t out = (w->rows + 7) / 8 * 8;
+    if (tt__cuda_even(x) && tt__cuda_even(w) && tt__cuda_even(y)) return 0;
+    return tt__cuda_copy_bytes(rows, x->cols, result == x ? TT_F32 : x->dtype) +
+           tt__cuda_copy_bytes(out, w->cols, result == w ? TT_F32 : w->dtype) +
+           tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
+}
+
+/* By warpgroups, of more than 256 rows, the backward leaves parts of dq for the keys of each 256 rows of a
+   sequence, in f32, and adds them up: the bytes of as many as there are, of four at most, to which those of
+   later keys are added. */
+static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
+{
+    const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
+    const int64_t head = q->cols / a->heads;
+    const bool plain = !a->window && !a->alibi_heads && !a->block && head > 32 && head <= 64;
+    if (!plain || q->dtype == TT_F32 || longest <= 256) return 0;
+    return (longest > 768 ? 4 : (longest + 255) / 256) * q->rows * q->cols * 4;
 }
 
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
@@ -2255,6 +2318,17 @@ typedef struct tt__backend {
        the same on all members. Both are NULL where kernels load from all memory. */
     tt_status (*stage)(const tt__launch *l, bool *more);
     tt_status (*available)(tt__device *d, size_t *bytes); /* of its memory; NULL: it is the host's          */
+    /* Times (`times`) the products that launches of one op would make and of which nothing is known, each way
+       to make one, with memory that it gives back, and keeps the fastest for launches that are `tuned`. Notes
+       which products there are: what was timed for these stands in for the same with other numbers of rows.
+       *untimed grows by the products for which there is no memory. NULL, as the two below: the device knows
+       one way. */
+    tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
+    /* What was timed, as text of whole lines, into `to`; returns the length that it has or would have. */
+    size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
+    /* Takes over such a text in place of what it knows. TT_ERR_UNSUPPORTED: it is of another kind of device;
+       TT_ERR_FORMAT: line number *line is no such line. After an error the device knows what it knew. */
+    tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
 /* What a plan must know of a kind of device, whether this build can run it or not. */
@@ -2639,19 +2713,26 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
 
 /* ----------------------------------------------------------------------------------------- random numbers */
 
-/* Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
-   128-bit counter under the 64-bit key, so any number can be had without those before it. */
-static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
+/* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the 128-bit
+   counter under the 64-bit key, so any number can be had without those before it. Keys, first values and orders
+   of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for each element
+   of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2 there). */
+static void tt__philox_rounds(int rounds, const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < rounds; round++) {
         uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
         uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)b; c3 = (uint32_t)a; c0 = n0; c2 = n2;
         k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
     }
     out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+
+static void tt__philox(const uint32_t counter[4], uint64_t key, uint32_t out[4])
+{
+    tt__philox_rounds(10, counter, key, out);
 }
 
 /* Keys one stream of random numbers: what it is for (a tag), which instance, which step. */
@@ -3115,6 +3196,27 @@ static tt_status tt__file_read(tt_context *ctx, const char *path, void *file, ui
         return tt__fail(ctx, TT_ERR_FILE, "'%s', byte %lld: the file was cut off while it was read", path,
                         (long long)size);
     return tt__fail(ctx, TT_ERR_FILE, "cannot read %zu bytes of '%s': %s", n, path, reason);
+}
+
+typedef struct tt__name_search { const char *name; bool found; } tt__name_search;
+
+static bool tt__name_is(void *arg, const char *name)
+{
+    tt__name_search *search = (tt__name_search *)arg;
+    search->found = strcmp(name, search->name) == 0;
+    return !search->found;
+}
+
+/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
+   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
+static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
+{
+    const tt_files *files = &ctx->options.files;
+    tt__name_search search = {name, false};
+    bool listed = files->list(files->user, folder, tt__name_is, &search);
+    *found = listed && search.found;
+    if (listed) return TT_OK;
+    return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
 /* A file's bytes in memory, a NUL behind them. */
@@ -4653,8 +4755,30 @@ static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
     tt__grad_pass(b, g, f->in[3], true);
 }
 
+static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
+
+/* Scratch on CUDA of a product; x, w and y: its values. fp8 operands are padded when they are rounded. */
+static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
+{
+    const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
+    const tt__mat *result = i->out[0] == x ? &of_x : i->out[0] == w ? &of_w : &of_y;
+    return i->attr.fp8 || !i->out[0] ? 0 : tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
+}
+static size_t tt__cuda_LINEAR(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->in[0], i->in[1], i->out[0]);
+}
+static size_t tt__cuda_LINEAR_DX(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->out[0], i->in[1], i->in[0]);
+}
+static size_t tt__cuda_LINEAR_DW(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->in[1], i->out[0], i->in[0]);
+}
+
 static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, {tt__backward_LINEAR},
-    tt__product_bytes};
+    tt__product_bytes, tt__cuda_LINEAR};
 
 static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4674,7 +4798,7 @@ static bool tt__layout_LINEAR_DX(const tt_tape *t, const tt__instr *i, const tt_
 }
 
 static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, tt__layout_LINEAR_DX, {NULL},
-    tt__product_bytes};
+    tt__product_bytes, tt__cuda_LINEAR_DX};
 
 static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -4808,7 +4932,7 @@ static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, NULL, NULL, tt__fuse_LINEAR_DW};
+    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, tt__fuse_LINEAR_DW};
 
 /* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
    their weights, are one product where the operands that they do not share lie side by side: weights and
@@ -4863,15 +4987,15 @@ static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
     return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
 }
 
-/* Of n products that run together, those whose operands lie side by side become one. Returns how many are
-   left. */
+/* Of n products that run together, those whose operands lie side by side become one, but for those that need
+   scratch, which is for one alone. Returns how many are left. */
 static int tt__join_launches(tt__launch *l, int n)
 {
     int last = 0;
     for (int k = 1; k < n; k++) {
         tt__launch *to = &l[last];
         const int x = tt__shared_role(to->instr);
-        bool joins = to->in[x].data == l[k].in[x].data;
+        bool joins = to->in[x].data == l[k].in[x].data && !to->instr->workspace && !l[k].instr->workspace;
         for (int role = 0; role < TT__ROLES && joins; role++) {
             const bool below = tt__lies_below(to->instr, role);
             const tt__mat *a = tt__mat_in_role(to, role), *b = tt__mat_in_role(&l[k], role);
@@ -5636,8 +5760,10 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     if (!at.backward) return order;
     const tt__shape *q = tt__in(t, i, at.q);
     const tt__mat all = {NULL, q->dtype, q->rows, q->cols, q->cols};
-    const int64_t bits = i->in[at.numbers] ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
-    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)bits;
+    const bool listed = i->in[at.numbers] > 0;
+    const int64_t bits = listed ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
+    const int64_t parts = listed ? 0 : tt__cuda_attention_parts(&i->attr, &all);
+    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)tt__max(bits, parts);
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,
@@ -6055,19 +6181,40 @@ static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const 
     return tt__loss_bytes(x->rows, classes) + most;
 }
 
-/* On CUDA: loss and hit of each row; of 16-bit gradients of weight and bias, where there are several chunks,
-   sums in f32; logits of a chunk, whose rows are multiples of 8. */
+/* Where the rows of x and w are not even, which all three products of a chunk read. */
+static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
+{
+    const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
+    const tt__mat z = {NULL, TT_F32, x.rows, (w.rows + 7) / 8 * 8, (w.rows + 7) / 8 * 8};
+    const size_t of_y = tt__cuda_padded_bytes(&x, &w, &z, &z), of_x = tt__cuda_padded_bytes(&x, &w, &z, &x);
+    const size_t of_w = tt__cuda_padded_bytes(&x, &w, &z, &w);
+    return tt__max(of_y, tt__max(of_x, of_w));
+}
+
+/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the classes
+   beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to a multiple
+   of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32; logits of a chunk,
+   whose rows are multiples of 8; at the end what the products need. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
     const size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = tt__align_to((size_t)w->rows, 8);
     const size_t chunk = rows < TT__CUDA_LOSS_CHUNK ? rows : TT__CUDA_LOSS_CHUNK;
-    size_t sums = 0;
+    size_t sums = 0, tail = 0;
     for (int k = 3; k < 5 && rows > chunk; k++)
         if (i->out[k] && t->values[i->out[k]].shape.dtype != TT_F32)
             sums += tt__align_to((size_t)(w->rows * (k == 3 ? w->cols : 1)) * 4, TT__CUDA_ALIGN);
-    return tt__align_to(rows * 8, TT__CUDA_ALIGN) + sums +
-           tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN);
+    if (w->rows % 8) {
+        const size_t more = tt__align_to((size_t)(w->rows % 64), 8);
+        const size_t gradient = i->out[3] || i->out[4] ? 4 : 0;
+        tail = tt__align_to(more * (size_t)w->cols * tt_dtype_bytes(w->dtype), TT__CUDA_ALIGN) +
+               tt__align_to(more * (size_t)w->cols * gradient, TT__CUDA_ALIGN);
+        if (i->in[4])
+            tail += tt__align_to(more * tt_dtype_bytes(tt__in(t, i, 4)->dtype), TT__CUDA_ALIGN) +
+                    tt__align_to(more * gradient, TT__CUDA_ALIGN);
+    }
+    return tt__align_to(rows * 8, TT__CUDA_ALIGN) + tail + sums +
+           tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__cuda_loss_products(t, i);
 }
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
@@ -11426,11 +11573,11 @@ static uint64_t tt__dropout_key(const tt__launch *l)
                                      (uint64_t)run->micro << 32 | l->instr->random);
 }
 
-/* The key's words in the ten rounds of Philox, two a round. */
-static void tt__philox_keys(uint64_t key, uint64_t keys[20])
+/* The key's words in the rounds of a draw, two a round. */
+static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+    for (int round = 0; round < TT__DRAW_ROUNDS; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
         keys[2 * round] = k0;
         keys[2 * round + 1] = k1;
     }
@@ -13130,15 +13277,15 @@ TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
 
 TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
 
-/* tt__philox in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
+/* A draw in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
    low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
-TT__INLINE void TT__K(philox)(const uint64_t keys[20], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3,
+TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3,
                               tt__vu out[4])
 {
     const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
     tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
     tt__vw o0 = e0 >> 32, o1 = e1 >> 32, o2 = e2 >> 32, o3 = e3 >> 32;
-    TT__EACH(round, 10) {
+    TT__EACH(round, TT__DRAW_ROUNDS) {
         tt__vw ea = TT__K(mul_low)(e0, m0), eb = TT__K(mul_low)(e2, m1);
         tt__vw oa = TT__K(mul_low)(o0, m0), ob = TT__K(mul_low)(o2, m1);
         e0 = (eb >> 32) ^ e1 ^ keys[2 * round];
@@ -13163,7 +13310,7 @@ TT__INLINE tt__vu TT__K(philox_groups)(void)
     return groups;
 }
 
-TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[20], tt__vu c0, tt__vu c1,
+TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
                                       uint16_t numbers[8 * TT__LANES])
 {
     const tt__vu none = TT__K(splat_u)(0);
@@ -13511,7 +13658,7 @@ typedef struct TT__K(attention_call) {
     int64_t longest;
     float query_scale;  /* scale * log2 e                       */
     float keep_scale;   /* 1 / (1 - p)                          */
-    uint64_t keys[20];
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
 } TT__K(attention_call);
 
 /* One head of one sequence, and the buffers of the thread that works on it. */
@@ -14334,7 +14481,7 @@ TT__ROW_FN(dropout_row)
 
 TT__ROWS_FN(dropout_rows)
 {
-    uint64_t keys[20];
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
     tt__philox_keys(tt__dropout_key(l), keys);
     TT__K(map_rows)(l, from, to, scratch, 0, 2, TT__K(dropout_row), keys);
 }
@@ -15049,7 +15196,7 @@ TT__INLINE float *TT__K(chunk_in)(const tt__mat *m, int64_t from, int64_t n, flo
 
 /* x to 16 bits by stochastic rounding; group: of h's first eight elements; its low word does not wrap. */
 TT__INLINE void TT__K(round_row)(uint16_t *h, const float *x, const tt_dtype dtype, int64_t n,
-                                 const uint64_t keys[20], uint64_t group)
+                                 const uint64_t keys[2 * TT__DRAW_ROUNDS], uint64_t group)
 {
     const tt__vu groups = TT__K(philox_groups)() + (uint32_t)group,
                  high = TT__K(splat_u)((uint32_t)(group >> 32));
@@ -15074,7 +15221,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
 {
     uint16_t *h = (uint16_t *)m->data + from;
     const uint64_t group = (uint64_t)(l->first + from) / 8;
-    uint64_t keys[20];
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
     if (m->dtype == TT_F32) return;
     const tt__run *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
@@ -16516,6 +16663,8 @@ typedef struct tt__arena {
     tt__home *home;     /* by the index of the parameter */
     int n_homes;
     bool torn;          /* an update has failed half-way: ranks may have other parameters than others */
+    bool tuned;         /* products of its programs were timed, or are not to be ... */
+    bool learnt;        /* ... as a state has said how they are made */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
 } tt__arena;
 
@@ -17899,6 +18048,9 @@ struct tt_program {
     bool zeroed;            /* tt__zero_states has run */
     bool scale_set;         /* the devices have results.scale */
     bool ready;             /* its arena and all its parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off"; */
+    char *tune_file;        /* it names this file, or NULL */
+    const int64_t *rows_in_place; /* of each axis, instead of those of the coming run; NULL: none */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     double flops;
@@ -18142,6 +18294,7 @@ void tt_program_free(tt_program *p)
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
     if (!p->is_later) tt__free(ctx, p->rank);
+    tt__free(ctx, p->tune_file);
     tt__free(ctx, p);
 }
 
@@ -18347,6 +18500,9 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
     tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
     tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
+    if (o->tune && !*o->tune)
+        tt__note_error(ctx, &all, &status,
+                       tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
@@ -20325,6 +20481,15 @@ static void tt__set_stage(tt__settings *s, int stage)
     s->in_flight = p->pipeline == 1 ? 0 : gpipe ? micros : (int)tt__min(micros, p->pipeline - stage);
 }
 
+/* Keeps tt_compile_options.tune. */
+static tt_status tt__keep_tune(tt_program *p, const char *tune)
+{
+    p->tunes = tune && strcmp(tune, "off") != 0;
+    if (!p->tunes || strcmp(tune, "on") == 0) return TT_OK;
+    p->tune_file = tt__strdup(p->ctx, tune);
+    return p->tune_file ? TT_OK : TT_ERR_MEMORY;
+}
+
 static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
                                   int stage)
 {
@@ -20344,11 +20509,12 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
     }
     if (status == TT_OK) status = tt__build_chosen(&job);
     if (status == TT_OK) status = tt__make_ranks(p);
+    if (status == TT_OK) status = tt__keep_tune(p, o->tune);
     tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
     kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
     kept->update = NULL;
     kept->share = NULL;
-    kept->memory = NULL;
+    kept->memory = kept->tune = NULL;
     kept->costs = NULL;
     kept->optimizer.no_decay = NULL;
     return status == TT_OK ? tt__commit(p, job.shared) : status;
@@ -20482,8 +20648,8 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               r->reduce_micros ? ", reduce_micros" : "");
     tt__print(&text, "precision '%s', matmul %d\n", tt__precision_names[p->settings.precision.kind],
               (int)p->settings.matmul);
-    tt__print(&text, "train %d, accumulate %d, update '%s'\n", o->train, o->accumulate,
-              tt__update_names[p->chosen.update]);
+    tt__print(&text, "train %d, accumulate %d, update '%s', tune %d\n", o->train, o->accumulate,
+              tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
                   "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
@@ -20771,6 +20937,7 @@ static int tt__slots_used(const tt_program *p, tt__segment segment)
 /* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
 static const int64_t *tt__run_rows(const tt_program *p, int rank)
 {
+    if (p->rows_in_place) return p->rows_in_place;
     if (!p->stage) return p->rank[rank].axis_rows;
     return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
 }
@@ -23048,6 +23215,7 @@ static tt_status tt__run_rank(void *arg, int rank)
     l.device = c->device[rank];
     l.tape = p->built.t;
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.tuned = p->tunes;
     l.resident = p->arena->memory[rank];
     tt_status status = tt__write_settings(p, rank);
     if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
@@ -23095,6 +23263,214 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
     return status;
 }
 
+/* ---- products that are made in the fastest way (tt_compile_options.tune) */
+
+/* What a rank's device knows of products, as text, to be freed. NULL: out of memory. */
+static char *tt__tuned_text(const tt_program *p, int rank)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    const size_t length = b->tuned_text(d, NULL, 0);
+    char *text = (char *)tt__alloc(p->ctx, length + 1);
+    if (text) b->tuned_text(d, text, length + 1);
+    return text;
+}
+
+/* A rank's device takes over what a text says of products; `from`: where the text is from. */
+static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    int line = 0;
+    const tt_status status = b->learn(d, text, &line);
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
+}
+
+/* All ranks' devices take over the text, but those of another kind, which know nothing then. */
+static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
+{
+    const tt__crew *c = p->settings.crew;
+    tt_status status = TT_OK;
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
+        status = tt__learn(p, r, text, from);
+        if (status == TT_ERR_UNSUPPORTED && r > c->first) status = TT_OK;
+    }
+    return status;
+}
+
+/* Has a rank's device meet the products of the program, at full capacity, and time those of which it knows
+   nothing (`times`). *untimed grows by those that there was no memory for. */
+static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
+{
+    tt_program room, *p = tt__rank_view(of, rank, &room);
+    const tt_tape *t = p->built.t;
+    const tt__rank *r = &p->rank[rank];
+    const tt__backend *b = p->settings.kind->backend;
+    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const bool later = p->later;
+    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
+    tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
+    tt__launch like;
+    memset(&like, 0, sizeof like);
+    like.device = p->settings.crew->device[rank];
+    like.tape = t;
+    like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    like.tuned = true;
+    like.resident = p->arena->memory[rank];
+    const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
+    for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
+    p->rows_in_place = rows;
+    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
+        p->later = p->round && p->round == rounds;
+        for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
+            const tt__instr *i = &t->code[k];
+            int some = 0;
+            for (n = 1; i[n - 1].with_next; n++) {}
+            if (i->on_host || tt__cost_of(i) != TT__COST_PRODUCT) continue;
+            for (int j = 0; j < n; j++) {
+                tt__launch *l = &r->launches[some];
+                if (tt__is_left_out(p, &at, &i[j])) continue;
+                *l = like;
+                tt__set_launch(p, rank, &i[j], l, r->peers + (size_t)some * peers);
+                some += !tt__is_empty(&l->in[0]) && !tt__is_empty(&l->out[0]);
+            }
+            if (some > 1 && tt__is(i, TT__PRODUCT)) some = tt__join_launches(r->launches, some);
+            if (some)
+                status = tt__device_status(p->ctx, p->settings.crew, rank,
+                                           b->tune(r->launches, some, times, untimed));
+        }
+    }
+    p->rows_in_place = NULL;
+    p->round = round;
+    p->later = later;
+    tt__free(p->ctx, rows);
+    return status;
+}
+
+/* tt__tune_rank of all programs of the arena that are to be tuned. */
+static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
+{
+    tt_status status = TT_OK;
+    for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
+        if (q->tunes) status = tt__tune_rank(q, rank, times, untimed);
+    return status;
+}
+
+/* The ranks of this process time one after another, each what those before it have not, and all processes do
+   so one after another. *text, which is replaced, is what is known before, and at the end. */
+static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
+{
+    tt_context *ctx = p->ctx;
+    const tt__crew *c = p->settings.crew;
+    tt_status status = TT_OK;
+    for (int process = 0; process < tt_processes(ctx) && status == TT_OK; process++) {
+        uint64_t bytes = 0;
+        for (int r = c->first; r < c->first + c->local && process == tt_process(ctx); r++) {
+            if (status == TT_OK && *text) status = tt__learn(p, r, *text, "what other ranks have timed");
+            if (status == TT_ERR_UNSUPPORTED) { status = TT_OK; continue; }
+            if (status == TT_OK) status = tt__tune_arena(p, r, true, untimed);
+            if (status != TT_OK) break;
+            tt__free(ctx, *text);
+            if (!(*text = tt__tuned_text(p, r))) status = TT_ERR_MEMORY;
+        }
+        if (!ctx->net) continue;
+        if (*text) bytes = strlen(*text) + 1;
+        status = tt__agree(ctx, "timing products", status, &bytes, sizeof bytes);
+        if (status != TT_OK) return status;
+        bytes = *(const uint64_t *)tt__noted(ctx, process, &bytes);
+        if (process != tt_process(ctx)) {
+            tt__free(ctx, *text);
+            *text = (char *)tt__alloc(ctx, bytes);
+        }
+        if (bytes && *text) status = tt__net_fetch(ctx, process, "the fastest products", *text, bytes);
+        else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
+    }
+    return status;
+}
+
+/* Reads a file of products, if it is there, as text to be freed. */
+static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
+{
+    char folder[1024];
+    const char *slash = strrchr(path, '/');
+    const size_t length = slash ? (size_t)(slash - path) + (slash == path) : 1;
+    tt__file_bytes file;
+    bool there = false;
+    if (length >= sizeof folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tune: the path is too long");
+    memcpy(folder, slash ? path : ".", length);
+    folder[length] = 0;
+    tt_status status = tt__folder_has(ctx, folder, slash ? slash + 1 : path, &there);
+    if (status == TT_OK && there) status = tt__file_open(ctx, path, &file);
+    if (status == TT_OK && there) *text = file.bytes;
+    return status;
+}
+
+static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *text)
+{
+    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
+    if (!w) return TT_ERR_MEMORY;
+    tt_status status = tt__writer_begin(w, ctx, path);
+    if (status == TT_OK) tt__write(w, text, strlen(text));
+    if (status == TT_OK) status = tt__writer_end(w);
+    tt__free(ctx, w);
+    return status;
+}
+
+/* Before the first run of an arena: finds the fastest ways to make the products of its programs. Nothing that
+   a program sees is written. */
+static tt_status tt__tune_products(tt_program *p)
+{
+    tt_context *ctx = p->ctx;
+    tt__arena *a = p->arena;
+    const tt__crew *c = p->settings.crew;
+    char *text = NULL, from[1100];
+    int untimed = 0;
+    const double begin = tt__seconds();
+    tt_status status = TT_OK;
+    if (a->tuned || !p->tunes || !p->settings.kind->backend->tune) return TT_OK;
+    for (tt_program *q = a->programs; q && status == TT_OK; q = q->next)
+        if (q->tunes) status = tt_allocate(q);
+    if (status == TT_OK && !a->learnt && p->tune_file && tt_process(ctx) == 0) {
+        status = tt__read_tuned(ctx, p->tune_file, &text);
+        snprintf(from, sizeof from, "tune: '%s'", p->tune_file);
+        if (status == TT_OK && text) status = tt__learn(p, c->first, text, from);
+    }
+    const size_t before = text ? strlen(text) : 0;
+    status = tt__agree(ctx, "what products to time", status, NULL, 0);
+    if (status == TT_OK && !a->learnt) status = tt__tune_in_turn(p, &text, &untimed);
+    if (status == TT_OK && text) status = tt__learn_on_ranks(p, text, "what ranks have timed");
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++)
+        status = tt__tune_arena(p, r, false, &untimed);
+    const bool more = text && strlen(text) > before;
+    if (status == TT_OK && more && p->tune_file && tt_process(ctx) == 0)
+        status = tt__write_tuned(ctx, p->tune_file, text);
+    status = tt__agree(ctx, "the end of timing products", status, NULL, 0);
+    if (status == TT_OK && more)
+        tt__log(ctx, TT_LOG_INFO, "tune", "the products of matrices were timed in %.2f s",
+                tt__seconds() - begin);
+    if (status == TT_OK && untimed)
+        tt__log(ctx, TT_LOG_WARNING, "tune", "%d products were not timed, as the device has no memory left "
+                "for it: cuBLASLt's first offer makes them", untimed);
+    a->tuned = status == TT_OK;
+    tt__free(ctx, text);
+    return status;
+}
+
+/* The recordings of the programs of an arena are made anew. */
+static void tt__forget_recordings(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    for (tt_program *q = p->arena->programs; q; q = q->next)
+        for (int r = c->first; r < c->first + c->local; r++)
+            for (int k = 0; k < TT__RECORDINGS; k++) {
+                tt__recording *x = &q->rank[r].recordings[k];
+                if (x->made) c->kind->backend->forget(c->device[r], x->made);
+                x->made = NULL;
+            }
+}
+
 static tt_status tt__read_unread(tt_program *p);
 
 /* Runs a segment on all ranks. */
@@ -23110,6 +23486,7 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (micro) status = tt__agree_flops(p, status);
     for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
         if (q != p || micro) status = tt__read_unread(q); /* while its memory is as it left it */
+    if (status == TT_OK) status = tt__tune_products(p);
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
@@ -26348,27 +26725,6 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
     k->behind[0] = k->special[TT__SEP];
     k->n_before = k->n_behind = 1;
     return k;
-}
-
-typedef struct tt__name_search { const char *name; bool found; } tt__name_search;
-
-static bool tt__name_is(void *arg, const char *name)
-{
-    tt__name_search *search = (tt__name_search *)arg;
-    search->found = strcmp(name, search->name) == 0;
-    return !search->found;
-}
-
-/* Tells whether a folder holds a file of that name. The folder is listed and the file is not opened, so that
-   one that cannot be opened (no permission, too many open files, a failing disk) does not count as absent. */
-static tt_status tt__folder_has(tt_context *ctx, const char *folder, const char *name, bool *found)
-{
-    const tt_files *files = &ctx->options.files;
-    tt__name_search search = {name, false};
-    bool listed = files->list(files->user, folder, tt__name_is, &search);
-    *found = listed && search.found;
-    if (listed) return TT_OK;
-    return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder, files->reason(files->user));
 }
 
 /* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
@@ -30154,10 +30510,16 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
     }
 }
 
-static bool tt__loader_longer(const void *arg, uint32_t a, uint32_t b)
+/* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
+typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
+
+/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length, and
+   a table often lists class after class, so that the table's order would fill whole steps with one class. */
+static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
-    const tt__tokens *tokens = (const tt__tokens *)arg;
-    return tokens[a].count != tokens[b].count ? tokens[a].count > tokens[b].count : a < b;
+    const tt__step_texts *s = (const tt__step_texts *)arg;
+    const int x = s->tokens[s->texts ? s->texts[a] : a].count, y = s->tokens[s->texts ? s->texts[b] : b].count;
+    return x != y ? x > y : a < b;
 }
 
 /* Tokenizes all texts, and sets what their lengths decide. */
@@ -30182,9 +30544,10 @@ static bool tt__loader_tokenize(tt_loader *l)
 
     /* A micro-batch needs no more than the longest texts do; nor does a step. */
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
+    const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
     for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
-    tt__sort_indices(l->order, count, tt__loader_longer, l->tokens);
+    tt__sort_indices(l->order, count, tt__place_longer, &all);
     l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* most texts have two tokens at least */
     for (int64_t i = 0; i < tt__min(l->max_seqs, most); i++) micro += l->tokens[l->order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
@@ -30217,15 +30580,6 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
         tokens += more;
     }
     l->ends[micro] = n;
-}
-
-typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
-
-static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
-{
-    const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts[a]].count, y = s->tokens[s->texts[b]].count;
-    return x != y ? x > y : a < b;
 }
 
 /* Gives each text, longest first, to the micro-batch that has fewest tokens and room for one more (Graham,
@@ -30761,11 +31115,13 @@ static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
     int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
-    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + i];
+    const tt__step_texts shuffled = {l->tokens, l->order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->order[first + i];
     if (l->sort) {
         uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
                                       TT__SHUFFLE_STEPS + (uint64_t)window);
-        tt__sort_indices(l->sorted, (size_t)n, tt__loader_longer, l->tokens);
+        tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + l->sorted[i]];
         tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
         if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
     } else {
@@ -35195,6 +35551,7 @@ static tt_compile_options tt__compile_options(const tt_train_options *o)
     c.offload = o->offload;
     c.update = o->update;
     c.memory = o->memory;
+    c.tune = o->tune;
     c.costs = o->costs;
     c.device = o->device;
     c.parallel = o->parallel;
@@ -35853,6 +36210,7 @@ typedef struct tt__state {
     tt_safetensors *file; /* that is read */
     char *piece;          /* `room` bytes on their way: of several processes many, as each takes a message */
     size_t room;
+    char *products;       /* that is written: how they are made; NULL: that is not chosen */
 } tt__state;
 
 static void tt__state_close(tt__state *s)
@@ -35860,7 +36218,37 @@ static void tt__state_close(tt__state *s)
     tt__free(s->p->ctx, s->kept);
     tt__free(s->p->ctx, s->info);
     tt__free(s->p->ctx, s->piece);
+    tt__free(s->p->ctx, s->products);
     tt_safetensors_close(s->file);
+}
+
+static const char tt__products_key[] = "tinytrain.products"; /* of a state's metadata */
+
+/* Checks what a state says of how products are made, which the devices know then; what they knew before is
+   forgotten. */
+static tt_status tt__state_products(const tt__state *s)
+{
+    tt_program *p = s->p;
+    char from[1100];
+    const char *text = tt_safetensors_metadata(s->file, tt__products_key);
+    const bool can = p->tunes && p->settings.kind->backend->learn;
+    if (!p->settings.kind->backend->learn || (!text && (!can || !s->header.step))) return TT_OK;
+    snprintf(from, sizeof from, "'%s', %s", s->path, tt__products_key);
+    tt_status status = text && can ? tt__learn_on_ranks(p, text, from) : TT_OK;
+    const bool foreign = status == TT_ERR_UNSUPPORTED;
+    if (foreign) status = TT_OK;
+    if (status != TT_OK) return status;
+    if (text && can && !foreign) {
+        p->arena->learnt = true;
+        p->arena->tuned = false; /* the products are to be met */
+        tt__forget_recordings(p);
+        return TT_OK;
+    }
+    tt__log(p->ctx, TT_LOG_WARNING, "resume", "'%s' is of a run %s: the run goes on, and differs by rounding "
+            "from one that was never stopped", s->path,
+            foreign ? "whose products were timed on another kind of device or with another cuBLASLt"
+            : text ? "with tune, and this one is without it" : "without tune, and this one is with it");
+    return TT_OK;
 }
 
 static void tt__state_integers(tt_tensor_info *info, const char *name, size_t bytes)
@@ -36068,7 +36456,11 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     status = tt__state_list(&s, p, path, more);
     if (status == TT_OK) status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK && tt__within_step(p)) status = tt__not_between_steps(p->ctx);
-    if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, NULL);
+    const bool chosen = p->tunes && (p->arena->tuned || p->arena->learnt);
+    if (status == TT_OK && chosen && !(s.products = tt__tuned_text(p, p->settings.crew->first)))
+        status = TT_ERR_MEMORY;
+    const char *const metadata[] = {s.products ? tt__products_key : NULL, s.products, NULL};
+    if (status == TT_OK) w = tt_safetensors_begin(p->ctx, path, s.info, s.tensors, metadata);
     if (status == TT_OK) status = w ? tt_safetensors_write(w, &h, sizeof h) : p->ctx->status;
     status = tt__agree(p->ctx, "saving a state", status, NULL, 0);
     if (status == TT_OK) {
@@ -36179,6 +36571,7 @@ static tt_status tt__state_take(tt__state *s)
     const tt__state_header *h = &s->header;
     tt_program *p = s->p;
     tt_status status = tt__state_frozen(s, NULL);
+    if (status == TT_OK) status = tt__state_products(s);
     status = tt__agree(p->ctx, "the frozen parameters of a state", status, NULL, 0);
     if (status != TT_OK) return status;
     status = tt__agree(p->ctx, "the end of loading a state", tt__state_move(s, NULL), NULL, 0);

@@ -17,6 +17,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <cublasLt.h>
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -227,59 +228,144 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 // The upper half of a matrix descriptor: groups of 8 rows are 1,024 bytes apart, 128-byte swizzling.
 #define TT__WGMMA_HIGH 0x40000040
 #define TT__WGMMA_ROW(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-#define TT__WGMMA_SUMS(d)                                                                         \
-    TT__WGMMA_ROW(d, 0), TT__WGMMA_ROW(d, 1), TT__WGMMA_ROW(d, 2), TT__WGMMA_ROW(d, 3),           \
-        TT__WGMMA_ROW(d, 4), TT__WGMMA_ROW(d, 5), TT__WGMMA_ROW(d, 6), TT__WGMMA_ROW(d, 7)
+#define TT__WGMMA_SUMS(d, n) TT__WGMMA_ROW(d, n), TT__WGMMA_ROW(d, n + 1), TT__WGMMA_ROW(d, n + 2), \
+    TT__WGMMA_ROW(d, n + 3), TT__WGMMA_ROW(d, n + 4), TT__WGMMA_ROW(d, n + 5), TT__WGMMA_ROW(d, n + 6), \
+    TT__WGMMA_ROW(d, n + 7)
 #define TT__WGMMA_LIST                                                                            \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"      \
-    "%24,%25,%26,%27,%28,%29,%30,%31}, "
-// d = a b^T, or d += a b^T if `add`, of 64 rows of 16 columns each: matrices of tt__wgmma_matrix.
-template <class T>
-__device__ void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
-#define TT__WGMMA_ROWS(T, name)                                                                   \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
+    "%24,%25,%26,%27,%28,%29,%30,%31"
+#define TT__WGMMA_LIST_96 \
+    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define TT__WGMMA_LIST_112 TT__WGMMA_LIST_96 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define TT__WGMMA_LIST_128 TT__WGMMA_LIST_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
+#define TT__WGMMA_SUMS_96(d) \
+    TT__WGMMA_SUMS(d, 0), TT__WGMMA_ROW(d, 8), TT__WGMMA_ROW(d, 9), TT__WGMMA_ROW(d, 10), TT__WGMMA_ROW(d, 11)
+#define TT__WGMMA_SUMS_112(d) TT__WGMMA_SUMS_96(d), TT__WGMMA_ROW(d, 12), TT__WGMMA_ROW(d, 13)
+#define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
+// d = a b^T, or d += a b^T if `add`, of 64 rows of a and 8 TILES rows of b, of 16 columns each: matrices of
+// tt__wgmma_matrix.
+#define TT__WGMMA_ROWS(T, name, TILES, n, list, sums, ra, rb, radd, rhigh)                        \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
+    __device__ __forceinline__ void tt__wgmma_rows<T>(float (&d)[TILES][4], uint32_t a, uint32_t b, \
+                                                      bool add)                                   \
     {                                                                                             \
-        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
-                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
-                  name "." name " " TT__WGMMA_LIST "x, y, p, 1, 1, 0, 0;}"                         \
-                  : TT__WGMMA_SUMS(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory"); \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, " radd ", 0; mov.b64 x, {" ra ", " \
+                  rhigh "}; mov.b64 y, {" rb ", " rhigh "}; wgmma.mma_async.sync.aligned.m64" n      \
+                  "k16.f32." name "." name " {" list "}, x, y, p, 1, 1, 0, 0;}"                    \
+                  : sums(d) : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");      \
     }
-TT__WGMMA_ROWS(__nv_bfloat16, "bf16")
-TT__WGMMA_ROWS(__half, "f16")
+#define TT__WGMMA_ROWS_OF(TILES, n, list, sums, ra, rb, radd, rhigh)                              \
+    template <class T>                                                                            \
+    __device__ void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add);       \
+    TT__WGMMA_ROWS(__nv_bfloat16, "bf16", TILES, n, list, sums, ra, rb, radd, rhigh)              \
+    TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
+TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
+TT__WGMMA_ROWS_OF(12, "n96", TT__WGMMA_LIST_96, TT__WGMMA_SUMS_96, "%48", "%49", "%50", "%51")
+TT__WGMMA_ROWS_OF(14, "n112", TT__WGMMA_LIST_112, TT__WGMMA_SUMS_112, "%56", "%57", "%58", "%59")
+TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
 // d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
 template <class T>
-__device__ void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b);
+__device__ void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b);
 #define TT__WGMMA_ADD(T, name)                                                                    \
     template <>                                                                                   \
-    __device__ __forceinline__ void tt__wgmma_add<T>(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) \
+    __device__ __forceinline__ void tt__wgmma_add<T>(float (*d)[4], const uint32_t (&a)[4], uint32_t b) \
     {                                                                                             \
         TT__WGMMA("{.reg .b64 y; mov.b64 y, {%36, %37}; wgmma.mma_async.sync.aligned.m64n64k16.f32." \
-                  name "." name " " TT__WGMMA_LIST "{%32,%33,%34,%35}, y, 1, 1, 1, 1;}"            \
-                  : TT__WGMMA_SUMS(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),        \
+                  name "." name " {" TT__WGMMA_LIST "}, {%32,%33,%34,%35}, y, 1, 1, 1, 1;}"        \
+                  : TT__WGMMA_SUMS(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b),     \
                     "n"(TT__WGMMA_HIGH) : "memory");                                              \
     }
 TT__WGMMA_ADD(__nv_bfloat16, "bf16")
 TT__WGMMA_ADD(__half, "f16")
+// d = a^T b, or d += a^T b if `add`, of 16 rows of 64 columns each.
+template <class T>
+__device__ void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add);
+#define TT__WGMMA_ACROSS(T, name)                                                                 \
+    template <>                                                                                   \
+    __device__ __forceinline__ void tt__wgmma_across<T>(float (&d)[8][4], uint32_t a, uint32_t b, bool add) \
+    {                                                                                             \
+        TT__WGMMA("{.reg .pred p; .reg .b64 x, y; setp.ne.b32 p, %34, 0; mov.b64 x, {%32, %35}; "  \
+                  "mov.b64 y, {%33, %35}; wgmma.mma_async.sync.aligned.m64n64k16.f32."             \
+                  name "." name " {" TT__WGMMA_LIST "}, x, y, p, 1, 1, 1, 1;}"                     \
+                  : TT__WGMMA_SUMS(d, 0)                                                          \
+                  : "r"(a), "r"(b), "r"((int)add), "n"(TT__WGMMA_HIGH) : "memory");               \
+    }
+TT__WGMMA_ACROSS(__nv_bfloat16, "bf16")
+TT__WGMMA_ACROSS(__half, "f16")
 // Before products whose registers other instructions have written; behind the last of them.
 __device__ __forceinline__ void tt__wgmma_fence() { TT__WGMMA("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void tt__wgmma_commit()
 {
     TT__WGMMA("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits for all products that were committed: d is there then, and other sums behind tt__wgmma_done.
-__device__ __forceinline__ void tt__wgmma_wait(float (&d)[8][4])
+// Waits for products until at most N of those groups are under way that were committed last. Their sums are
+// there behind tt__wgmma_done, which follows.
+template <int N> __device__ __forceinline__ void tt__wgmma_wait()
 {
-    TT__WGMMA("wgmma.wait_group.sync.aligned 0;" : TT__WGMMA_SUMS(d) :: "memory");
+    TT__WGMMA("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-__device__ __forceinline__ void tt__wgmma_done(float (&d)[8][4])
+template <int TILES> __device__ __forceinline__ void tt__wgmma_done(float (&d)[TILES][4])
 {
-    asm volatile("" : TT__WGMMA_SUMS(d) :: "memory");
+    TT__UNROLL for (int n = 0; n < TILES; n++) asm volatile("" : TT__WGMMA_ROW(d, n) :: "memory");
+}
+// Before the fence: what products read in registers is computed by then, and not between them.
+template <int N> __device__ __forceinline__ void tt__wgmma_ready(uint32_t (&a)[N][4])
+{
+    TT__UNROLL for (int k = 0; k < N; k++)
+        asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3]) :: "memory");
 }
 // Between what the thread wrote to shared memory and the barrier behind which products read it.
 __device__ __forceinline__ void tt__wgmma_publish()
 {
     TT__WGMMA("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Barriers in shared memory (PTX ISA, "mbarrier"). A phase ends when `count` arrivals have come; the phases
+// 0, 1, 2 ... of a barrier have the parities 0, 1, 0 ... One thread initialises it before a __syncthreads.
+__device__ __forceinline__ void tt__phases_init(uint64_t *barrier, int count)
+{
+    TT__WGMMA("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(tt__shared_address(barrier)), "r"(count)
+              : "memory");
+}
+// What the thread has read and written so far comes before the phase's end.
+__device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
+{
+    TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
+              : "memory");
+}
+// The thread arrives when all copies by tt__cp_async that it has begun are done.
+__device__ __forceinline__ void tt__phases_arrive_with_copies(uint64_t *barrier)
+{
+    TT__WGMMA("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(tt__shared_address(barrier))
+              : "memory");
+}
+// Waits for the end of the phase of this parity: the current phase, or the one before it.
+__device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
+{
+    uint32_t done = 1;
+    do {
+        TT__WGMMA("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                  "selp.u32 %0, 1, 0, p;}"
+                  : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
+    } while (!done);
+}
+// A warpgroup gives registers away, or takes such: so many a thread it has then.
+template <int N> __device__ __forceinline__ void tt__fewer_registers()
+{
+    TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> __device__ __forceinline__ void tt__more_registers()
+{
+    TT__WGMMA("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+// Each of the four bytes of the result is byte s % 8 of low and high together, or that byte's highest bit in
+// all of its bits if s > 7; s: a hexadecimal digit of `selector`, the lowest first.
+__device__ __forceinline__ uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
+{
+    uint32_t r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
+    return r;
 }
 #endif
 
@@ -300,6 +386,9 @@ __device__ __forceinline__ uint32_t tt__wgmma_matrix(const void *p)
 namespace { // all but the table at the end
 
 struct product_choice;
+struct tuned_product;
+struct product_trial;
+struct collected_products;
 struct group_arguments;
 
 } // namespace
@@ -312,9 +401,13 @@ struct tt__device {
     cudaDeviceProp properties;
     product_choice *choices; // TT__PRODUCT_CHOICES of them, see >>matmuls
     int choice_count;
+    tuned_product *tuned;    // tuned_count of them: what was timed or learnt
+    int tuned_count;
+    product_trial *trial;    // of the product that is timed; NULL: none is
+    collected_products *collected; // where matmul puts products that it is not to make; NULL: it makes them
     group_arguments *arguments; // of tensors that share a launch, see >>optimizers
     bool waits;             // after each op, and records nothing: environment TINYTRAIN_CUDA_SYNC=1
-    bool wgmma;             // attention by warpgroups: environment TINYTRAIN_WGMMA=1
+    bool wgmma;             // attention by warpgroups; environment TINYTRAIN_WGMMA=0: never
     bool lost;              // an error has ended all work on the device, and `error` stays what it is
     char error[512];
     char peer[704];         // cuda_peer's sentence
@@ -396,6 +489,7 @@ void cuda_close(tt__device *d)
     for (cudaStream_t stream : d->beside) if (stream) cudaStreamDestroy(stream);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d->choices);
+    free(d->tuned);
     free(d->arguments);
     free(d);
 }
@@ -493,25 +587,21 @@ __global__ void find_wgmma(int *to)
     *to = TT__HAS_WGMMA;
 }
 
-// Attention by warpgroups (see >>attention) has passed its tests on the emulator only, so that it is to be
-// asked for.
+// Whether attention takes kernels of warpgroups (see >>attention): the device has wgmma, and its machine code
+// of this file uses it.
 tt_status choose_wgmma(tt__device *d)
 {
     const char *asked = getenv("TINYTRAIN_WGMMA");
     int *there = NULL, found = 0;
-    if (!asked || !*asked || !strcmp(asked, "0")) return TT_OK;
-    const bool capable = d->properties.major == 9 && d->properties.minor == 0;
-    tt_status status = capable ? check(d, cudaMalloc(&there, sizeof found), "cudaMalloc") : TT_OK;
+    if (d->properties.major != 9 || d->properties.minor != 0 || (asked && !strcmp(asked, "0"))) return TT_OK;
+    tt_status status = check(d, cudaMalloc(&there, sizeof found), "cudaMalloc");
     if (there) status = check(d, TT__LAUNCH(find_wgmma, 1, 1, 0, d->stream, there), "find_wgmma");
     if (there && status == TT_OK)
         status = check(d, cudaMemcpyAsync(&found, there, sizeof found, cudaMemcpyDeviceToHost, d->stream),
                        "cudaMemcpyAsync");
     if (status == TT_OK) status = check(d, cudaStreamSynchronize(d->stream), "find_wgmma");
     if (there) cudaFree(there);
-    if (status == TT_OK && !found)
-        return fail(d, TT_ERR_UNSUPPORTED, "TINYTRAIN_WGMMA=1 needs a device of compute capability 9.0 and "
-                    "tinytrain_cuda.cu compiled for sm_90a");
-    d->wgmma = status == TT_OK;
+    d->wgmma = status == TT_OK && found;
     return status;
 }
 
@@ -1022,23 +1112,24 @@ __device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint
     c[3] = a_low;
 }
 
-// Philox4x32-10, as in tinytrain.h.
+// Philox4x32, as in tinytrain.h.
+template <int ROUNDS = 10>
 __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     TT__UNROLL for (int k = 0; k < 4; k++) out[k] = counter[k];
-    TT__UNROLL for (int round = 0; round < 10; round++) {
+    TT__UNROLL for (int round = 0; round < ROUNDS; round++) {
         philox_round(out, k0, k1);
         k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
     }
 }
 
-// The keys of the ten rounds, for kernels that draw with few keys from shared memory, two rounds a load.
-typedef uint4 philox_keys[5];
+// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a load.
+typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int pair = 0; pair < 5; pair++) {
+    for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         to[pair] = make_uint4(k0, k1, k0 + 0x9E3779B9u, k1 + 0xBB67AE85u);
         k0 += 2 * 0x9E3779B9u; k1 += 2 * 0xBB67AE85u;
     }
@@ -1302,7 +1393,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, t
 tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
 {
     tt__mat part = *m;
-    part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
+    if (m->data) part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
     part.cols = n;
     return part;
 }
@@ -1878,7 +1969,7 @@ struct op_dropout {
         const int64_t row = number ? number[r] : first_row + r;
         const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(first_col / 8) + (uint32_t)group, 0, 0};
         uint32_t u[4];
-        philox(counter, key, u);
+        philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
             v[j] = (u[j / 2] >> (j % 2 * 16) & 0xffff) >= drop ? v[j] * scale : 0.0f;
     }
@@ -2379,7 +2470,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     const int width = (int)blockDim.x / B::TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
     const row_thread t = {(int)threadIdx.x - team * width, width, vector};
     const float each = 1.0f / (float)x.cols;
-    row_bits<X> next[ROWS], residual[ROWS];
+    row_bits<X> next[ROWS] = {}, residual[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
@@ -3180,44 +3271,67 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
     m = top;
 }
 
-// Of a row of n logits, by a warp or by a block of THREADS; target -1: only lse is wanted. The sum of
-// exponentials is kept relative to the greatest logit so far (Milakov, Gimelshein: "Online normalizer
-// calculation for softmax", 2018), so that one pass is enough. `cache`, in shared memory and a multiple of 8
-// long, gets the logits; each thread reads what it wrote itself.
-template <int THREADS>
-__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
-                                                        int64_t target, float smoothing, float *cache)
-{
-    const int thread = (int)threadIdx.x % THREADS;
-    const float own = target >= 0 ? load_any(x, dtype, target) : 0;
-    float m = -INFINITY, s = 0, sx = 0;
-    bool right = own == own; // the first of those that are greatest, as argmax
-    for (int64_t c = 8 * thread; c < n; c += 8 * THREADS) {
-        float v[8], top, some = 0;
-        load8(v, x, dtype, c, n - c, wide, -INFINITY);
-        if (cache) store8(cache, TT_F32, c, 8, true, v);
-        top = fmaxf(fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3])), fmaxf(fmaxf(v[4], v[5]), fmaxf(v[6], v[7])));
+// The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
+// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax",
+// 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit `own` is the
+// first of the greatest, as argmax has it.
+struct logit_sums {
+    float m, s, sx, own;
+    bool right;
+
+    __device__ __forceinline__ void begin(float logit_of_target)
+    {
+        m = -INFINITY; s = sx = 0;
+        own = logit_of_target;
+        right = own == own;
+    }
+    // Columns [c, c + N); columns from n on hold -INFINITY.
+    template <int N, class INDEX>
+    __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
+    {
+        float top = v[0], some = 0;
+        TT__UNROLL for (int k = 1; k < N; k++) top = fmaxf(top, v[k]);
         const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
-        TT__UNROLL for (int k = 0; k < 8; k++) some += fast_exp(v[k] - base);
+        TT__UNROLL for (int k = 0; k < N; k++) some += fast_exp(v[k] - base);
         s = s * fast_exp(m - base) + some;
         m = to;
-        if (smoothing > 0) TT__UNROLL for (int k = 0; k < 8; k++) sx += c + k < n ? v[k] : 0;
-        if (target >= c + 8) right &= !(top >= own);
+        if (smooth) TT__UNROLL for (int k = 0; k < N; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + N) right &= !(top >= own);
         else if (target < c) right &= !(top > own);
-        else TT__UNROLL for (int k = 0; k < 8; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+        else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
     }
-    merge_rows(m, s, sx, right);
-    if (THREADS > 32) {
-        TT__SHARED(float4, part, [(THREADS + 31) / 32]);
-        __syncthreads(); // those of the last row may still be read
-        if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
-        __syncthreads();
-        const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
-        m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+    // The result of the row, in each of its THREADS threads: a warp or a block.
+    template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
+    {
+        const int thread = (int)threadIdx.x % THREADS;
         merge_rows(m, s, sx, right);
+        if (THREADS > 32) {
+            TT__SHARED(float4, part, [(THREADS + 31) / 32]);
+            __syncthreads(); // those of the last row may still be read
+            if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+            __syncthreads();
+            const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
+            m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+            merge_rows(m, s, sx, right);
+        }
+        const float log_s = logf(s);
+        return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
     }
-    const float log_s = logf(s);
-    return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+};
+
+// The result of a row of n logits, by a warp or by a block of THREADS. Target -1: only lse is wanted.
+template <int THREADS>
+__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                        int64_t target, float smoothing)
+{
+    logit_sums sums;
+    sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        sums.add<8, int64_t>(v, c, n, target, smoothing > 0);
+    }
+    return sums.finish<THREADS>(n, smoothing);
 }
 
 // Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
@@ -3233,7 +3347,7 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
         const int32_t target = targets[r];
         const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
-                                                        target == ignore ? -1 : target, smoothing, NULL);
+                                                        target == ignore ? -1 : target, smoothing);
         if (threadIdx.x % GROUP) continue;
         ((float *)lse.data)[r * lse.ld] = row.lse;
         if (target == ignore) continue;
@@ -3263,12 +3377,13 @@ cudaError_t run_cross_entropy(const tt__launch *l)
                       (float *)l->out[0].data);
 }
 
-// Gradient of eight logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
+// Gradient of N logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
 // than the smoothing / n of all.
-__device__ __forceinline__ void cross_entropy_gradient(float (&x)[8], int64_t c, int64_t n, int64_t target,
+template <int N, class INDEX>
+__device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
                                                        float lse, float smoothing, float w)
 {
-    TT__UNROLL for (int k = 0; k < 8; k++) {
+    TT__UNROLL for (int k = 0; k < N; k++) {
         x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
         if (c + k == target) x[k] -= (1 - smoothing) * w;
     }
@@ -3323,7 +3438,7 @@ __global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, 
     const int64_t groups = 256 / GROUP, n = x.cols;
     loss_sums sums = {0, 0, 0};
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
-        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0, NULL).lse;
+        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
         float loss = 0, mass = 0;
         for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
             float v[8], share[8];
@@ -3476,22 +3591,19 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 }
 
 // A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
-// is NULL, their gradients dz in the rows' place, in the dtype that it says. A block a row; with `cached` the
-// row stays in shared memory in between. Moves n (4 + dz's size) bytes a row, of which most come from L2, as
-// the product wrote them just before.
+// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a row
+// of z. A block a row, which it reads twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
-                                                             int ignore, float smoothing, bool cached,
-                                                             const tt__run *run)
+                                                             int ignore, float smoothing, const tt__run *run)
 {
     tt__begin_kernel();
-    TT__DYN_SHARED(float, logits);
     const int64_t r = blockIdx.x, n = z.cols;
     const int32_t target = targets[r];
     const float *x = (const float *)row_at(z, r);
     const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target,
-                                                   smoothing, cached ? logits : NULL);
+                                                   smoothing);
     if (threadIdx.x == 0)
         row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
     if (!dz.data) return;
@@ -3500,11 +3612,69 @@ __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat 
         const int64_t c = c0 + 8 * threadIdx.x;
         float v[8] = {0};
         if (c < n && target != ignore) {
-            load8(v, cached ? logits : x, TT_F32, c, cached ? 8 : n - c, true);
+            load8(v, x, TT_F32, c, n - c, true);
             cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
         }
         __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
-        if (c < n) store8(row_at(dz, r), dz.dtype, c, n - c, true, v);
+        if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
+    }
+}
+
+// linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
+// rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
+// as soon as it has written the gradients of this one. Moves n (4 + dz's size) bytes a row.
+__global__ void __launch_bounds__(1024, 1)
+    linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
+                                  const float *dloss, const float *counts, float2 *row_loss, int ignore,
+                                  float smoothing, const tt__run *run)
+{
+    tt__begin_kernel();
+    TT__DYN_SHARED(float, logits);
+    const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
+    const float factor = loss_factor(run, dloss, counts);
+    int64_t r = blockIdx.x;
+    int32_t target = targets[r];
+    float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
+    for (int c = first; c < end; c += 4096) tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
+    tt__cp_async_commit();
+    while (r < z.rows) {
+        const int64_t next = r + gridDim.x;
+        const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
+        logit_sums sums;
+        tt__cp_async_wait<0>(); // for the thread's own columns
+        sums.begin(own);
+        const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
+        for (int c = first; c < n; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
+            sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
+        }
+        const row_result row = sums.finish<1024>(n, smoothing);
+        own = of_next == ignore ? 0 : x[of_next];
+        if (threadIdx.x == 0)
+            row_loss[r] = target == ignore ? make_float2(0, 0)
+                                           : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+        const float w = factor * row_weight(weights, r);
+        for (int c = first; c < end; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
+            void *to = row_at(dz, r);
+            if (dz.dtype == TT_F32) {
+                ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
+            } else {
+                const bool b = dz.dtype == TT_BF16;
+                ((uint2 *)to)[c / 4] = make_uint2(b ? pack<bf16>(v[0], v[1]) : pack<f16>(v[0], v[1]),
+                                                  b ? pack<bf16>(v[2], v[3]) : pack<f16>(v[2], v[3]));
+            }
+            if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+        }
+        tt__cp_async_commit();
+        r = next;
+        target = of_next;
     }
 }
 
@@ -3539,6 +3709,138 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
     return sums;
 }
 
+// The classes beyond the last multiple of 64, where their number is not a multiple of 8. cuBLASLt has only
+// slow kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200),
+// so that these classes have products of their own, of copies that end with zeros: rows of the weight, and
+// elements of the bias, up to a multiple of 8. Rounding w itself up where it lies would need room behind it
+// wherever it lies: in its home, in pieces, gathered, offloaded and cast.
+struct class_tail {
+    int64_t first, count; // classes; count 0: there are none
+    tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count up to a multiple of 8; f32 gradients
+};
+
+// Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
+__global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
+{
+    tt__begin_kernel();
+    const int64_t per_row = (to.cols + 7) / 8, i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    const int64_t r = i / per_row, c = i % per_row * 8;
+    float v[8];
+    if (r >= to.rows) return;
+    TT__UNROLL for (int k = 0; k < 8; k++) v[k] = r < x.rows && c + k < x.cols ? element(x, r, c + k) : 0.0f;
+    store8(row_at(to, r), to.dtype, c, to.cols - c, to.ld % 8 == 0, v);
+}
+
+cudaError_t run_copy_padded(tt__device *d, const tt__mat &x, const tt__mat &to)
+{
+    return TT__LAUNCH(copy_padded, blocks_for(to.rows * ((to.cols + 7) / 8), 256), 256, 0, d->stream, x, to);
+}
+
+cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, bool gradients, char **at,
+                            class_tail *tail)
+{
+    memset(tail, 0, sizeof *tail);
+    tail->first = w->rows;
+    if (w->rows % 8 == 0) return cudaSuccess;
+    const int64_t rows = (w->rows % 64 + 7) / 8 * 8;
+    tail->first = w->rows / 64 * 64;
+    tail->count = w->rows % 64;
+    const auto place = [&](tt__mat *m, tt_dtype dtype, int64_t m_rows, int64_t cols) {
+        *m = {*at, dtype, m_rows, cols, cols};
+        *at += tt__align_to((size_t)(m_rows * cols) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+    };
+    place(&tail->w, w->dtype, rows, w->cols);
+    if (b->data) place(&tail->b, b->dtype, 1, rows);
+    if (gradients) place(&tail->dw, TT_F32, rows, w->cols);
+    if (gradients && b->data) place(&tail->db, TT_F32, 1, rows);
+    cudaError_t e = run_copy_padded(d, rows_of(w, tail->first, tail->count), tail->w);
+    if (e == cudaSuccess && b->data)
+        e = run_copy_padded(d, columns_of(b, tail->first, tail->count), tail->b);
+    return e;
+}
+
+// The three products of a chunk of the loss: logits z, of which dz are the gradients, are f32 in rows that
+// have room for the tail's zeros.
+struct loss_products {
+    const tt__launch *l;
+    tt__mat w, b; // w's first classes, and all of b
+    class_tail tail;
+
+    cudaError_t logits(const tt__mat *x, const tt__mat *z) const
+    {
+        const tt__mat whole = columns_of(z, 0, tail.first), rest = columns_of(z, tail.first, tail.w.rows);
+        const cudaError_t e = linear(l, x, &w, &b, &whole);
+        return e == cudaSuccess && tail.count ? linear(l, x, &tail.w, &tail.b, &rest) : e;
+    }
+    cudaError_t dx(const tt__mat *dz, const tt__mat *dx, bool add) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dx(l, &whole, &w, dx, add);
+        if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
+        return e;
+    }
+    // first: of the chunks. The tail's are summed beside dw and db.
+    cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
+                   bool add_b, bool first) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        const tt__mat of_w = rows_of(dw, 0, tail.first), of_b = columns_of(db, 0, tail.first);
+        const tt__mat rest_w = dw->data ? tail.dw : no_operand, rest_b = db->data ? tail.db : no_operand;
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dw(l, &whole, x, &of_w, &of_b, add_w, add_b);
+        if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
+        return e;
+    }
+    // Behind the last chunk: dw and db [+]= the tail's.
+    cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
+    {
+        if (!tail.count) return cudaSuccess;
+        const tt__mat of_w = rows_of(dw, tail.first, tail.count);
+        const tt__mat of_b = columns_of(db, tail.first, tail.count);
+        const tt__mat from_w = rows_of(&tail.dw, 0, tail.count), from_b = columns_of(&tail.db, 0, tail.count);
+        cudaError_t e = cudaSuccess;
+        if (dw->data) e = run_groups(l->device, from_w, no_operand, of_w, add_w, false, op_scale{1.0f});
+        if (e == cudaSuccess && db->data)
+            e = run_groups(l->device, from_b, no_operand, of_b, add_b, false, op_scale{1.0f});
+        return e;
+    }
+};
+
+// The rows' losses and gradients of a chunk of logits.
+cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
+                          tt__mat weights, float2 *row_loss)
+{
+    tt__device *d = l->device;
+    const tt__attr *a = &l->instr->attr;
+    const float *counts = (const float *)l->out[2].data, *dloss = (const float *)l->in[5].data;
+    const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
+    if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
+        return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
+                          weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+    int resident = 1;
+    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy_resident,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
+    if (e == cudaSuccess)
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, linear_cross_entropy_resident, 1024,
+                                                          cache);
+    if (e != cudaSuccess) return e;
+    const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
+    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets, weights,
+                      dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+}
+
+// At the end of the workspace: of products whose operands have to be copied.
+size_t loss_products_bytes(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[3];
+    const int64_t ld = (w->rows + 7) / 8 * 8;
+    const tt__mat z = {NULL, TT_F32, x->rows, ld, ld};
+    return max(tt__cuda_padded_bytes(x, w, &z, &z),
+               max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
+}
+
 // As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
 cudaError_t run_linear_cross_entropy(const tt__launch *l)
 {
@@ -3550,20 +3852,19 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
     const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
     const int64_t row_bytes = ld * (int64_t)sizeof(float);
     const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
-    char *at = (char *)l->workspace + kept, *const end = (char *)l->workspace + l->instr->workspace;
+    char *at = (char *)l->workspace + kept;
+    char *const end = (char *)l->workspace + l->instr->workspace - loss_products_bytes(l);
+    loss_products products = {l, *w, *b, {}};
+    cudaError_t e = make_class_tail(d, w, b, dw->data || db->data, &at, &products.tail);
+    products.w.rows = products.tail.first;
     const bool many = rows > min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
     const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
     const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
+    const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
     const int64_t most = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
     const int64_t chunks = (rows + most - 1) / most;
-    const bool back = dx->data || dw->data || db->data;
-    const size_t cache = (size_t)ld * 4, spare = 2048;
-    const bool cached = back && cache + spare <= d->properties.sharedMemPerBlockOptin &&
-        cache <= TT__LOSS_CACHE;
     float2 *row_loss = (float2 *)l->workspace;
     float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
-    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
     if (e == cudaSuccess)
         e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
                        *weights, a->ignore_index, counts, loss);
@@ -3572,17 +3873,14 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
         tt__mat z = {at, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
         dz.dtype = x->dtype;
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
-        if (!back) dz.data = NULL;
-        e = linear(l, &xs, w, b, &z);
-        if (e == cudaSuccess)
-            e = TT__LAUNCH(linear_cross_entropy, (unsigned)n, 1024, cached ? cache : 0, d->stream, z, dz,
-                           targets + r, rows_of(weights, r, n), (const float *)l->in[5].data, counts,
-                           row_loss + r, a->ignore_index, a->smoothing, cached, TT__RUN_OF(l));
-        if (e == cudaSuccess && dx->data) e = linear_dx(l, &dz, w, &dxs, l->add[1]);
-        if (e == cudaSuccess && back)
-            e = linear_dw(l, &dz, &xs, &to_w, &to_b, r > 0 || (l->add[3] && !sums_w),
-                          r > 0 || (l->add[4] && !sums_b));
+        if (!dx->data && !dw->data && !db->data) dz.data = NULL;
+        e = products.logits(&xs, &z);
+        if (e == cudaSuccess) e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
+        if (e == cudaSuccess && dx->data) e = products.dx(&dz, &dxs, l->add[1]);
+        if (e == cudaSuccess && dz.data)
+            e = products.dw(&dz, &xs, &to_w, &to_b, r > 0 || add_w, r > 0 || add_b, r == 0);
     }
+    if (e == cudaSuccess) e = products.finish(&to_w, &to_b, add_w, add_b);
     if (e == cudaSuccess && sums_w)
         e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
     if (e == cudaSuccess && sums_b)
@@ -3820,10 +4118,10 @@ __device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int6
     const uint64_t group = (uint64_t)(first + i / 8);
     uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
     tt__forget(none); // or the keys would be kept in registers, of which there are too few
-    TT__UNROLL for (int pair = 0; pair < 5; pair++) {
+    TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
         const uint4 k = keys[pair + none];
         philox_round(random, k.x, k.y);
-        philox_round(random, k.z, k.w);
+        if (2 * pair + 1 < TT__DRAW_ROUNDS) philox_round(random, k.z, k.w);
     }
     if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
         uint32_t pair[4];
@@ -4587,11 +4885,14 @@ struct attention_args {
     // columns; NULL: none are asked for.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
+    float *parts;                           // (slots, rows of q, heads, head_size): see attention_backward_wide
+    int pass;
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
     bool sums_deltas;                       // the kernel of dq makes `delta`
     int warps;                              // attention_warps
+    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads, rounds
 };
 
 #define TT__LOG2E 1.44269504088896341f
@@ -4610,7 +4911,7 @@ __device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint
 {
     const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
     uint32_t u[4], bits = 0;
-    philox(counter, key, u);
+    philox<TT__DRAW_ROUNDS>(counter, key, u);
     TT__UNROLL for (int i = 0; i < 4; i++)
         bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop)
             << (2 * i + 1);
@@ -5230,12 +5531,13 @@ template <class T> __device__ __forceinline__ uint32_t attention_pack(float low,
 // a head, or where `at` says that they lie; the rest zeros. In the background.
 template <class T, int D, int ROWS, int THREADS = 128, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const int32_t *at, int first,
-                                                int count, int head, int head_size)
+                                                int count, int head, int head_size,
+                                                int thread = (int)threadIdx.x)
 {
     // Vectors of a row, rows at a time; 8 threads of 128 idle where D is 80 or 96.
     enum { PARTS = D / 8, STEP = THREADS / PARTS, PITCH = WIDE ? D : D + 8 };
     static_assert(!WIDE || (D == 64 && STEP % 8 == 0), "a row's vectors have one order in all steps");
-    const int r = (int)threadIdx.x / PARTS, c = (int)threadIdx.x % PARTS * 8;
+    const int r = thread / PARTS, c = thread % PARTS * 8;
     const T *from = (const T *)m.data + (int64_t)head * head_size + c;
     to += r * PITCH + (WIDE ? c ^ r % 8 * 8 : c);
     if (r >= STEP) return;
@@ -5308,7 +5610,8 @@ __device__ __forceinline__ void attention_wide_mma_add(float (&to)[1][8][4], con
     tt__wgmma_fence();
     attention_wide_add<T>(to, packed, y);
     tt__wgmma_commit();
-    tt__wgmma_wait(to[0]);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(to[0]);
 }
 
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
@@ -5577,29 +5880,26 @@ __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attenti
     tt__cp_async_commit();
 }
 
-template <class T, int D, int MT, int KEYS, attention_kind KIND, int GROUPS = 0>
-__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forward(attention_args p)
+template <class T, int D, int MT, int KEYS, attention_kind KIND>
+__global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
-           PITCH = GROUPS ? D : D + 8 };
+    enum { QUERIES = 64 * MT, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT__DYN_SHARED(T, shared);
-    T *qs = attention_room<GROUPS>(shared), *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
+    TT__DYN_SHARED(T, qs);
+    T *ks = qs + QUERIES * PITCH, *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
-    if (!attention_find_queries<KIND == NEARBY, MT, WARPS>(b, p)) return;
+    if (!attention_find_queries<KIND == NEARBY, MT>(b, p)) return;
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
-    const int team = attention_team<GROUPS>(mine);
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
     const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
     if (threadIdx.x == 0) random = attention_key(p);
-    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(qs, p.q, p.query_at, first, count, head,
-                                                          p.head_size);
-    attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, begin, 0, head);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float most[MT][2], sum[MT][2], out[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) { most[m][h] = -3.4028235e38f; sum[m][h] = 0; }
@@ -5609,34 +5909,25 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
-        attention_wait<GROUPS>();
+        tt__cp_async_wait<0>();
         __syncthreads(); // the tile is there, and the other one was used
         // Then the largest score is the smallest product: turn the queries round.
         if (key == begin && p.scale < 0) {
-            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += THREADS)
+            for (int i = (int)threadIdx.x; i < QUERIES * PITCH / 2; i += 128)
                 if (i % (PITCH / 2) < D / 2) ((uint32_t *)qs)[i] ^= 0x80008000u;
-            if (GROUPS) tt__wgmma_publish();
             __syncthreads();
         }
-        if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        // The warp, or its group, has no queries, or none that sees any of the keys.
-        if (team >= count || attention_behind<MT, GROUPS, KIND>(p, t.at + team, key)) continue;
+        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
+        // The warp has no queries, or none that sees any of the keys.
+        if (mine >= count || attention_behind<MT, 0, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how often its queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4];
-        if constexpr (GROUPS > 0) { // the drawing is done beside the product
-            tt__wgmma_fence();
-            attention_wide<T>(s, qs + team * PITCH, kt);
-            tt__wgmma_commit();
-            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            tt__wgmma_wait(s[0]);
-        } else {
-            attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
-            attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-        }
+        attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head);
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
         if (NEAR)
             TT__UNROLL for (int m = 0; m < MT; m++)
                 TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -5680,9 +5971,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
                         TT__UNROLL for (int i = 0; i < 2; i++)
                             if (!attention_kept<MT, KEYS>(keep, m, h, n, i)) s[m][n][2 * h + i] = 0;
             }
-        if constexpr (GROUPS > 0) {
-            attention_wide_mma_add<T>(out, s, vt);
-        } else attention_mma_add<T, D, MT, KEYS>(out, s, vt);
+        attention_mma_add<T, D, MT, KEYS>(out, s, vt);
     }
     attention_columns<T, D> none;
     none.clear();
@@ -5697,6 +5986,369 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_forw
                                   threadIdx.x % 32, none, false);
             if (b.pair == 0) p.lse[(int64_t)at * p.heads + head] = most[m][h] * fabsf(p.scale) + logf(total);
         }
+}
+
+// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a block
+// copies queries, keys and values, up to STAGES tiles of KEYS ahead, and draws which weights dropout keeps;
+// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
+// the device holds; each takes one tile of queries after another, so that the copies for the next run while
+// this one's products do.
+
+// A tile of 64 GROUPS queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
+// ... begin + length - 1. count < 0: there are no more.
+struct attention_item { int begin, length, at, first, count, head; };
+
+// Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
+template <class T, int D, int KEYS, int GROUPS, int STAGES, bool DROPS> struct attention_wide_tiles {
+    T q[2][GROUPS][64 * D], k[STAGES][KEYS * D], v[STAGES][KEYS * D];
+    uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
+};
+
+// s (64, KEYS) = a b^T of a (64, D), b (KEYS, D): parts of 64 columns one behind another
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
+{
+    const uint32_t ma = tt__wgmma_matrix(a), mb = tt__wgmma_matrix(b);
+    TT__UNROLL for (uint32_t k = 0; k < D; k += 16) {
+        const uint32_t part = k / 64, at = k % 64 * 2 / 16;
+        tt__wgmma_rows<T>(s, ma + part * 64 * 128 / 16 + at, mb + part * KEYS * 128 / 16 + at, k > 0);
+    }
+}
+
+// to (64, D) += w y of w (64, KEYS) in registers and y (KEYS, D) as above
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4], const uint32_t (&w)[KEYS / 16][4],
+                                                      const T *y)
+{
+    const uint32_t my = tt__wgmma_matrix(y);
+    TT__UNROLL for (uint32_t k = 0; k < KEYS; k += 16)
+        TT__UNROLL for (uint32_t part = 0; part < D / 64; part++)
+            tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
+}
+
+// Number `round` of the items of a block: a head's tiles of queries from the last on, which is the longest of
+// causal attention, by groups of heads whose keys and values the cache holds. Each second round goes
+// backwards, so that who has long ones gets short ones too. count < 0: that one is not there.
+template <int QUERIES>
+__device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
+{
+    const uint32_t mine = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const uint32_t number = (uint32_t)round * gridDim.x + mine, whole = (uint32_t)(p.item_group * p.item_tiles);
+    const uint32_t of = number % whole, head = number / whole * p.item_group + of % p.item_group;
+    attention_item item = {0, 0, (p.item_tiles - 1 - (int)of / p.item_group) * QUERIES, 0, -1, 0};
+    if (head >= (uint32_t)(p.seqs * p.heads)) return item;
+    const int s = (int)head / p.heads;
+    item.head = p.first_head + (int)head % p.heads;
+    item.begin = p.seq_start[s];
+    item.length = p.seq_start[s + 1] - item.begin;
+    item.first = p.query_start[s] + item.at;
+    item.count = min(QUERIES + 0, p.query_start[s + 1] - item.first);
+    if (item.count == 0) item.count = -1;
+    return item;
+}
+
+// The same keys as attention_window_begin and attention_window_end.
+template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
+{
+    return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
+}
+__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int behind)
+{
+    return p.query_row ? length : p.causal ? min(length, behind)
+        : p.window ? min(length, behind + p.window - 1) : length;
+}
+
+// to (ROWS, D), in parts of 64 columns, as attention_fetch makes it. By 128 threads with few registers.
+template <class T, int D, int ROWS>
+__device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first, int count,
+                                               int head, int head_size)
+{
+    TT__UNROLL for (int part = 0; part < D / 64; part++) {
+        const int thread = tt__opaque((int)threadIdx.x), r = thread / 8, c = thread % 8 * 8;
+        const int left = 64 * part + c < head_size ? count - r : 0;
+        const T *const data = (const T *)m.data + (int64_t)head * head_size + 64 * part + c;
+        const T *from = data + (int64_t)(first + r) * m.ld;
+        T *const row = to + part * ROWS * 64 + r * 64 + (c ^ r % 8 * 8);
+        TT__UNROLL for (int i = 0; i < ROWS; i += 16, from += 16 * m.ld) {
+            const bool there = i < left;
+            if (at && there) from = data + (int64_t)at[first + r + i] * m.ld;
+            tt__cp_async_16(row + i * 64, there ? from : (const T *)m.data, there ? 16 : 0);
+        }
+    }
+}
+
+template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
+__global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    enum { QUERIES = 64 * GROUPS, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8,
+           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+    TT__SHARED(uint64_t, q_there, [2]); // and `items`
+    TT__SHARED(uint64_t, q_used, [2]);
+    TT__SHARED(uint64_t, k_there, [STAGES]);
+    TT__SHARED(uint64_t, v_there, [STAGES]); // and the tile's `keep`
+    TT__SHARED(uint64_t, k_used, [STAGES]);
+    TT__SHARED(uint64_t, v_used, [STAGES]);
+    TT__SHARED(attention_item, items, [2]);
+    TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
+    TT__DYN_SHARED(T, shared);
+    auto &tile = *(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS> *)attention_room<GROUPS>(shared);
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < 2; k++) {
+            tt__phases_init(&q_there[k], 129);
+            tt__phases_init(&q_used[k], 4 * GROUPS);
+        }
+        for (int k = 0; k < STAGES; k++) {
+            tt__phases_init(&k_there[k], 128);
+            tt__phases_init(&v_there[k], DROPS ? 256 : 128);
+            tt__phases_init(&k_used[k], 4 * GROUPS);
+            tt__phases_init(&v_used[k], 4 * GROUPS);
+        }
+    }
+    __syncthreads();
+    if (group < 0) {
+        tt__fewer_registers<FEW>();
+        uint32_t k0 = 0, k1 = 0;
+        if (DROPS) {
+            const uint64_t random = attention_key(p);
+            k0 = (uint32_t)random;
+            k1 = (uint32_t)(random >> 32);
+        }
+        int last = -1, last_key = 0; // the tile for which is to be drawn yet: its item in found[warp]
+        int fetched = 0, taken = 0;  // tiles of keys; items
+        const auto draw = [&]() {
+            if (!DROPS || last < 0) return;
+            const attention_item &item = found[threadIdx.x / 32][last];
+            const int stage = (fetched - 1) % STAGES;
+            for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
+                const int query = i % QUERIES, part = i / QUERIES;
+                const int row = attention_row(p, item.first + min(query, item.count - 1));
+                uint32_t bits = 0;
+                tt__forget(k0);
+                tt__forget(k1);
+                const uint64_t random = (uint64_t)k1 << 32 | k0;
+                TT__UNROLL for (int k = 0; k < 4; k++)
+                    bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
+                tile.keep[stage][part][query] = bits;
+            }
+            tt__phases_arrive(&v_there[stage]);
+            last = -1;
+        };
+        const auto take = [&](const attention_item &item) {
+            if (taken > 1) tt__phases_wait(&q_used[taken % 2], (taken / 2 & 1) ^ 1);
+            if (threadIdx.x == 0) {
+                items[taken % 2] = item;
+                tt__phases_arrive(&q_there[taken % 2]);
+            }
+        };
+        for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
+            const int round = from + (int)threadIdx.x % 32;
+            attention_item mine = {0, 0, 0, 0, -1, 0};
+            if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
+            draw();
+            __syncwarp();
+            found[threadIdx.x / 32][threadIdx.x % 32] = mine;
+            __syncwarp();
+            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1) {
+                const int lane = __ffs((int)all) - 1, slot = taken % 2;
+                const attention_item &item = found[threadIdx.x / 32][lane];
+                take(item);
+                for (int k = 0; k < GROUPS; k++)
+                    attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
+                                             item.count - 64 * k, item.head, p.head_size);
+                tt__phases_arrive_with_copies(&q_there[slot]);
+                const int end = attention_item_end(p, item.length, item.at + item.count);
+                const int key_head = item.head / p.group;
+                for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
+                    const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
+                    if (fetched >= STAGES) tt__phases_wait(&k_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&k_there[stage]);
+                    if (fetched >= STAGES) tt__phases_wait(&v_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&v_there[stage]);
+                    draw();
+                    fetched++;
+                    last = lane;
+                    last_key = key;
+                }
+                taken++;
+            }
+        }
+        draw();
+        take({0, 0, 0, 0, -1, 0});
+        tt__phases_arrive_with_copies(&q_there[taken % 2]);
+        tt__cp_async_wait<0>();
+        return;
+    }
+    tt__more_registers<MANY>();
+    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
+    const float factor = fabsf(p.scale) * TT__LOG2E;
+    // Computed where they are used, so that no register keeps them.
+    const auto lane_of = [&]() { return tt__opaque((int)threadIdx.x) % 32; };
+    const auto arrive = [&](uint64_t *barrier) { if (lane_of() == 0) tt__phases_arrive(barrier); };
+    int used = 0; // tiles of keys
+    for (int taken = 0;; taken++) {
+        const int slot = taken % 2;
+        tt__phases_wait(&q_there[slot], taken / 2 & 1);
+        const attention_item &item = items[slot];
+        const int count = item.count;
+        if (count < 0) break;
+        const int begin = attention_item_begin<KEYS>(p, item.at);
+        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
+        // group's; keys up to `all` are seen by each of the warp's.
+        const int item_end = attention_item_end(p, item.length, item.at + count);
+        const int end = team < count
+            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
+        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
+        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        uint32_t w[KEYS / 16][4];
+        const auto multiply = [&]() { // queries by keys
+            const int stage = used % STAGES;
+            tt__phases_wait(&k_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_fence();
+            attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
+            tt__wgmma_commit();
+        };
+        const auto add_values = [&](int used) {
+            const int stage = used % STAGES;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_ready(w);
+            tt__wgmma_done(out);
+            tt__wgmma_fence();
+            attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
+            tt__wgmma_commit();
+        };
+        const auto weigh = [&](int key) { // scores become weights
+            if (key + KEYS > all)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
+                                      : item.length - 1) - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
+                }
+            if (p.window)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int from = row - p.window + 1 - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
+                }
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                float now[2] = {most[h], s[0][2 * h]}, total[2] = {0, 0};
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++) now[e] = fmaxf(now[e], s[n][2 * h + e]);
+                now[0] = fmaxf(now[0], now[1]);
+                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 1));
+                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 2));
+                correction[h] = tt__exp2((most[h] - now[0]) * factor);
+                // Before a window there are tiles of which a query sees nothing.
+                const float offset = now[0] == -3.4028235e38f ? 0 : -now[0] * factor;
+                most[h] = now[0];
+                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                    TT__UNROLL for (int e = 0; e < 2; e++) {
+                        s[n][2 * h + e] = tt__exp2(fmaf(s[n][2 * h + e], factor, offset));
+                        total[n % 2] += s[n][2 * h + e];
+                    }
+                sum[h] = sum[h] * correction[h] + (total[0] + total[1]);
+            }
+        };
+        const auto round = [&]() { // weights that are kept, as the operand of a product
+            TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
+                TT__UNROLL for (int i = 0; i < 4; i++)
+                    w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+            if (!DROPS) return;
+            const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                    const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
+                    const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
+                    TT__UNROLL for (int n = 0; n < 4; n++)
+                        w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+                }
+        };
+        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
+        int key = begin;
+        for (; key < end; key += KEYS) {
+            if (OVERLAP && key > begin) {
+                used++;
+                multiply();
+                add_values(used - 1);
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(out);
+                arrive(&v_used[(used - 1) % STAGES]);
+            } else {
+                multiply();
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+            }
+            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+                TT__UNROLL for (int n = 0; n < D / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
+            round();
+            if (OVERLAP && key + KEYS < end) continue;
+            add_values(used);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            arrive(&v_used[used % STAGES]);
+            used++;
+        }
+        for (; key < item_end; key += KEYS) { // of other groups alone
+            const int stage = used % STAGES, parity = used / STAGES & 1;
+            tt__phases_wait(&k_there[stage], parity);
+            arrive(&k_used[stage]);
+            tt__phases_wait(&v_there[stage], parity);
+            arrive(&v_used[stage]);
+            used++;
+        }
+        // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
+        // vectors go to memory.
+        const int lane = lane_of(), pair = lane % 4 * 2;
+        T *const rows = tile.q[slot][group] + (mine - team) * 64;
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            const float scale = p.keep_scale / total;
+            const int r = 8 * h + lane / 4;
+            TT__UNROLL for (int n = 0; n < D / 8; n++)
+                *(uint32_t *)(rows + n / 8 * 64 * 64 + r * 64 + (n % 8 ^ r % 8) * 8 + pair) =
+                    pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
+            if (pair == 0 && mine + r < item.count)
+                p.lse[attention_sums_at(p, item.first + mine + r, item.head)] =
+                    most[h] * fabsf(p.scale) + logf(total);
+        }
+        __syncwarp();
+        for (int i = lane; i < 16 * D / 8; i += 32) {
+            const int r = i / (D / 8), c = i % (D / 8), query = item.first + mine + r;
+            if (mine + r >= item.count || 8 * c >= p.head_size) continue;
+            const int64_t at = p.query_at ? p.query_at[query] : query;
+            *(uint4 *)((T *)p.out.data + at * p.out.ld + item.head * p.head_size + 8 * c) =
+                *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
+        }
+        __syncwarp();
+        if (lane == 0) tt__phases_arrive(&q_used[slot]);
+    }
 }
 
 // The sum of dout * out of a head of row `row` of these, by the four threads that have the row's scores.
@@ -5800,7 +6452,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
             attention_wide<T>(s, qs + team * PITCH, kt);
             attention_wide<T>(g, ds + team * PITCH, vt);
             tt__wgmma_commit();
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
             tt__wgmma_done(g[0]);
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const attention_sums &row = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4];
@@ -5856,14 +6509,15 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
 template <class T, int D, int QUERIES, int THREADS, bool WIDE = false>
 __device__ __forceinline__ void attention_fetch_queries(T *qs, float *lses, int *rows,
                                                         const attention_args &p, int first, int n, int head,
-                                                        int stage)
+                                                        int stage, int thread = (int)threadIdx.x)
 {
     enum { PITCH = WIDE ? D : D + 8 };
-    const int i = threadIdx.x;
+    const int i = thread;
     const int at = stage * QUERIES * PITCH, behind = at + 2 * QUERIES * PITCH;
-    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size);
+    attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + at, p.q, p.query_at, first, n, head, p.head_size,
+                                                  thread);
     attention_fetch<T, D, QUERIES, THREADS, WIDE>(qs + (WIDE ? tt__opaque(behind) : behind), p.dout,
-                                                  p.query_at, first, n, head, p.head_size);
+                                                  p.query_at, first, n, head, p.head_size, thread);
     if (i < QUERIES) {
         const int query = first + min(i, n - 1), bytes = i < n ? 4 : 0, to = stage * QUERIES + i;
         const int64_t at = attention_sums_at(p, query, head);
@@ -5998,7 +6652,8 @@ void attention_dkdv(attention_args p)
             ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + own / 8 * QUERIES)
             : attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
         if constexpr (GROUPS > 0) {
-            tt__wgmma_wait(s[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(s[0]);
             tt__wgmma_done(g[0]);
         } else {
             attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
@@ -6032,7 +6687,8 @@ void attention_dkdv(attention_args p)
             attention_wide_add<T>(dv, w, dt);
             attention_wide_add<T>(dk, dw, qt);
             tt__wgmma_commit();
-            tt__wgmma_wait(dv[0]);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(dv[0]);
             tt__wgmma_done(dk[0]);
         } else {
             attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
@@ -6248,6 +6904,271 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
 }
 
+// The backward by warpgroups in one pass, with five products. A block of two has TILES tiles of 64 keys of a
+// sequence, in turn one of each group, with dk and dv in registers, and goes through tiles of queries. The
+// gradients of scores of a tile come to one of the groups, in turn, by shared memory: times keys they are
+// the block's part of dq. It is all of it where no sequence has more keys (p.parts is NULL); else the block
+// leaves it in the slot of p.parts that is its own among so many that follow each other in a sequence, to
+// which later passes add; see attention_sum_parts.
+enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 4 };
+template <class T, class F>
+__device__ __forceinline__ void wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4], F kept)
+{
+    TT__UNROLL for (int k = 0; k < 4; k++)
+        TT__UNROLL for (int i = 0; i < 4; i++) {
+            const int n = 2 * k + i / 2, first = i % 2 * 2;
+            to[k][i] = pack<T>(kept(n, first) ? w[0][n][first] : 0, kept(n, first + 1) ? w[0][n][first + 1] : 0);
+        }
+}
+
+template <class T, bool DROPS, bool EARLY>
+__global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    enum { D = 64, TILE = 64 * D, QUERIES = 64, TILES = TT__SPAN_TILES, KEYS = TT__SPAN, WARPS = 8 };
+    TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
+    TT__SHARED(attention_tile, t, );
+    TT__SHARED(float, part, [2][WARPS][D]);
+    TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
+    TT__DYN_SHARED(T, shared);
+    T *ks = attention_room<1>(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
+    T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
+    float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
+    int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
+    const int key_heads = p.heads / p.group, lane = threadIdx.x % 32;
+    const int key_head = p.first_head / p.group + (int)(blockIdx.x % key_heads);
+    const int64_t sums_begin = attention_sums_begin(p, key_heads, key_head);
+    const auto write_sums = [&](int parts) {
+        attention_write_sums<D>(p.sums_k, sums_begin, part[0], parts, p.head_size, (int)threadIdx.x);
+        attention_write_sums<D>(p.sums_v, sums_begin, part[1], parts, p.head_size, (int)threadIdx.x);
+        attention_write_sums<D>(p.parts ? NULL : p.sums_q, sums_begin, part_q, parts, p.head_size,
+                                (int)threadIdx.x);
+    };
+    {
+        attention_tile found;
+        if (p.longest > KEYS) {
+            found = attention_find<KEYS>(p, p.seq_start, (int)(blockIdx.x / key_heads));
+        } else {
+            const int s = (int)(blockIdx.x / key_heads);
+            found.sequence = s;
+            found.begin = found.first = p.seq_start[s];
+            found.length = found.queries = p.seq_start[s + 1] - found.begin;
+            found.at = found.length > 0 ? 0 : -1;
+        }
+        if (found.at < 0) {
+            write_sums(0);
+            return;
+        }
+        if (p.parts && found.at / KEYS / TT__SPAN_SLOTS != p.pass) return;
+        if (threadIdx.x == 0) {
+            t = found;
+            random = attention_key(p);
+        }
+        for (int i = (int)threadIdx.x; i < WARPS * D; i += 256) part_q[i / D][i % D] = 0;
+        __syncthreads();
+    }
+    const int at = t.at, count = min(KEYS + 0, t.length - at);
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), team = warp / 4;
+    const int group = lane / 4, pair = lane % 4 * 2;
+    const float factor = p.scale * TT__LOG2E;
+    float dk[2][8][4], dv[2][8][4];
+    TT__UNROLL for (int m = 0; m < 2; m++)
+        TT__UNROLL for (int n = 0; n < 8; n++)
+            TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
+    attention_fetch<T, D, KEYS, 256, true>(ks, p.k, NULL, t.begin + at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS, 256, true>(vs, p.v, NULL, t.begin + at, count, key_head, p.head_size);
+    tt__cp_async_commit();
+    const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
+        attention_fetch_queries<T, D, QUERIES, 256, true>(qs, lses, rows, p, t.first + from, t.queries - from,
+                                                          head, stage, tt__opaque((int)threadIdx.x));
+    };
+    // dq of a tile of queries, from the gradients of scores of a stage.
+    const auto finish = [&](int from, int head, int stage) {
+        const int thread = tt__opaque((int)threadIdx.x), lane = thread % 32, group = lane / 4;
+        const int end = p.causal ? min(count, from + QUERIES - at) : count; // of keys that a query sees
+        const uint32_t a = tt__wgmma_matrix(slopes + stage * TILES * TILE), b = tt__wgmma_matrix(ks);
+        float dq[8][4];
+        tt__wgmma_fence();
+        tt__wgmma_across<T>(dq, a, b, false); // apart, as else these sums take registers before the loop
+        for (int k = 16; k < end; k += 16) tt__wgmma_across<T>(dq, a + k * 128 / 16, b + k * 128 / 16, true);
+        tt__wgmma_commit();
+        tt__wgmma_wait<0>();
+        tt__wgmma_done(dq);
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            const int i = from + thread / 32 % 4 * 16 + 8 * h + group;
+            if (i >= t.queries) continue;
+            if (!p.parts) {
+                attention_store<T, D>(p.dq, t.first + i, head, p.head_size, dq, h, p.scale, p.add_dq, lane,
+                                      columns, p.sums_q);
+                continue;
+            }
+            const int64_t slot = at / KEYS % TT__SPAN_SLOTS;
+            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                if (8 * n >= p.head_size) break;
+                float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
+                if (p.pass > 0) {
+                    const float2 before = *(const float2 *)(to + 8 * n);
+                    sum.x += before.x;
+                    sum.y += before.y;
+                }
+                *(float2 *)(to + 8 * n) = sum;
+            }
+        }
+        if (p.sums_q && !p.parts) columns.write(part_q[thread / 32], lane, true);
+    };
+    const int begin = p.causal ? at : 0, heads_end = (key_head + 1) * p.group;
+    int from = begin, head = key_head * p.group, before = -1, head_before = head;
+    fetch(from, head, 0);
+    for (int stage = 0; ; stage ^= 1) {
+        attention_wait<1>();
+        __syncthreads(); // the tile is there, and so are gradients of the scores of the one before
+        const bool more = head < heads_end;
+        int next = from + QUERIES, next_head = head;
+        if (next >= t.queries) { next = begin; next_head++; }
+        if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
+        if (before >= 0 && team == stage && p.dq.data) finish(before, head_before, stage ^ 1);
+        if (!more) break;
+        const T *qt = qs + stage * TILE, *dt = ds + stage * TILE;
+        const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
+        TT__UNROLL for (int m = 0; m < 2; m++) {
+            const int tile = 2 * m + team, own = tile * 64 + warp % 4 * 16; // the warp's first key
+            if (tile * 64 >= count || (p.causal && at + tile * 64 >= from + QUERIES)) continue;
+            float s[1][8][4], g[1][8][4];
+            tt__wgmma_fence();
+            attention_wide<T>(s, ks + tile * TILE, qt);
+            tt__wgmma_commit();
+            attention_wide<T>(g, vs + tile * TILE, dt);
+            tt__wgmma_commit();
+            uint32_t keep = 0;
+            if (DROPS)
+                keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
+                                                          head);
+            const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
+            tt__wgmma_wait<1>();
+            tt__wgmma_done(s[0]);
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                const float2 sums = *(const float2 *)(lse + 8 * n);
+                TT__UNROLL for (int i = 0; i < 4; i++)
+                    s[0][n][i] = tt__exp2(fmaf(s[0][n][i], factor, -TT__LOG2E * (i % 2 ? sums.y : sums.x)));
+            }
+            if (own + 15 >= count || (p.causal && at + own + 15 > from))
+                TT__UNROLL for (int n = 0; n < 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) {
+                        const int key = own + group + i / 2 * 8, query = from - at + 8 * n + pair + i % 2;
+                        if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
+                    }
+            uint32_t w[4][4], dw[4][4];
+            if (EARLY) {
+                wide_pack_kept<T>(w, s, kept);
+                tt__wgmma_fence();
+                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+                tt__wgmma_commit();
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(g[0]);
+            } else {
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(g[0]);
+            }
+            TT__UNROLL for (int n = 0; n < 8; n++) {
+                const float2 sums = *(const float2 *)(delta + 8 * n);
+                TT__UNROLL for (int i = 0; i < 4; i++) {
+                    float &y = g[0][n][i];
+                    if (DROPS) y *= kept(n, i) ? p.keep_scale : 0;
+                    y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
+                }
+            }
+            if (!EARLY) {
+                wide_pack_kept<T>(w, s, kept);
+                tt__wgmma_fence();
+                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+                tt__wgmma_commit();
+            }
+            attention_wide_pack<T>(dw, g);
+            tt__wgmma_fence();
+            attention_wide_add<T>(*(float (*)[1][8][4])dk[m], dw, qt);
+            tt__wgmma_commit();
+            // Tile (64, 64) of keys and queries: the 16 bytes n of a row lie at n ^ row % 8.
+            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128 + pair * 2;
+            TT__UNROLL for (int n = 0; n < 8; n++)
+                TT__UNROLL for (int h = 0; h < 2; h++)
+                    *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(dk[m]);
+            tt__wgmma_done(dv[m]);
+        }
+        before = from;
+        head_before = head;
+        from = next;
+        head = next_head;
+    }
+    if (p.sums_k || p.sums_v || p.dq.data == p.dk.data || p.dq.data == p.dv.data) __syncthreads();
+    // One thread has an element of dk and of dv, which may be the same.
+    const int last = tt__opaque((int)threadIdx.x);
+    TT__UNROLL for (int k = 0; k < 2; k++) {
+        float *const sums = k ? p.sums_v : p.sums_k;
+        attention_columns<T, D> columns;
+        columns.clear();
+        TT__UNROLL for (int m = 0; m < 2; m++)
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                const int r = (2 * m + last / 128) * 64 + last / 32 % 4 * 16 + 8 * h + last % 32 / 4;
+                if (r >= count || !(k ? p.dv : p.dk).data) continue;
+                attention_store<T, D>(k ? p.dv : p.dk, t.begin + at + r, key_head, p.head_size,
+                                      k ? dv[m] : dk[m], h, k ? p.keep_scale : p.scale,
+                                      k ? p.add_dv : p.add_dk, last % 32, columns, sums);
+            }
+        if (sums) columns.write(part[k][last / 32], last % 32, false);
+    }
+    if (!p.sums_k && !p.sums_v && !p.sums_q) return;
+    __syncthreads();
+    write_sums(WARPS);
+}
+
+// dq of the slots of p.parts, a tile of 64 rows of a head a block.
+template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(attention_args p)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, part, [16][64]);
+    const int head = p.first_head + (int)(blockIdx.x % p.heads), r = threadIdx.x / 16, c = threadIdx.x % 16 * 4;
+    const attention_tile t = attention_find<64>(p, p.query_start, (int)(blockIdx.x / p.heads));
+    float sums[4] = {0, 0, 0, 0};
+    if (t.at >= 0 && c < p.head_size) {
+        const int blocks = ((p.causal ? t.at : t.length - 1)) / TT__SPAN + 1;
+        const int slots = min(blocks, TT__SPAN_SLOTS + 0);
+        TT__UNROLL for (int k = 0; k < 64; k += 16) {
+            const int64_t row = t.first + t.at + r + k, column = (int64_t)head * p.head_size + c;
+            if (t.at + r + k >= t.queries) continue;
+            const float *from = p.parts + row * p.heads * p.head_size + column;
+            float x[4] = {0, 0, 0, 0};
+            for (int slot = 0; slot < slots; slot++, from += p.q.rows * p.heads * p.head_size) {
+                const float4 y = *(const float4 *)from;
+                x[0] += y.x; x[1] += y.y; x[2] += y.z; x[3] += y.w;
+            }
+            TT__UNROLL for (int i = 0; i < 4; i++) x[i] *= p.scale;
+            if (p.dq.dtype == TT_F32) {
+                float *to = (float *)p.dq.data + row * p.dq.ld + column;
+                TT__UNROLL for (int i = 0; i < 4; i++) to[i] = p.add_dq ? to[i] + x[i] : x[i];
+            } else {
+                T *to = (T *)p.dq.data + row * p.dq.ld + column;
+                if (p.add_dq) TT__UNROLL for (int i = 0; i < 4; i++) x[i] += to_float(to[i]);
+                const uint32_t words[2] = {pack<T>(x[0], x[1]), pack<T>(x[2], x[3])};
+                float y[8];
+                ((uint32_t *)to)[0] = words[0];
+                ((uint32_t *)to)[1] = words[1];
+                widen8<T>(y, {words[0], words[1], 0, 0});
+                TT__UNROLL for (int i = 0; i < 4; i++) sums[i] += y[i];
+            }
+        }
+    }
+    if (!p.sums_q) return;
+    TT__UNROLL for (int i = 0; i < 4; i++) part[r][c + i] = sums[i];
+    __syncthreads();
+    attention_write_sums<64>(p.sums_q, attention_sums_begin(p, p.heads, head), part, 16, p.head_size,
+                             (int)threadIdx.x);
+}
+
 // ---- the ops
 
 // Sets what the forward and the backward have in common. If only some rows of the batch are queries, their
@@ -6347,16 +7268,40 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
     return e == cudaSuccess ? TT__LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
 }
 
+template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
+cudaError_t attention_forward_wide_of(tt__device *d, const attention_args *p)
+{
+    enum { QUERIES = 64 * GROUPS };
+    const auto kernel = attention_forward_wide<T, D, KEYS, GROUPS, BLOCKS, STAGES, DROPS, OVERLAP>;
+    const size_t shared = sizeof(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS>) + TT__WIDE_ROOM;
+    const int64_t items = (int64_t)attention_tiles(p, p->q.rows, QUERIES) * p->heads;
+    const int64_t most = (int64_t)d->properties.multiProcessorCount * BLOCKS;
+    const int64_t blocks = items < most ? items : most, heads = (int64_t)p->seqs * p->heads;
+    const int64_t tiles = ((p->query_row ? p->q.rows : p->longest) + QUERIES - 1) / QUERIES;
+    const int64_t groups = (heads * tiles + 2 * blocks - 1) / (2 * blocks);
+    attention_args args = *p;
+    args.item_tiles = (int)tiles;
+    args.item_group = (int)((heads + groups - 1) / groups);
+    args.item_rounds = (int)((groups * args.item_group * tiles + blocks - 1) / blocks);
+    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               (int)shared);
+    return e == cudaSuccess ? TT__LAUNCH(kernel, (unsigned)blocks, 128 * (GROUPS + 1), shared, d->stream, args)
+                            : e;
+}
+
+template <class T, int D, bool DROPS>
+cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
+{
+    return D == 64 ? attention_forward_wide_of<T, 64, 64, 2, 2, 4, DROPS, false>(d, p)
+                   : attention_forward_wide_of<T, 128, 128, 2, 1, 2, DROPS, true>(d, p);
+}
+
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,
 // without spills).
 template <class T, int D, attention_kind KIND>
 cudaError_t attention_forward_on(tt__device *d, const attention_args *p)
 {
     enum { MT = 2, KEYS = D <= 64 ? 64 : 32 };
-    if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma)
-            return attention_launch(d, attention_forward<T, D, 1, 64, KIND, 2>, p, p->q.rows, 128, p->heads,
-                                    1, 256, (128 + 4 * 64) * D * sizeof(T) + TT__WIDE_ROOM);
     return attention_launch(d, attention_forward<T, D, MT, KEYS, KIND>, p, p->q.rows, 64 * MT, p->heads, 1,
                             128, (64 * MT + 4 * KEYS) * (D + 8) * sizeof(T));
 }
@@ -6369,13 +7314,23 @@ size_t attention_backward_bytes(int head_size, int warps)
         + 6 * queries * sizeof(float);
 }
 
+// Whether attention_backward_wide makes all gradients: dq of one pass may lie where dk does, as one block has
+// both; that of several is complete when dk is there.
+bool attention_spans(const tt__device *d, const attention_args *p)
+{
+    const bool plain = !p->window && !p->alibi_heads && !p->block && !p->query_row;
+    const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
+    if (!d->wgmma || !plain || p->head_size <= 32 || p->head_size > 64) return false;
+    return p->longest <= TT__SPAN ? apart || p->group == 1 : apart && p->parts;
+}
+
 // The warps of the kernel that makes dq, dk and dv in one pass; 0: two passes do. Of listed queries, dq may
 // lie among the dk of other blocks.
 int attention_warps(const tt__device *d, const attention_args *p)
 {
     const int warps = p->longest <= 128 ? 4 : 8, head_size = p->head_size <= 32 ? 32 : 64;
     const bool plain = !p->window && !p->alibi_heads && !p->block && p->head_size <= 64;
-    if (!plain || (head_size == 64 && d->wgmma)) return 0;
+    if (!plain || attention_spans(d, p)) return 0;
     const bool apart = p->dq.data != p->dk.data && p->dq.data != p->dv.data;
     const bool all = p->dq.data && (p->dk.data || p->dv.data) && p->longest <= 256;
     const size_t bytes = attention_backward_bytes(head_size, warps)
@@ -6401,22 +7356,21 @@ size_t attention_kept_bytes(const attention_args *p, int keys, int queries)
     return p->bits ? 2 * (size_t)keys * (size_t)queries / 8 : 0;
 }
 
-// By warpgroups: two passes for sequences of any length, as they take less time than one of mma.sync.
-template <class T> cudaError_t attention_backward_wide(tt__device *d, attention_args *p)
+template <class T> cudaError_t attention_backward_spans(tt__device *d, attention_args *p)
 {
-    enum { TILE = 64 * 64 * sizeof(T), DQ_GROUPS = 2, KEY_GROUPS = 1 };
-    cudaError_t e = cudaSuccess;
-    p->parts_q = attention_tiles(p, p->q.rows, 64 * DQ_GROUPS);
-    p->parts_k = attention_tiles(p, p->k.rows, 64 * KEY_GROUPS);
-    if (p->dq.data && p->q.rows > 0)
-        e = attention_launch(d, attention_dq<T, 64, 1, 64, PLAIN, DQ_GROUPS>, p, p->q.rows, 64 * DQ_GROUPS,
-                             p->heads, 1, 128 * DQ_GROUPS, (2 * DQ_GROUPS + 4) * TILE + TT__WIDE_ROOM);
-    if (e == cudaSuccess && (p->dk.data || p->dv.data))
-        e = attention_launch(d, p->bits ? attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS, true>
-                                        : attention_dkdv<T, 64, 1, 64, PLAIN, KEY_GROUPS>,
-                             p, p->k.rows, 64 * KEY_GROUPS, p->heads / p->group, 1, 128 * KEY_GROUPS,
-                             (2 * KEY_GROUPS + 4) * TILE + 6 * 64 * sizeof(float)
-                             + attention_kept_bytes(p, 64 * KEY_GROUPS, 64) + TT__WIDE_ROOM);
+    enum { TILE = 64 * 64, TILES = 4 * TT__SPAN_TILES + 4 };
+    const bool whole = p->longest <= TT__SPAN;
+    const size_t shared = TILES * TILE * sizeof(T) + 6 * 64 * sizeof(float) + TT__WIDE_ROOM;
+    const int key_heads = p->heads / p->group, spans = (p->longest + TT__SPAN - 1) / TT__SPAN;
+    if (whole) p->parts = NULL;
+    p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
+    p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
+    const auto kernel = p->drop ? attention_backward_wide<T, true, true> : attention_backward_wide<T, false, true>;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
+    for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)
+        e = TT__LAUNCH(kernel, (unsigned)(p->parts_k * key_heads), 256, shared, d->stream, *p);
+    if (e == cudaSuccess && !whole && p->dq.data)
+        e = TT__LAUNCH((attention_sum_parts<T>), (unsigned)(p->parts_q * p->heads), 256, 0, d->stream, *p);
     return e;
 }
 
@@ -6427,7 +7381,7 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
           QUERIES = D <= 64 || D > 96 ? 32 : 64 };
     cudaError_t e = cudaSuccess;
     if constexpr (D == 64 && KIND == PLAIN)
-        if (d->wgmma) return attention_backward_wide<T>(d, p);
+        if (attention_spans(d, p)) return attention_backward_spans<T>(d, p);
     if constexpr (D <= 64 && KIND == PLAIN) {
         if constexpr (D <= 32)
             if (p->warps == 4) return attention_backward_of<T, D, 4>(d, p);
@@ -6448,8 +7402,19 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
     return e;
 }
 
+// Whether attention_forward_wide runs: it has no ALiBi and no blocks, and stores whole vectors.
+bool attention_forward_fits_wide(const tt__device *d, const attention_args *p)
+{
+    return d->wgmma && p->scale > 0 && !p->alibi_heads && !p->block && p->head_size > 32
+        && attention_aligned(&p->out, p->q.dtype);
+}
+
 template <class T, int D> cudaError_t attention_of_size(tt__device *d, attention_args *p)
 {
+    if constexpr (D == 64 || D == 128)
+        if (!p->dout.data && attention_forward_fits_wide(d, p))
+            return p->drop ? attention_forward_wide_on<T, D, true>(d, p)
+                           : attention_forward_wide_on<T, D, false>(d, p);
     const bool near = p->window || p->alibi_heads;
     if (!p->dout.data)
         return near ? attention_forward_on<T, D, NEARBY>(d, p) : attention_forward_on<T, D, PLAIN>(d, p);
@@ -6484,6 +7449,7 @@ cudaError_t attention_on_cores(tt__device *d, attention_args *p)
     if (p->lse) p->lse -= p->first_head;
     if (p->delta) p->delta -= p->first_head;
     if (p->bits) p->bits -= (int64_t)p->first_head * TT__CUDA_ATTENTION_BITS;
+    if (p->parts) p->parts -= p->first_head * p->head_size;
     if (p->sums_q) p->sums_q -= p->first_head * p->head_size;
     if (p->sums_k) p->sums_k -= p->first_head / p->group * p->head_size;
     if (p->sums_v) p->sums_v -= p->first_head / p->group * p->head_size;
@@ -6550,19 +7516,23 @@ cudaError_t run_attention_backward(const tt__launch *l)
     const size_t bits = (size_t)tt__cuda_attention_bits(&l->instr->attr, &p.q, p.seqs);
     if (both && !p.query_row && bits > 0 && used + bits <= l->instr->workspace)
         p.bits = (unsigned char *)l->workspace + used;
+    const size_t parts = (size_t)tt__cuda_attention_parts(&l->instr->attr, &p.q);
+    if (!p.query_row && parts > 0 && used + parts <= l->instr->workspace)
+        p.parts = (float *)((char *)l->workspace + used);
     const bool fast = p.seqs > 0 && attention_fast(&p);
     float *next = resident_of(l)->sums, *const end = next + resident_workspace::BYTES / sizeof(float);
     float *partial[3] = {NULL, NULL, NULL};
     for (int k = 0; k < 3 && fast; k++) {
         const tt__mat *y = &l->out[k];
         const int64_t floats = y->cols * attention_tiles(&p, y->rows, 64);
-        if (!l->out[3 + k].data || l->add[k] || y->dtype == TT_F32 || floats > end - next) continue;
+        const bool shared = k == 0 && p.group > 1 && attention_spans(d, &p) && p.longest <= TT__SPAN;
+        if (!l->out[3 + k].data || l->add[k] || y->dtype == TT_F32 || floats > end - next || shared) continue;
         partial[k] = next;
         next += floats;
     }
     p.sums_q = partial[0]; p.sums_k = partial[1]; p.sums_v = partial[2];
     p.warps = attention_warps(d, &p);
-    p.sums_deltas = fast && p.warps == 0 && p.dq.data && attention_aligned(&p.out, p.q.dtype);
+    p.sums_deltas = fast && p.warps == 0 && !attention_spans(d, &p) && p.dq.data && attention_aligned(&p.out, p.q.dtype);
     if (p.seqs > 0 && p.q.rows > 0 && !p.sums_deltas) e = attention_deltas(d, &p);
     if (p.seqs > 0 && e == cudaSuccess) e = fast ? attention_on_cores(d, &p) : attention_backward_any(d, &p);
     all_sums_to_finish all;
@@ -6593,7 +7563,7 @@ struct product {
     tt_dtype a_type, b_type;
     int64_t a_row, a_col, b_row, b_col;
     tt__mat c, pre, saved, residual; // without data: absent
-    tt__mat sums;                    // of C's columns, beside `saved`
+    tt__mat sums;                    // of C's columns, beside `saved`; where sums_rows, of A's rows
     const void *bias;
     tt_dtype bias_type;
     int act;
@@ -6684,8 +7654,11 @@ cudaDataType_t lt_type(tt_dtype t)
     return t == TT_BF16 ? CUDA_R_16BF : t == TT_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB); `aux`,
-// what goes into GELU, is written or read.
+// What cuBLASLt does beside the product: `bias` is added, or gets the sum of each row of A (BGRADB) or of
+// each column of the result (DGELU_BGRAD). For other kinds it is NULL: cublasLtMatmul answers
+// CUBLAS_STATUS_INVALID_VALUE where there is a pointer that the kind does not use, to algorithms that
+// cublasLtMatmulAlgoGetHeuristic offers and cublasLtMatmulAlgoCheck accepts with it (seen with cuBLASLt 13.1).
+// `aux`, what goes into GELU, is written or read.
 struct lt_epilogue { cublasLtEpilogue_t kind; const void *bias; tt__mat aux; };
 
 // A product as cuBLASLt gets it: to = g's A B (+ addend), and more. In its column-major view that is C^T =
@@ -6714,7 +7687,8 @@ struct product_key {
     int64_t m, n, k, lda, ldb, ldc, ldd, ld_aux;
     int a_type, b_type, to_type, epilogue;
     uint16_t alignment[6]; // of B, A, C, the result, bias and aux
-    bool a_plain, b_plain, adds, tf32, exact;
+    bool a_plain, b_plain, adds, tf32, sums_rows, exact;
+    bool tuned; // of a program with `tune`
 };
 
 struct product_choice { product_key key; cublasLtMatmulAlgo_t algo; bool used, possible; };
@@ -6734,7 +7708,7 @@ int64_t rows_to_choose_for(int64_t rows, bool exact)
     return exact || rows <= 128 ? rows : (rows + 127) / 128 * 128;
 }
 
-product_key key_of(const lt_product &p, bool exact)
+product_key key_of(const lt_product &p, bool exact, bool tuned)
 {
     product_key key;
     memset(&key, 0, sizeof key); // with what lies between fields
@@ -6742,13 +7716,15 @@ product_key key_of(const lt_product &p, bool exact)
     key.n = p.g->n;
     key.k = p.g->sums_rows ? rows_to_choose_for(p.g->k, exact) : p.g->k;
     key.lda = p.a_ld(); key.ldb = p.b_ld(); key.ldc = p.c_ld(); key.ldd = p.to->ld;
+    // Where the rows of the batch lie along memory, as in fp8, no more of them have room in a line.
+    if (p.g->sums_rows && p.a_plain()) key.k = min(key.k, min(key.lda, key.ldb));
     key.ld_aux = p.more->aux.data ? p.more->aux.ld : 0;
     key.a_type = p.a_type(); key.b_type = p.b_type(); key.to_type = lt_type(p.to->dtype);
     key.epilogue = p.more->kind;
     const void *const operands[6] = {p.g->b, p.g->a, p.c(), p.to->data, p.more->bias, p.more->aux.data};
     for (int k = 0; k < 6; k++) key.alignment[k] = alignment_of(operands[k]);
     key.a_plain = p.a_plain(); key.b_plain = p.b_plain(); key.adds = p.addend != NULL; key.tf32 = p.tf32;
-    key.exact = exact;
+    key.sums_rows = p.g->sums_rows; key.exact = exact; key.tuned = tuned;
     return key;
 }
 
@@ -6792,6 +7768,9 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
+            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in f32
+            // now and then, as gradients need it more than values (Transformer Engine does the same).
+            set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)!g.gradient);
             // cuBLASLt has no other.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
             if (more.bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, bias_type);
@@ -6827,7 +7806,7 @@ struct lt_description {
     }
 };
 
-constexpr int LT_OFFERS = 8;
+constexpr int LT_OFFERS = 8; // cuBLASLt 13.1 offers no more, however many are asked for
 
 // The algorithms, at most `most`, that cuBLASLt's heuristic offers for the key, the fastest first.
 cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key, int most,
@@ -6857,23 +7836,135 @@ cublasStatus_t lt_ask(tt__device *d, const lt_product &p, const product_key &key
     return s;
 }
 
+// Whether cuBLASLt has the algorithm for a product of the key's sizes, within the workspace.
+bool lt_has(tt__device *d, const lt_product &p, const product_key &key, const cublasLtMatmulAlgo_t &algo)
+{
+    const lt_description of(p, key.m, key.k);
+    cublasLtMatmulHeuristicResult_t found;
+    return of.status == CUBLAS_STATUS_SUCCESS &&
+        cublasLtMatmulAlgoCheck(d->lt, of.desc, of.b, of.a, of.c, of.to, &algo, &found) ==
+            CUBLAS_STATUS_SUCCESS &&
+        found.workspaceSize <= resident_workspace::LT_BYTES;
+}
+
 enum lt_outcome { LT_DONE, LT_REFUSED, LT_NOT_OFFERED };
 
-// Makes the product with the algorithm that was chosen for its key, or chooses one: the first that is not
-// refused.
+// What was timed of a kind of product, or learnt from a text. possible: cuBLASLt's algorithm is the fastest
+// way; else a way that is tried after this one is. met: a product of the device's programs has this key at
+// capacity.
+struct tuned_product { product_key key; cublasLtMatmulAlgo_t algo; bool possible, met; };
+
+tuned_product *tuned_of(tt__device *d, const product_key &key)
+{
+    for (int k = 0; k < d->tuned_count; k++)
+        if (memcmp(&d->tuned[k].key, &key, sizeof key) == 0) return &d->tuned[k];
+    return NULL;
+}
+
+// What was timed of the key's kind of product with as many rows; else with the fewest of those that have more
+// rows; else with the most. So what a product takes over depends on what was met, and on nothing that ran
+// before.
+const tuned_product *nearest_tuned(tt__device *d, const product_key &key)
+{
+    const tuned_product *nearest = NULL;
+    const auto rows_of = [](const product_key &x) { return x.sums_rows ? x.k : x.m; };
+    const int64_t rows = rows_of(key);
+    for (int k = 0; k < d->tuned_count; k++) {
+        const tuned_product *x = &d->tuned[k];
+        product_key same = x->key;
+        (same.sums_rows ? same.k : same.m) = rows;
+        if (!x->met || memcmp(&same, &key, sizeof key) != 0) continue;
+        const int64_t best = nearest ? rows_of(nearest->key) : 0, now = rows_of(x->key);
+        if (!nearest || (best < rows ? now > best : now >= rows && now < best)) nearest = x;
+    }
+    return nearest;
+}
+
+// Ways to make a product, in the order in which they are tried.
+enum product_way {
+    LT_WITH_SUMS,   // cuBLASLt also sums columns: of the result, or those of A's transpose
+    LT_WITH_GELU,   // ... applies GELU or its slope; kernels of our own sum
+    LT_ALONE,       // ... adds a bias at most; kernels of our own do all else
+    LT_WAYS
+};
+
+// A way of a product that is timed, and what cuBLASLt offers for it; where something is known of it, that.
+struct way_trial {
+    bool asked;     // cuBLASLt can make the product in this way
+    product_key key;
+    tuned_product *known;
+    cublasLtMatmulAlgo_t algo[LT_OFFERS];
+    int count;
+};
+
+struct product_trial {
+    way_trial of[LT_WAYS];
+    int way, offer; // that are made now
+    bool asks;      // lt_run finds out what is offered, and makes nothing
+};
+
+cublasStatus_t lt_make(const tt__launch *l, const lt_product &p, const lt_description &of,
+                       const cublasLtMatmulAlgo_t *algo)
+{
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(l->device->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero,
+                          p.c(), of.c, p.to->data, of.to, algo, resident_of(l)->product.lt,
+                          resident_workspace::LT_BYTES, l->device->stream);
+}
+
+// cublasLtMatmul answers so for an algorithm that it cannot use for the product.
+bool lt_refuses(cublasStatus_t s)
+{
+    return s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// lt_run while a product is timed.
+cublasStatus_t lt_try(const tt__launch *l, const lt_product &p, lt_outcome *outcome)
+{
+    tt__device *d = l->device;
+    way_trial &way = d->trial->of[d->trial->way];
+    cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
+    *outcome = LT_NOT_OFFERED;
+    if (!way.asked) {
+        way.asked = true;
+        way.key = key_of(p, false, true);
+        way.known = tuned_of(d, way.key);
+        cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+        if (!way.known) s = lt_ask(d, p, way.key, LT_OFFERS, found, &way.count);
+        else way.count = way.known->possible && lt_has(d, p, way.key, way.known->algo);
+        for (int k = 0; k < way.count; k++) way.algo[k] = way.known ? way.known->algo : found[k].algo;
+        if (s != CUBLAS_STATUS_SUCCESS) return s;
+    }
+    if (d->trial->asks || d->trial->offer >= way.count) return CUBLAS_STATUS_SUCCESS;
+    const lt_description of(p, p.g->m, p.g->k);
+    const cublasStatus_t s = of.status != CUBLAS_STATUS_SUCCESS ? of.status
+        : lt_make(l, p, of, &way.algo[d->trial->offer]);
+    *outcome = lt_refuses(s) ? LT_REFUSED : LT_DONE;
+    return lt_refuses(s) ? CUBLAS_STATUS_SUCCESS : s;
+}
+
+// Makes the product with the algorithm that was chosen for its key, or chooses one: the tuned one, or the
+// first offered that is not refused.
 cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_outcome *outcome)
 {
     tt__device *d = l->device;
-    const float one = 1, zero = 0;
-    const product_key key = key_of(p, exact);
+    if (d->trial) return lt_try(l, p, outcome);
+    const product_key key = key_of(p, exact, l->tuned);
     cublasLtMatmulHeuristicResult_t found[LT_OFFERS];
     product_choice *choice = choice_of(d, key);
     if (!choice) return CUBLAS_STATUS_ALLOC_FAILED;
     *outcome = LT_NOT_OFFERED;
     if (choice->used && !choice->possible) return CUBLAS_STATUS_SUCCESS;
+    // From another number of rows a product takes over that cuBLASLt is slower than kernels of our own, and
+    // not the algorithm: on an H200 that of 6,144 rows of 3,072 inputs took 39 us for 3,072 rows, where the
+    // one offered first took 27.
+    const tuned_product *tuned = choice->used || exact || !l->tuned ? NULL : nearest_tuned(d, key);
+    const bool same = tuned && memcmp(&tuned->key, &key, sizeof key) == 0;
     int count = 1;
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (choice->used) found[0].algo = choice->algo;
+    else if (tuned && !tuned->possible) count = 0;
+    else if (same && lt_has(d, p, key, tuned->algo)) found[0].algo = tuned->algo;
     else s = lt_ask(d, p, key, exact ? LT_OFFERS : 1, found, &count);
     if (s != CUBLAS_STATUS_SUCCESS) return s;
     const lt_description of(p, p.g->m, p.g->k);
@@ -6883,11 +7974,8 @@ cublasStatus_t lt_run(const tt__launch *l, const lt_product &p, bool exact, lt_o
         choice->algo = found[0].algo;
     }
     for (int k = 0; k < count && *outcome == LT_REFUSED; k++) {
-        s = cublasLtMatmul(d->lt, of.desc, &one, p.g->b, of.b, p.g->a, of.a, p.addend ? &one : &zero, p.c(),
-                           of.c, p.to->data, of.to, &found[k].algo, resident_of(l)->product.lt,
-                           resident_workspace::LT_BYTES, d->stream);
-        // What the heuristic had offered.
-        if (s == CUBLAS_STATUS_NOT_SUPPORTED || s == CUBLAS_STATUS_INVALID_VALUE) continue;
+        s = lt_make(l, p, of, &found[k].algo);
+        if (lt_refuses(s)) continue; // what the heuristic had offered
         if (s != CUBLAS_STATUS_SUCCESS) return s;
         choice->algo = found[k].algo;
         *outcome = LT_DONE;
@@ -6907,7 +7995,8 @@ cudaError_t lt_matmul(const tt__launch *l, const product *g, const tt__mat *to,
     const bool result_fits = g->unscale_a || to->dtype == TT_F32 || to->dtype == g->a_type;
     if (g->a_type != g->b_type || !result_fits || !g->k) return cudaSuccess;
     cublasStatus_t s = lt_run(l, p, false, &outcome);
-    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED) s = lt_run(l, p, true, &outcome);
+    if (s == CUBLAS_STATUS_SUCCESS && outcome == LT_REFUSED && !l->device->trial)
+        s = lt_run(l, p, true, &outcome);
     *done = outcome == LT_DONE;
     if (s == CUBLAS_STATUS_SUCCESS) return cudaSuccess;
     const cudaError_t cause = cudaPeekAtLastError();
@@ -6942,63 +8031,607 @@ cudaError_t lt_sums(const tt__launch *l, const product *g, const tt__mat *to, co
     return run_finish_sums(l->device, apart, 1, sums->cols, sums, true);
 }
 
-cudaError_t matmul(const tt__launch *l, const product *g)
+// The operands of a product as matrices whose rows lie along memory.
+tt__mat operand_a(const product *g)
+{
+    return g->sums_rows ? tt__mat{(void *)g->a, g->a_type, g->k, g->m, g->a_col}
+                        : tt__mat{(void *)g->a, g->a_type, g->m, g->k, g->a_row};
+}
+tt__mat operand_b(const product *g)
+{
+    return g->b_col == 1 ? tt__mat{(void *)g->b, g->b_type, g->k, g->n, g->b_row}
+                         : tt__mat{(void *)g->b, g->b_type, g->n, g->k, g->b_col};
+}
+
+// The sums of g's columns, or of A's rows, by kernels of our own.
+cudaError_t sum_apart(const tt__launch *l, const product *g)
+{
+    const tt__mat a = operand_a(g);
+    return run_column_sums(l, g->sums_rows ? &a : &g->c, &g->sums, g->add_sums);
+}
+
+bool is_even(const product *g)
+{
+    const tt__mat a = operand_a(g), b = operand_b(g);
+    return g->unscale_a || (tt__cuda_even(&a) && tt__cuda_even(&b) && tt__cuda_even(&g->c));
+}
+
+// c = what becomes of the sums `sum`, of which rows are as far apart as it says.
+__global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
+{
+    tt__begin_kernel();
+    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x, r = i / g.n, c = i % g.n;
+    if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
+}
+
+// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows of
+// activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
+cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;
-    const bool passes = g->act != 0 || g->saved.data; // something comes after the sum and the bias
-    tt__mat to = passes && g->pre.data ? g->pre : g->c;
-    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
-    const bool later = !passes && !g->accumulate && g->residual.data && g->residual.dtype != to.dtype &&
-        to.dtype == TT_F32;
-    const tt__mat *addend = !passes && g->accumulate ? &g->c
-        : !passes && g->residual.data && !later ? &g->residual : NULL;
-    const tt__mat *aux = g->saved.data ? &g->saved : &g->pre;
-    const cublasLtEpilogue_t plain = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    lt_epilogue more = {plain, g->bias, no_operand};
+    const int64_t rows = g->sums_rows ? g->k : g->m, most = min(rows, (int64_t)TT__CUDA_LOSS_CHUNK);
+    const auto up = [](int64_t n) { return (n + 7) / 8 * 8; };
+    const int64_t m = g->sums_rows ? up(g->m) : most, n = up(g->n), k = g->sums_rows ? most : up(g->k);
+    product p = *g;
+    p.a_row = g->sums_rows ? 1 : k; p.a_col = g->sums_rows ? m : 1;
+    p.b_row = g->b_col == 1 ? n : 1; p.b_col = g->b_col == 1 ? 1 : k;
+    const size_t of_a = tt__align_to((size_t)(m * k) * tt_dtype_bytes(g->a_type), TT__CUDA_ALIGN);
+    const size_t of_b = tt__align_to((size_t)(n * k) * tt_dtype_bytes(g->b_type), TT__CUDA_ALIGN);
+    const size_t of_c = tt__align_to((size_t)(m * n) * sizeof(float), TT__CUDA_ALIGN);
+    char *at = (char *)l->workspace + l->instr->workspace;
+    *done = false;
+    if (g->a_type != g->b_type || !g->k || of_a + of_b + of_c > l->instr->workspace) return cudaSuccess;
+    p.c = {at -= of_c, TT_F32, m, n, n};
+    p.b = at -= of_b;
+    p.a = at -= of_a;
+    p.bias = NULL;
+    p.act = 0;
+    p.accumulate = false;
+    p.pre = p.saved = p.residual = p.sums = no_operand;
     cudaError_t e = cudaSuccess;
-    bool done = false, fits = !(g->accumulate && (passes || g->residual.data)) &&
-        !(passes && g->residual.data) && !(addend && addend->dtype != to.dtype);
-    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
-    const bool fp8 = fits && g->unscale_a && g->k > 0;
-    const tt_dtype bias_type = !fp8 || to.dtype != TT_F32 ? to.dtype : TT_BF16; // that cuBLASLt adds
-    if (fits && g->bias && g->bias_type != bias_type) {
+    for (int64_t r = 0; r < rows && e == cudaSuccess; r += most) {
+        product part = *g; // rows [r, r + some)
+        const int64_t some = min(most, rows - r);
+        const tt__mat a = operand_a(g), b = operand_b(g), a_rows = rows_of(&a, r, some);
+        const tt__mat b_rows = g->sums_rows ? rows_of(&b, r, some) : b;
+        p.m = g->sums_rows ? m : some; p.n = n; p.k = g->sums_rows ? some : k;
+        p.c.rows = p.m;
+        const tt__mat to_a = operand_a(&p), to_b = operand_b(&p);
+        e = run_copy_padded(d, a_rows, to_a);
+        if (e == cudaSuccess && (g->sums_rows || r == 0)) e = run_copy_padded(d, b_rows, to_b);
+        const lt_epilogue none = {CUBLASLT_EPILOGUE_DEFAULT, NULL, no_operand};
+        if (e == cudaSuccess) e = lt_matmul(l, &p, &p.c, g->sums_rows && r > 0 ? &p.c : NULL, &none, done);
+        if (e != cudaSuccess || !*done) return e;
+        if (g->sums_rows && r + some < rows) continue;
+        if (!g->sums_rows) {
+            part.m = some;
+            for (tt__mat *y : {&part.c, &part.pre, &part.saved, &part.residual}) *y = rows_of(y, r, some);
+        }
+        e = TT__LAUNCH(finish_elements, blocks_for(part.m * part.n, 256), 256, 0, d->stream, part, p.c);
+    }
+    return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
+}
+
+// A product as its ways take it.
+struct matmul_form {
+    const product *g;
+    tt__mat to;             // what the sums and the bias go to
+    const tt__mat *addend, *aux;
+    lt_epilogue plain;      // with a bias at most
+    bool fits, gelu;        // cuBLASLt can make the product; can apply GELU or its slope
+    bool passes, later;     // something comes after the sum and the bias; `residual` is added at the end
+};
+
+// The form of g, for which a bias may be converted.
+cudaError_t form_of(const tt__launch *l, const product *g, matmul_form *f)
+{
+    f->g = g;
+    f->passes = g->act != 0 || g->saved.data;
+    f->to = f->passes && g->pre.data ? g->pre : g->c;
+    // What cuBLASLt cannot add to an f32 result, as it has 16 bits, is added to it afterwards.
+    f->later = !f->passes && !g->accumulate && g->residual.data && g->residual.dtype != f->to.dtype &&
+        f->to.dtype == TT_F32;
+    f->addend = !f->passes && g->accumulate ? &g->c
+        : !f->passes && g->residual.data && !f->later ? &g->residual : NULL;
+    f->aux = g->saved.data ? &g->saved : &g->pre;
+    f->plain = {g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, g->bias, no_operand};
+    f->fits = is_even(g) && !(g->accumulate && (f->passes || g->residual.data)) &&
+        !(f->passes && g->residual.data) && !(f->addend && f->addend->dtype != f->to.dtype);
+    const bool fp8 = f->fits && g->unscale_a && g->k > 0;
+    const tt_dtype bias_type = !fp8 || f->to.dtype != TT_F32 ? f->to.dtype : TT_BF16; // that cuBLASLt adds
+    cudaError_t e = cudaSuccess;
+    if (f->fits && g->bias && g->bias_type != bias_type) {
         if ((size_t)g->n * tt_dtype_bytes(bias_type) <= resident_workspace::BIAS_BYTES) {
             void *copy = resident_of(l)->product.bias;
-            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, d->stream, copy, bias_type, g->bias,
-                           g->bias_type, g->n);
-            more.bias = copy;
+            e = TT__LAUNCH(cast_bias, blocks_for(g->n, 256), 256, 0, l->device->stream, copy, bias_type,
+                           g->bias, g->bias_type, g->n);
+            f->plain.bias = copy;
         } else {
-            fits = false;
+            f->fits = false;
         }
     }
-    if (fits && !fp8 && e == cudaSuccess && lt_gelu(g, aux)) {
-        more.aux = *aux;
-        if (g->saved.data) more.kind = CUBLASLT_EPILOGUE_DGELU;
-        else if (g->bias)
-            more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
-        else more.kind = aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
-        if (g->sums.data) {
-            e = lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *aux}, &g->sums, g->add_sums,
-                        &done);
-            if (e != cudaSuccess || done) return e;
-        }
-        e = lt_matmul(l, g, &g->c, NULL, &more, &done);
-        if (e == cudaSuccess && done && g->sums.data) e = run_column_sums(l, &g->c, &g->sums, g->add_sums);
-        if (e != cudaSuccess || done) return e;
-        more.kind = plain;
-        more.aux = no_operand;
+    f->gelu = f->fits && !fp8 && lt_gelu(g, f->aux);
+    return e;
+}
+
+// Makes a product in one of the ways; *done is false where cuBLASLt cannot, which never is of LT_ALONE, but
+// while it is timed.
+cudaError_t matmul_by(const tt__launch *l, const matmul_form &f, int way, bool *done)
+{
+    tt__device *d = l->device;
+    const product *g = f.g;
+    cudaError_t e = cudaSuccess;
+    *done = false;
+    if (way == LT_WITH_SUMS) {
+        if (!g->sums.data || !f.fits || g->unscale_a) return cudaSuccess;
+        if (g->sums_rows)
+            return lt_sums(l, g, &f.to, f.addend, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, &g->sums,
+                           g->add_sums, done);
+        if (!f.gelu) return cudaSuccess;
+        return lt_sums(l, g, &g->c, NULL, {CUBLASLT_EPILOGUE_DGELU_BGRAD, NULL, *f.aux}, &g->sums,
+                       g->add_sums, done);
     }
-    if (fits && !done && e == cudaSuccess) e = lt_matmul(l, g, &to, addend, &more, &done);
-    if (e != cudaSuccess) return e;
-    if (!done) {
-        int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+    if (way == LT_WITH_GELU) {
+        if (!f.gelu) return cudaSuccess;
+        lt_epilogue more = {CUBLASLT_EPILOGUE_DGELU, f.plain.bias, *f.aux};
+        if (!g->saved.data && g->bias)
+            more.kind = f.aux->data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS;
+        else if (!g->saved.data)
+            more.kind = f.aux->data ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU;
+        e = lt_matmul(l, g, &g->c, NULL, &more, done);
+        return e == cudaSuccess && *done && g->sums.data ? sum_apart(l, g) : e;
+    }
+    if (f.fits) e = lt_matmul(l, g, &f.to, f.addend, &f.plain, done);
+    if (e != cudaSuccess || (!*done && d->trial)) return e;
+    if (!*done) {
+        const int64_t tiles = (g->m + 63) / 64 * ((g->n + 63) / 64);
+        *done = true;
         e = g->unscale_a ? TT__LAUNCH((any_matmul<true>), (unsigned)tiles, 256, 0, d->stream, *g)
                          : TT__LAUNCH((any_matmul<false>), (unsigned)tiles, 256, 0, d->stream, *g);
-        return e == cudaSuccess && g->sums.data ? run_column_sums(l, &g->c, &g->sums, g->add_sums) : e;
+        return e == cudaSuccess && g->sums.data ? sum_apart(l, g) : e;
     }
-    if (later) return run_groups(d, g->residual, no_operand, to, true, false, op_scale{1.0f});
-    if (g->saved.data) return run_slope(l, g->act, to, g->saved, g->c, false, g->sums, g->add_sums);
-    return g->act ? run_act(d, g->act, to, g->c, false) : cudaSuccess;
+    if (f.later) return run_groups(d, g->residual, no_operand, f.to, true, false, op_scale{1.0f});
+    if (g->saved.data) return run_slope(l, g->act, f.to, g->saved, g->c, false, g->sums, g->add_sums);
+    if (g->act) return run_act(d, g->act, f.to, g->c, false);
+    return g->sums_rows && g->sums.data ? sum_apart(l, g) : cudaSuccess;
+}
+
+// Products that a launch would make.
+struct collected_products { product *list; int count, capacity; };
+
+cudaError_t collect(collected_products *to, const product *g)
+{
+    if (to->count == to->capacity) {
+        const int capacity = 2 * to->capacity + 4;
+        product *more = (product *)realloc(to->list, (size_t)capacity * sizeof *more);
+        if (!more) return cudaErrorMemoryAllocation;
+        to->list = more;
+        to->capacity = capacity;
+    }
+    to->list[to->count++] = *g;
+    return cudaSuccess;
+}
+
+cudaError_t matmul(const tt__launch *l, const product *g)
+{
+    matmul_form f;
+    bool done = false;
+    if (g->m <= 0 || g->n <= 0) return cudaSuccess;
+    if (l->device->collected) return is_even(g) ? collect(l->device->collected, g) : cudaSuccess;
+    cudaError_t e = is_even(g) ? cudaSuccess : padded_matmul(l, g, &done);
+    if (e != cudaSuccess || done) return e;
+    e = form_of(l, g, &f);
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && !done; way++) e = matmul_by(l, f, way, &done);
+    return e;
+}
+
+// ------------------------------------------------------------------------------------------ tuned products
+// The fastest way to make a product, by timing (tt_compile_options.tune). All ways with all algorithms that
+// cuBLASLt offers are timed in rounds, one behind the other, so that a change of the clock rates meets all of
+// them; the median of the rounds counts. Operands are of memory of their own, with random numbers, which take
+// more power than zeros and so show the clock rates of a training; several sets of them in turn, together
+// twice the L2 cache, so that no operand is found there from the round before.
+
+enum { TUNE_ROUNDS = 7, TUNE_SETS = 16, TUNE_CANDIDATES = LT_WAYS * LT_OFFERS };
+
+// An operand of a product, as many bytes as it reaches over.
+struct tuned_operand { const void *data; size_t bytes; tt_dtype dtype; size_t at; };
+
+// Calls each(pointer, bytes, dtype) for all operands of a product that are there.
+template <class F> void each_operand(product *g, F each)
+{
+    const auto matrix = [&](const void **data, tt_dtype dtype, int64_t elements) {
+        if (*data) each(data, (size_t)elements * tt_dtype_bytes(dtype), dtype);
+    };
+    matrix(&g->a, g->a_type, (g->m - 1) * g->a_row + (g->k - 1) * g->a_col + 1);
+    matrix(&g->b, g->b_type, (g->k - 1) * g->b_row + (g->n - 1) * g->b_col + 1);
+    for (tt__mat *m : {&g->c, &g->pre, &g->saved, &g->residual, &g->sums})
+        matrix((const void **)&m->data, m->dtype, (m->rows - 1) * m->ld + m->cols);
+    matrix(&g->bias, g->bias_type, g->n);
+    matrix((const void **)&g->unscale_a, TT_F32, 1);
+    matrix((const void **)&g->unscale_b, TT_F32, 1);
+}
+
+// Numbers in (-1, 1) of a dtype; U8: fp8, E4M3, whose bits are no NaN of E5M2 either.
+__global__ void __launch_bounds__(256) random_operand(void *to, tt_dtype dtype, int64_t n, uint32_t seed)
+{
+    tt__begin_kernel();
+    for (int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x; i < n; i += (int64_t)gridDim.x * 256) {
+        uint32_t u = (uint32_t)i * 2654435761u ^ seed; // Knuth, TAOCP 3, 6.4; mixed as MurmurHash3's ends
+        u = (u ^ u >> 16) * 0x85ebca6bu;
+        u = (u ^ u >> 13) * 0xc2b2ae35u;
+        const float v = (float)(int32_t)(u ^ u >> 16) * 0x1p-31f;
+        if (dtype == TT_U8)
+            ((unsigned char *)to)[i] = (unsigned char)__nv_cvt_float_to_fp8(v, __NV_SATFINITE, __NV_E4M3);
+        else store_any(to, dtype, i, v);
+    }
+}
+
+// Memory of a product that is timed: `sets` times its operands.
+struct tuning_sets {
+    tuned_operand operand[10];
+    int operands, sets;
+    size_t bytes;    // of a set
+    char *memory;    // NULL: there is not enough
+
+    tuning_sets(const tt__device *d, const product &g) : operands(0), sets(0), bytes(0), memory(NULL)
+    {
+        product of = g;
+        each_operand(&of, [&](const void **data, size_t n, tt_dtype dtype) {
+            tuned_operand *x = find(*data); // a result may lie on an operand
+            if (!x) *(x = &operand[operands++]) = {*data, 0, dtype, 0};
+            x->bytes = max(x->bytes, n);
+        });
+        for (int k = 0; k < operands; k++) { // as far from a multiple of 256 bytes as it is itself
+            operand[k].at = bytes + (uintptr_t)operand[k].data % TT__CUDA_ALIGN;
+            bytes = tt__align_to(operand[k].at + operand[k].bytes, TT__CUDA_ALIGN);
+        }
+        const size_t fills = (2 * (size_t)d->properties.l2CacheSize + bytes - 1) / bytes;
+        sets = (int)max((size_t)1, min(fills, (size_t)TUNE_SETS));
+        if (cudaMalloc(&memory, bytes * (size_t)sets) == cudaSuccess) return;
+        cudaGetLastError();
+        memory = NULL;
+    }
+    tuning_sets(const tuning_sets &) = delete;
+    tuning_sets &operator=(const tuning_sets &) = delete;
+    ~tuning_sets() { cudaFree(memory); }
+
+    tuned_operand *find(const void *data)
+    {
+        for (int k = 0; k < operands; k++) if (operand[k].data == data) return &operand[k];
+        return NULL;
+    }
+    // The product with the operands of a set.
+    product of(const product &g, int set)
+    {
+        product there = g;
+        each_operand(&there, [&](const void **data, size_t, tt_dtype) {
+            *data = memory + bytes * (size_t)(set % sets) + find(*data)->at;
+        });
+        return there;
+    }
+    cudaError_t fill(tt__device *d) const
+    {
+        cudaError_t e = cudaSuccess;
+        for (int k = 0; k < operands * sets && e == cudaSuccess; k++) {
+            const tuned_operand &x = operand[k % operands];
+            const int64_t n = (int64_t)(x.bytes / tt_dtype_bytes(x.dtype));
+            e = TT__LAUNCH(random_operand, grid_for(n, 2048, 2048), 256, 0, d->stream,
+                           memory + bytes * (size_t)(k / operands) + x.at, x.dtype, n, (uint32_t)k * 40503u);
+        }
+        return e;
+    }
+};
+
+// A way and the number of one of its algorithms, with what it has taken.
+struct tuning_candidate {
+    int way, offer;
+    cudaEvent_t begin, end;
+    float ms[TUNE_ROUNDS], median;
+};
+
+// Makes the product of a set as a candidate says.
+cudaError_t make_candidate(const tt__launch *l, const product &g, const tuning_candidate &c, bool *done)
+{
+    matmul_form f;
+    l->device->trial->way = c.way;
+    l->device->trial->offer = c.offer;
+    const cudaError_t e = form_of(l, &g, &f);
+    return e == cudaSuccess ? matmul_by(l, f, c.way, done) : e;
+}
+
+// The candidates that cuBLASLt does not refuse, each made once.
+cudaError_t list_candidates(const tt__launch *l, const product &g, tuning_candidate *c, int *count)
+{
+    cudaError_t e = cudaSuccess;
+    for (int way = 0; way < LT_WAYS; way++) {
+        for (int offer = 0; offer < l->device->trial->of[way].count && e == cudaSuccess; offer++) {
+            tuning_candidate *x = &c[*count];
+            bool done = false;
+            memset(x, 0, sizeof *x);
+            x->way = way;
+            x->offer = offer;
+            e = make_candidate(l, g, *x, &done);
+            if (e == cudaSuccess && done) e = cudaEventCreate(&x->begin);
+            if (e == cudaSuccess && done) e = cudaEventCreate(&x->end);
+            *count += done;
+        }
+    }
+    return e;
+}
+
+// A round: while the operands get their numbers again, which brings all of the L2 cache out of use, the host
+// goes ahead of the device, so that no candidate waits for it.
+cudaError_t time_round(const tt__launch *l, const product &g, tuning_sets *sets, tuning_candidate *c,
+                       int count, int round)
+{
+    tt__device *d = l->device;
+    cudaError_t e = sets->fill(d);
+    for (int k = 0; k < count && e == cudaSuccess; k++) {
+        const product there = sets->of(g, k);
+        bool done;
+        e = cudaEventRecord(c[k].begin, d->stream);
+        if (e == cudaSuccess) e = make_candidate(l, there, c[k], &done);
+        if (e == cudaSuccess) e = cudaEventRecord(c[k].end, d->stream);
+    }
+    if (e == cudaSuccess) e = cudaStreamSynchronize(d->stream);
+    for (int k = 0; k < count && e == cudaSuccess; k++)
+        e = cudaEventElapsedTime(&c[k].ms[round], c[k].begin, c[k].end);
+    return e;
+}
+
+void sort(float *x, int n)
+{
+    for (int k = 1; k < n; k++)
+        for (int j = k; j > 0 && x[j] < x[j - 1]; j--) {
+            const float less = x[j];
+            x[j] = x[j - 1];
+            x[j - 1] = less;
+        }
+}
+
+bool add_tuned(tt__device *d, const tuned_product &x)
+{
+    tuned_product *more = (tuned_product *)realloc(d->tuned, (size_t)(d->tuned_count + 1) * sizeof *more);
+    if (!more) return false;
+    d->tuned = more;
+    more[d->tuned_count++] = x;
+    return true;
+}
+
+// Times the candidates of a product and adds the fastest to what is tuned: first offered of those that are
+// within 1% of it, as timing repeats itself no better. *untimed: whether memory was too short.
+cudaError_t time_product(const tt__launch *l, const product &g, bool *untimed)
+{
+    tt__device *d = l->device;
+    tuning_candidate c[TUNE_CANDIDATES];
+    tuning_sets sets(d, g);
+    int count = 0;
+    *untimed = !sets.memory;
+    if (*untimed) return cudaSuccess;
+    cudaError_t e = sets.fill(d);
+    if (e == cudaSuccess) e = list_candidates(l, sets.of(g, 0), c, &count);
+    for (int r = 0; r < TUNE_ROUNDS && e == cudaSuccess && count > 1; r++)
+        e = time_round(l, g, &sets, c, count, r);
+    cudaStreamSynchronize(d->stream); // before the memory goes
+    const tuning_candidate *best = NULL;
+    for (int k = 0; k < count; k++) {
+        for (cudaEvent_t event : {c[k].begin, c[k].end}) if (event) cudaEventDestroy(event);
+        sort(c[k].ms, TUNE_ROUNDS);
+        c[k].median = c[k].ms[TUNE_ROUNDS / 2];
+        if (!best || c[k].median < best->median) best = &c[k];
+    }
+    for (int k = count - 1; k >= 0; k--) if (c[k].median <= 1.01f * best->median) best = &c[k];
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && best && way <= best->way; way++) {
+        const way_trial &of = d->trial->of[way];
+        if (!of.asked || of.known) continue;
+        tuned_product x;
+        memset(&x, 0, sizeof x);
+        x.key = of.key;
+        x.possible = way == best->way;
+        if (x.possible) x.algo = of.algo[best->offer];
+        x.met = true;
+        if (!add_tuned(d, x)) e = cudaErrorMemoryAllocation;
+    }
+    return e;
+}
+
+// Notes that the device's programs have the product, and times it if nothing is known of it.
+cudaError_t tune_product(const tt__launch *l, const product &g, bool times, bool *untimed)
+{
+    tt__device *d = l->device;
+    product_trial trial = {};
+    matmul_form f;
+    bool known = false, unknown = false, done;
+    d->trial = &trial;
+    trial.asks = true;
+    cudaError_t e = form_of(l, &g, &f);
+    for (int way = 0; way < LT_WAYS && e == cudaSuccess && !known; way++) {
+        trial.way = way;
+        e = matmul_by(l, f, way, &done);
+        if (!trial.of[way].asked) continue;
+        if (trial.of[way].known) trial.of[way].known->met = true;
+        else unknown = true;
+        known = !unknown && trial.of[way].known->possible; // which is how it is made
+    }
+    trial.asks = false;
+    if (e == cudaSuccess && unknown && times) e = time_product(l, g, untimed);
+    d->trial = NULL;
+    return e;
+}
+
+// A captured stream takes all kernels beside the products, so that nothing runs: they are found as the launch
+// would make them.
+cudaError_t collect_products(const tt__launch *l, cudaError_t (*run)(const tt__launch *l),
+                             collected_products *to)
+{
+    tt__device *d = l->device;
+    cudaGraph_t graph = NULL;
+    cudaError_t e = cudaStreamBeginCapture(d->stream, cudaStreamCaptureModeThreadLocal);
+    if (e != cudaSuccess) return e;
+    d->collected = to;
+    e = run(l);
+    d->collected = NULL;
+    const cudaError_t ended = cudaStreamEndCapture(d->stream, &graph);
+    if (graph) cudaGraphDestroy(graph);
+    return e != cudaSuccess ? e : ended;
+}
+
+void forget_choices(tt__device *d)
+{
+    if (d->choices) memset(d->choices, 0, TT__PRODUCT_CHOICES * sizeof *d->choices);
+    d->choice_count = 0;
+}
+
+// ---- as text: two lines of what it is and of which device, a line for each tuned product, and a last one.
+
+void append(text_buffer *text, const char *format, ...) TT_PRINTF(2, 3);
+void append(text_buffer *text, const char *format, ...) // what does not fit is counted alone
+{
+    va_list args;
+    const size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
+    va_start(args, format);
+    const int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+#define TT__TUNED_TITLE "tinytrain: the fastest products, version 1"
+
+// What an algorithm's 64 bytes mean depends on cuBLASLt alone, and which is the fastest on the device.
+void tuned_device(const tt__device *d, char to[512])
+{
+    snprintf(to, 512, "%s, compute capability %d.%d, %d multiprocessors, cuBLASLt %llu, workspace %llu",
+             d->properties.name, d->properties.major, d->properties.minor, d->properties.multiProcessorCount,
+             (unsigned long long)cublasLtGetVersion(), (unsigned long long)resident_workspace::LT_BYTES);
+}
+
+enum { TUNED_NUMBERS = 23 };
+typedef char algorithm_is_64_bytes[sizeof(cublasLtMatmulAlgo_t) == 64 ? 1 : -1];
+
+// The numbers of a key, in the order of the text.
+void numbers_of(const product_key &k, int64_t (&n)[TUNED_NUMBERS])
+{
+    const int64_t all[TUNED_NUMBERS] = {
+        k.m, k.n, k.k, k.lda, k.ldb, k.ldc, k.ldd, k.ld_aux, k.a_type, k.b_type, k.to_type, k.epilogue,
+        k.alignment[0], k.alignment[1], k.alignment[2], k.alignment[3], k.alignment[4], k.alignment[5],
+        k.a_plain, k.b_plain, k.adds, k.tf32, k.sums_rows};
+    memcpy(n, all, sizeof n);
+}
+
+// False: no key has these numbers.
+bool key_from(const int64_t (&n)[TUNED_NUMBERS], product_key *k)
+{
+    int64_t again[TUNED_NUMBERS];
+    memset(k, 0, sizeof *k);
+    k->m = n[0]; k->n = n[1]; k->k = n[2]; k->lda = n[3]; k->ldb = n[4]; k->ldc = n[5]; k->ldd = n[6];
+    k->ld_aux = n[7]; k->a_type = (int)n[8]; k->b_type = (int)n[9]; k->to_type = (int)n[10];
+    k->epilogue = (int)n[11];
+    for (int j = 0; j < 6; j++) k->alignment[j] = (uint16_t)n[12 + j];
+    k->a_plain = n[18] != 0; k->b_plain = n[19] != 0; k->adds = n[20] != 0; k->tf32 = n[21] != 0;
+    k->sums_rows = n[22] != 0;
+    k->tuned = true;
+    numbers_of(*k, again);
+    return memcmp(n, again, sizeof n) == 0 && k->m > 0 && k->n > 0 && k->k > 0;
+}
+
+size_t cuda_tuned_text(tt__device *d, char *to, size_t capacity)
+{
+    text_buffer text = {to, capacity, 0};
+    char device[512];
+    tuned_device(d, device);
+    append(&text, TT__TUNED_TITLE "\n%s\n", device);
+    for (int j = 0; j < d->tuned_count; j++) {
+        const tuned_product &x = d->tuned[j];
+        int64_t n[TUNED_NUMBERS];
+        uint64_t words[8];
+        numbers_of(x.key, n);
+        memcpy(words, &x.algo, sizeof words);
+        for (int64_t number : n) append(&text, "%lld ", (long long)number);
+        if (!x.possible) append(&text, "slower\n");
+        for (int k = 0; k < 8 && x.possible; k++)
+            append(&text, "%016llx%s", (unsigned long long)words[k], k < 7 ? " " : "\n");
+    }
+    append(&text, "%d products\n", d->tuned_count);
+    return text.length;
+}
+
+// Reads a line of the text, without its end; NULL, or what is wrong with it.
+const char *read_tuned(const char *line, tuned_product *x)
+{
+    int64_t n[TUNED_NUMBERS];
+    uint64_t words[8];
+    const char *at = line;
+    memset(x, 0, sizeof *x);
+    for (int k = 0; k < TUNED_NUMBERS; k++) {
+        char *end;
+        errno = 0;
+        n[k] = strtoll(at, &end, 10);
+        if (*at < '0' || *at > '9' || errno || *end != ' ') return "it does not begin with 23 numbers";
+        at = end + 1;
+    }
+    if (!key_from(n, &x->key)) return "its numbers are those of no product";
+    if (strcmp(at, "slower") == 0) return NULL;
+    for (int k = 0; k < 8; k++) {
+        const bool hex = strspn(at, "0123456789abcdef") == 16;
+        if (!hex || at[16] != (k < 7 ? ' ' : 0))
+            return "it ends neither with 'slower' nor with 8 numbers of 16 hexadecimal digits";
+        words[k] = strtoull(at, NULL, 16);
+        at += 17;
+    }
+    memcpy(&x->algo, words, sizeof words);
+    x->possible = true;
+    return NULL;
+}
+
+// tt__backend.learn.
+tt_status cuda_learn(tt__device *d, const char *text, int *line)
+{
+    char device[512], now[1024];
+    tuned_product *const before = d->tuned;
+    const int count_before = d->tuned_count;
+    const char *wrong = NULL;
+    bool ended = false;
+    tt_status status = TT_OK;
+    tuned_device(d, device);
+    d->tuned = NULL;
+    d->tuned_count = 0;
+    *line = 0;
+    for (const char *at = text; !wrong && status == TT_OK && !ended;) {
+        const size_t length = strcspn(at, "\n");
+        tuned_product x;
+        ++*line;
+        if (length >= sizeof now || !at[length]) {
+            wrong = !at[length] ? "it is cut off" : "it is too long";
+            break;
+        }
+        memcpy(now, at, length);
+        now[length] = 0;
+        at += length + 1;
+        char last[64];
+        snprintf(last, sizeof last, "%d products", d->tuned_count);
+        if (*line == 1 && strcmp(now, TT__TUNED_TITLE) != 0) wrong = "it is not '" TT__TUNED_TITLE "'";
+        else if (*line == 2 && strcmp(now, device) != 0)
+            status = fail(d, TT_ERR_UNSUPPORTED, "it is of '%.200s', and this device is '%.200s'", now,
+                          device);
+        else if (*line > 2 && strcmp(now, last) == 0) {
+            ended = true;
+            if (*at) wrong = "more comes behind the last line";
+        } else if (*line > 2) {
+            wrong = read_tuned(now, &x);
+            if (!wrong && tuned_of(d, x.key)) wrong = "an earlier line has the same product";
+            if (!wrong && !add_tuned(d, x)) status = fail(d, TT_ERR_MEMORY, "out of memory");
+        }
+    }
+    if (wrong) status = fail(d, TT_ERR_FORMAT, "%s", wrong);
+    free(status == TT_OK ? before : d->tuned);
+    if (status == TT_OK) {
+        forget_choices(d);
+        return TT_OK;
+    }
+    d->tuned = before;
+    d->tuned_count = count_before;
+    return status;
 }
 
 // The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
@@ -7071,15 +8704,10 @@ cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
     g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
     g.c = *dw;
     g.accumulate = add_w;
-    cudaError_t e = cudaSuccess;
-    bool done = false;
-    if (dw->data && db->data) { // with the product, that reads dy anyway
-        e = lt_sums(l, &g, dw, add_w ? dw : NULL, {CUBLASLT_EPILOGUE_BGRADB, NULL, no_operand}, db, add_b,
-                    &done);
-        if (e == cudaSuccess && done) return e;
-    }
-    if (e == cudaSuccess && dw->data) e = matmul(l, &g);
-    return e == cudaSuccess && db->data ? run_column_sums(l, dy, db, add_b) : e;
+    g.sums = *db; // may come with the product, that reads dy anyway
+    g.add_sums = add_b;
+    if (dw->data) return matmul(l, &g);
+    return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;
 }
 
 cudaError_t run_linear(const tt__launch *l)
@@ -7420,6 +9048,30 @@ cudaError_t run_all(const tt__launch *l, int n)
     return e;
 }
 
+// tt__backend.tune.
+tt_status cuda_tune(const tt__launch *l, int n, bool times, int *untimed)
+{
+    tt__device *d = l->device;
+    const op_kernels kernels = kernels_of(l->instr->op);
+    const int tuned = d->tuned_count;
+    cudaError_t e = cudaSuccess;
+    if (!use(d)) return TT_ERR_DEVICE;
+    d->error[0] = 0;
+    for (int k = 0; k < n && e == cudaSuccess && kernels.run; k++) {
+        collected_products found = {};
+        e = collect_products(&l[k], kernels.run, &found);
+        for (int j = 0; j < found.count && e == cudaSuccess; j++) {
+            bool short_of_memory = false;
+            e = tune_product(&l[k], found.list[j], times, &short_of_memory);
+            *untimed += short_of_memory;
+        }
+        free(found.list);
+    }
+    if (d->tuned_count != tuned) forget_choices(d);
+    if (e == cudaSuccess) return TT_OK;
+    return d->error[0] ? TT_ERR_DEVICE : check(d, e, "timing of products");
+}
+
 tt_status cuda_launch(const tt__launch *l, int n)
 {
     tt__device *d = l->device;
@@ -7443,6 +9095,7 @@ extern "C" const tt__backend tt__cuda_backend = {
     cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
         cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_copy, cuda_fill, cuda_init, cuda_read,
         cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
-        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available, };
+        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available,
+        cuda_tune, cuda_tuned_text, cuda_learn, };
 
 #endif // TT__PORTABILITY_ONLY

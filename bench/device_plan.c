@@ -12,9 +12,9 @@
    any product, 10 TFLOP/s. A processor issues 128 instructions a clock, 29.6e12 a second in all: element-wise
    work takes the longer of its bytes and its instructions, so many for 8 elements as
    bench/kernels.py prints (--instructions GELU,SLOPE,ADAM for other kernels than today's). --norm is the rate
-   of layer norm's backward in TB/s; --one-pass 0: attention's backward always takes two passes; --wgmma 1:
-   attention by warpgroups (TINYTRAIN_WGMMA=1), at 215 and 241 TFLOP/s. A launch takes 1 microsecond besides.
-   These are sums of parts that run one after another: no measurement.
+   of layer norm's backward in TB/s; --one-pass 0: attention's backward always takes two passes; --wgmma 0:
+   no attention by warpgroups (TINYTRAIN_WGMMA=0), which takes 215 and 241 TFLOP/s. A launch takes 1
+   microsecond besides. These are sums of parts that run one after another: no measurement.
 
    Inputs come from the host at 50 GB/s, beside the step before where they have arrivals; a copy within the
    device's memory is what then remains.
@@ -49,7 +49,7 @@ static double gelu_instructions = 217, slope_instructions = 250, adam_instructio
 static const double rounding_instructions = 181; /* at most, of a tensor and its transpose */
 static const double sum_instructions = 24; /* what column sums add to the slope of 8 elements */
 static const double attention_sum_instructions = 33; /* ... to 8 of dq, dk and dv */
-static bool one_pass_too = true, wgmma;
+static bool one_pass_too = true, wgmma = true;
 
 static double bytes_of(const tt_tape *t, int32_t id)
 {
@@ -81,8 +81,8 @@ static attention_kernels kernels_of(const tt_tape *t, const tt__instr *i)
     const int longest = i->attr.max_length;
     const bool fits = longest && longest <= 256 && head_size <= (longest <= 128 ? 32 : 64);
     const bool plain = q->dtype != TT_F32 && !i->attr.window && !i->attr.alibi_heads && !i->attr.block;
-    const bool wide = wgmma && plain && head_size > 32 && head_size <= 64;
-    const attention_kernels a = {wide, backward && one_pass_too && fits && plain && !wide};
+    const bool one_pass = backward && one_pass_too && fits && plain;
+    const attention_kernels a = {wgmma && plain && head_size > 32 && head_size <= 64 && !one_pass, one_pass};
     return a;
 }
 

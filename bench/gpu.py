@@ -5,6 +5,10 @@
         vit, fixed, imdb or gpt2; standard library only
     python bench/gpu.py torch --batches FILE --variant 'bf16 weights' ...
         steps of the model in PyTorch, on "cuda" or "cpu"
+    python bench/gpu.py peers --list FILE --state DIR
+        such processes, which compile side by side and are timed one at a time
+    python bench/gpu.py training -- COMMAND
+        a training from its start to its end
     python bench/gpu.py report --state DIR --to PREFIX ...
         PREFIX.json and PREFIX.md from what the stages left
     python bench/gpu.py expected
@@ -18,9 +22,17 @@ the results of each step, which are read while the next is under way.
 `imdb` without --imdb draws lengths from a table of IMDb's quantiles; with --imdb DIR --vocab DIR it takes
 reviews. Batches are in random order: PyTorch pads each to its longest sequence, tinytrain has no padding."""
 import argparse
+import contextlib
+import csv
+import faulthandler
+import fcntl
 import json
 import os
 import random
+import re
+import shlex
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -65,22 +77,119 @@ def tokens_of(inputs, args):
                else inputs["attention_mask"].sum())
 
 
+class Turn:
+    """The GPU under a lock: this process holds the lock whenever it uses the GPU, that is always but while
+    torch.compile compiles, which several processes do at once. With --turn PREFIX the process writes
+    PREFIX.ready after the first compilation, or without one before the first use of the GPU, and waits for
+    PREFIX.go; it writes PREFIX.timed once it needs the GPU no longer. Compilation gives way to measurements
+    (nice 19)."""
+
+    def __init__(self, args, wait):
+        self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False
+        self.lock = open(args.lock, "a") if args.lock else None
+        if "compiled" in args.variant and (self.prefix or self.lock):
+            import torch._functorch.config
+            from torch._dynamo import callback
+            # The backward is compiled with the forward, and not behind it, where its activations would stay
+            # in the GPU's memory for as long.
+            torch._functorch.config.force_non_lazy_backward_lowering = True
+            triggers = (callback.CallbackTrigger.DYNAMO, callback.CallbackTrigger.LAZY_BACKWARD)
+            callback.on_compile_start(lambda c: c.callback_trigger in triggers and self.leave())
+            callback.on_compile_end(lambda c: c.callback_trigger in triggers and self.compiled())
+
+    def priority(self, nice):
+        with contextlib.suppress(OSError):      # lowered only by who may raise it again
+            if os.geteuid() == 0:
+                os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+    def mark(self, what):
+        if self.prefix:
+            open(f"{self.prefix}.{what}", "w").close()
+
+    def my_turn(self):
+        self.mark("ready")
+        parent = os.getppid()
+        while self.prefix and not os.path.exists(self.prefix + ".go"):
+            if os.getppid() != parent:
+                sys.exit("gpu.py: nobody is left to say whose turn it is")
+            time.sleep(0.02)
+
+    def take(self):
+        if self.lock and not self.taken:
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            self.taken = True
+
+    def leave(self):
+        if self.taken:
+            self.wait()
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+            self.taken = False
+        self.priority(19)
+
+    def compiled(self):
+        self.priority(0)
+        self.my_turn()
+        self.take()
+
+
+def profiled(torch, step, steps):
+    """The profiler's record of so many calls of step(k) on the GPU."""
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CUDA]) as record:
+        for k in range(steps):
+            step(k)
+        torch.cuda.synchronize()
+    return record
+
+
+def busy(record, steps):
+    """Milliseconds a step in which the GPU computes or copies; where they are far below the wall time, it
+    waits for its host. Prints the kernels that take longest to the log."""
+    found = [(e.time_range.start, e.time_range.end, e.name) for e in record.events()
+             if e.device_type.name == "CUDA"]
+    total, end, by_name = 0.0, float("-inf"), {}
+    for begin, finish, name in sorted(found):      # microseconds; streams overlap
+        total += max(0.0, finish - max(begin, end))
+        end = max(end, finish)
+        by_name.setdefault(name, []).append(finish - begin)
+    for name, spans in sorted(by_name.items(), key=lambda item: -sum(item[1]))[:16]:
+        print(f"kernel {1e-3 * sum(spans) / steps:8.3f} ms a step, {len(spans) / steps:6.1f} launches: "
+              f"{name[:120]}", file=sys.stderr)
+    return 1e-3 * total / steps
+
+
 def run_torch(args):
     torch = pytorch.threads(args.threads)
     on_gpu = args.device == "cuda"
     wait = torch.cuda.synchronize if on_gpu else lambda: None
     in_use = lambda: torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]
-    if on_gpu:
-        x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-        (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
-        before = in_use()
-    step, all_batches = pytorch.training(args, args.device)
-    # To have compiled: the files that torch.compile keeps make the next process faster.
-    if args.steps == 0:
-        for batch in all_batches[:3]:      # another length has it compile again, for any length
-            step(*batch)
-        return wait()
+    turn, before, compiled = Turn(args, wait), [0], "compiled" in args.variant
+
+    def before_device():
+        if not compiled:
+            turn.my_turn()
+        turn.take()
+        if on_gpu:
+            x = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
+            (x @ x).sum().item()      # so that CUDA's context and cuBLAS are there
+            before[0] = in_use()
+    faulthandler.register(signal.SIGUSR1)
+    if args.cache and os.path.exists(args.cache):
+        with open(args.cache, "rb") as f:
+            torch.compiler.load_cache_artifacts(f.read())
+    step, all_batches = pytorch.training(args, args.device, before_device)
     n = len(all_batches)
+    if compiled:
+        # Between a process's turns others come and go: what the device's memory grew by is what the allocator
+        # has when its turn begins, and the growth since.
+        grown = []
+        take = turn.compiled
+
+        def compiled_then_count():
+            take()
+            if on_gpu and not grown:
+                grown.append(in_use() - torch.cuda.memory_reserved())
+        turn.compiled = compiled_then_count
     if args.count:
         from torch.utils.flop_counter import FlopCounterMode
         with FlopCounterMode(display=False) as counter:
@@ -88,14 +197,26 @@ def run_torch(args):
                 step(*batch)
         flops = counter.get_total_flops() / n
     tokens = [tokens_of(inputs, args) for inputs, _ in all_batches]
+    log = lambda what: print(f"{time.strftime('%T')} {what}", file=sys.stderr, flush=True)
+    log("first steps")
     for k in range(-args.warm, 0):
         step(*all_batches[k % n])
+        if k == -args.warm:
+            wait()
+            log("one step is done")
     wait()
-    if on_gpu:
+    log("timed steps")
+    # The allocator does not see what recorded launches use again.
+    if on_gpu and "reduce-overhead" not in args.variant:
         torch.cuda.reset_peak_memory_stats()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(args.steps + 1)] if on_gpu else []
     began = time.perf_counter()
     for k in range(args.steps):
+        if marks:
+            marks[k].record()
         loss = step(*all_batches[k % n])
+    if marks:
+        marks[-1].record()
     wait()
     seconds = time.perf_counter() - began
     if not torch.isfinite(loss):
@@ -103,19 +224,196 @@ def run_torch(args):
     report = pytorch.Report(True)
     report.row("tokens a second, mean", sum(tokens[k % n] for k in range(args.steps)) / seconds, "tokens/s")
     report.row("time of a step, mean", 1e3 * seconds / args.steps, "ms")
+    if marks:
+        each = sorted(a.elapsed_time(b) for a, b in zip(marks, marks[1:]))
+        report.row("time of a step, median", each[len(each) // 2], "ms")
+        report.row("time of a step, least", each[0], "ms")
     if args.count:
         report.row("FLOPs of a step, mean", flops / 1e12, "TFLOP")
     if on_gpu:
-        report.row("device memory grew by", (in_use() - before) / 1e6, "MB")
+        base = grown[0] if compiled and grown else before[0]
+        report.row("device memory grew by", (in_use() - base) / 1e6, "MB")
         report.row("memory of tensors at most", torch.cuda.max_memory_allocated() / 1e6, "MB")
+        report.row("memory of the allocator at most", torch.cuda.max_memory_reserved() / 1e6, "MB")
     else:
         report.row("peak resident memory", pytorch.peak_resident() / 1e6, "MB")
+    if compiled:
+        from torch._dynamo.utils import counters
+        report.row("graphs that were not recorded", counters["inductor"]["cudagraph_skips"], "graphs")
+    if on_gpu:
+        steps = min(5, args.steps)
+        log("profiled steps")
+        record = profiled(torch, lambda k: step(*all_batches[k % n]), steps)
+        turn.leave()
+        turn.mark("timed")
+        report.row("time of a step that the GPU is busy", busy(record, steps), "ms")
+    turn.mark("timed")
+    if args.cache and not os.path.exists(args.cache):
+        artifacts = torch.compiler.save_cache_artifacts()
+        if artifacts:
+            with open(args.cache, "wb") as f:
+                f.write(artifacts[0])
+
+
+# ------------------------------------------------------------------------------------------------------ peers
+def said(state, name, result, seconds, command):
+    """a stage, as bench/gpu.sh writes it"""
+    with open(os.path.join(state, name + ".stage"), "w") as f:
+        f.write("\t".join((name, result, str(round(seconds)), command)) + "\n")
+    print(f"{name:<36} {result}, {seconds:.0f} s", flush=True)
+
+
+class Peer:
+    def __init__(self, args, line):
+        self.name, *words = shlex.split(line)
+        self.args, self.prefix = args, os.path.join(args.state, self.name)
+        self.command = [sys.executable, os.path.abspath(__file__), "torch", "--turn", self.prefix, "--lock",
+                        args.lock] + words
+        for what in ("ready", "go", "timed"):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(f"{self.prefix}.{what}")
+        self.out, self.log = open(self.prefix + ".out", "w"), open(self.prefix + ".log", "w")
+        print("\n==> " + self.name + ": " + shlex.join(self.command), file=self.log, flush=True)
+        self.began, self.process = time.monotonic(), None
+
+    def start(self):
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=self.out,
+                                        stderr=self.log, start_new_session=True)
+
+    def is_there(self, what):
+        return os.path.exists(f"{self.prefix}.{what}")
+
+    def running(self):
+        return self.process.poll() is None
+
+    def end(self, result=None):
+        """how it went; ends the process if it still runs"""
+        if self.running():
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGUSR1)      # where it is, for the log
+                time.sleep(0.2)
+                os.killpg(self.process.pid, signal.SIGKILL)
+        status = self.process.wait()
+        result = result or ("ok" if status == 0 else f"failed with status {status}")
+        said(self.args.state, self.name, result, time.monotonic() - self.began, shlex.join(self.command))
+        self.out.close()
+        self.log.close()
+        if os.path.getsize(self.prefix + ".out"):
+            print("    " + in_short(self.prefix), flush=True)
+
+
+def in_short(prefix):
+    """one line of the figures of a run, and of warnings about recorded launches"""
+    with open(prefix + ".out") as f:
+        rows = pytorch.rows_of(f.read())
+    value = lambda name: rows[name]["value"] if name in rows else float("nan")
+    step = lambda what: f"{value('time of a step' + what):.2f}"
+    with open(prefix + ".log") as f:
+        skipped = [line.strip() for line in f if "cudagraph" in line.lower() and "skip" in line.lower()]
+    return (f"ms a step: median {step(', median')} least {step(', least')} mean {step(', mean')} GPU busy "
+            f"{step(' that the GPU is busy')}; {value('tokens a second, mean'):.0f} tokens/s; "
+            f"MB: tensors {value('memory of tensors at most'):.0f} allocator "
+            f"{value('memory of the allocator at most'):.0f} device grew by "
+            f"{value('device memory grew by'):.0f}; not recorded: "
+            f"{value('graphs that were not recorded'):.0f}" + (f" ({skipped[0][:160]})" if skipped else ""))
+
+
+def run_peers(args):
+    """Starts `gpu.py torch` for each line of a list, all at once, so that they compile side by side, and
+    has one after another measure, in the order of the list: from when all have compiled, or --compile seconds
+    after the start those that have. Writes the files of stages as they end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
+    parent = os.getppid()
+    began = time.monotonic()
+
+    def since():
+        if os.getppid() != parent:
+            sys.exit("gpu.py: who started the peers has ended")
+        return time.monotonic() - began
+    with open(args.list) as f:
+        waiting = [Peer(args, line) for line in f if line.strip()]
+    closing = []      # have measured, and write their figures
+
+    def close():
+        for p in [p for p in closing if not p.running() or time.monotonic() > p.until]:
+            p.end()
+            closing.remove(p)
+    try:
+        for p in waiting:
+            p.start()
+        while since() < args.compile and any(p.running() and not p.is_there("ready") for p in waiting):
+            time.sleep(0.1)
+        ready = sum(p.is_there("ready") for p in waiting)
+        print(f"compiled: {ready} of {len(waiting)} after {since():.0f} s", flush=True)
+        while args.after and not os.path.exists(args.after) and since() < args.limit:
+            time.sleep(0.1)
+        limit = min(args.limit, since() + args.time)
+        while waiting and since() < limit - 5:
+            close()
+            p = next((p for p in waiting if p.is_there("ready") or not p.running()), None)
+            if not p:
+                time.sleep(0.1)
+                continue
+            waiting.remove(p)
+            open(p.prefix + ".go", "w").close()
+            until = min(time.monotonic() + args.each, began + limit)
+            while p.running() and not p.is_there("timed") and time.monotonic() < until:
+                time.sleep(0.02)
+            if p.running() and not p.is_there("timed"):
+                p.end(f"ended after its {args.each:.0f} s")
+            else:
+                p.until = time.monotonic() + 25
+                closing.append(p)
+        while closing:
+            close()
+            time.sleep(0.02)
+    finally:
+        for p in closing + waiting:
+            p.end("ended: no time left" if p.is_there("ready") else "ended: not compiled in time")
+
+
+# --------------------------------------------------------------------------------------------------- training
+def run_training(args):
+    """Runs examples/distilbert_imdb.c or bench/minilm_imdb.py, and reports how long it took and how good the
+    model is."""
+    began = time.monotonic()
+    out = subprocess.run(args.command, stdout=subprocess.PIPE, text=True)
+    seconds = time.monotonic() - began
+    print(out.stdout, file=sys.stderr)
+    if out.returncode:
+        sys.exit(f"gpu.py: '{shlex.join(args.command)}' ended with status {out.returncode}")
+    last = lambda pattern: float(re.findall(pattern, out.stdout)[-1])
+    if args.metrics:
+        with open(args.metrics, newline="") as f:
+            steps = sum(float(r["seconds"]) for r in csv.DictReader(f) if r["split"] == "train")
+        accuracy = last(r"accuracy ([\d.]+), .* test texts")
+        memory = last(r"memory plan for \w+: ([\d.]+) MB")
+    else:
+        steps, accuracy = last(r"training took ([\d.]+) s"), last(r"test accuracy ([\d.]+)")
+        memory = last(r"memory of tensors at most (\d+) MB" if "MB\n" in out.stdout
+                      else r"peak resident memory (\d+) MiB")
+    report = pytorch.Report(True)
+    for (what, unit), value in zip(TRAINED, (seconds, steps, 100 * accuracy, memory)):
+        report.row(what, value, unit)
 
 
 # ----------------------------------------------------------------------------------------------------- report
 WHAT = {"vit": "ViT", "fixed": "DistilBERT", "imdb": "DistilBERT, IMDb lengths", "gpt2": "GPT-2"}
-SIDES = {"tinytrain": "tinytrain", "none": "tinytrain, nothing recomputed", "eager": "PyTorch eager",
-         "compile": "torch.compile", "reduce": "torch.compile, reduce-overhead"}
+SIDES = {"tinytrain": "tinytrain", "tuned": "tinytrain, products timed (tune)",
+         "none": "tinytrain, nothing recomputed", "nodrop": "tinytrain, no dropout",
+         "eager": "PyTorch eager", "compile": "torch.compile", "reduce": "torch.compile, reduce-overhead",
+         "nano": "plain PyTorch, compiled, 50,257, no dropout",
+         "nano_dropout": "plain PyTorch, compiled, 50,257, dropout",
+         "nano_dropout_reduce": "plain PyTorch, reduce-overhead, 50,257, dropout",
+         "nano_padded": "plain PyTorch, compiled, 50,304, no dropout",
+         "nano_padded_reduce": "plain PyTorch, reduce-overhead, 50,304, no dropout",
+         "nano_padded_dropout": "plain PyTorch, compiled, 50,304, dropout"}
+NO_DROPOUT = ("nano", "nano_padded", "nano_padded_reduce")
+# Of a training: what `gpu.py training` reports.
+TRAINED = [("from its start to its end", "s"), ("training steps", "s"), ("accuracy on test reviews", "%"),
+           ("memory", "MB")]
+# Below this share of a step's time in which the GPU is busy, the GPU waits for its host.
+BUSY = 0.85
 
 
 def table(header, lines):
@@ -123,6 +421,13 @@ def table(header, lines):
     text = lambda x: "" if x is None else x if isinstance(x, str) else number(x)
     return (["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"] +
             ["| " + " | ".join(map(text, line)) + " |" for line in lines])
+
+
+def write_whole(path, text):
+    """all of it or nothing, as a call may be ended from outside"""
+    with open(f"{path}.{os.getpid()}", "w") as f:
+        f.write(text)
+    os.replace(f.name, path)
 
 
 def pairs(texts):
@@ -212,7 +517,7 @@ def make_report(args):
     for name, r in measured.get("peaks", {}).items():
         row(name, r["value"], r["unit"])
     value = lambda run, name: measured.get(run, {}).get(name, {}).get("value")
-    runs = [tuple(name.split(".")) for name in measured if name.count(".") == 2]
+    runs = [r for r in (tuple(name.split(".")) for name in measured) if len(r) == 3 and r[0] in WHAT]
     for what, precision in dict.fromkeys(r[:2] for r in runs):
         label = f"{WHAT[what]}, {shapes[what]}, {precision}"
         speeds = {side: value(f"{what}.{precision}.{side}", "tokens a second, mean") for side in SIDES}
@@ -224,10 +529,15 @@ def make_report(args):
             if not speed:
                 continue
             millis, memory, ratio, of_peak = value(run, "time of a step, mean"), grown(side), None, None
+            median = value(run, "time of a step, median")
+            busy = value(run, "time of a step that the GPU is busy")
+            own = "nodrop" if side in NO_DROPOUT and speeds["nodrop"] else "tinytrain"
             rate = measured[run].get("matmuls and attention, whole step, mean")
             planned = value(run, "planned memory")
             row(f"{label}, {who}: time of a step", millis, "ms")
             row(f"{label}, {who}: tokens a second", speed, "tokens/s")
+            if busy:      # of_peak: the share of its time
+                row(f"{label}, {who}: the GPU is busy", busy, "ms", peak=millis)
             if rate:
                 of = label if side == "tinytrain" else f"{label}, {who}"
                 row(f"{of}: matmuls and attention", rate["value"], rate["unit"], peak=rate["peak"])
@@ -235,38 +545,52 @@ def make_report(args):
                 row(f"{of}: memory measured beside the plan", memory, "MB", peer=planned)
                 of_peak = (f"{rate['value']:.4g} {rate['unit']}" +
                            (f", {100 * rate['of_peak']:.1f}%" if rate["of_peak"] else ""))
-            elif speeds["tinytrain"]:      # the same FLOPs, in the peer's time
-                ratio = speeds["tinytrain"] / speed
+            elif speeds[own]:      # the same FLOPs, in the peer's time
+                ratio = speeds[own] / speed
                 of_peak = f"{own_rate / ratio:.4g}" if own_rate else None
-                row(f"{label}: tokens a second beside {who}", speeds["tinytrain"], "tokens/s", peer=speed)
-                row(f"{label}: memory measured beside {who}", grown("tinytrain"), "MB", peer=memory)
+                row(f"{label}: tokens a second beside {who}", speeds[own], "tokens/s", peer=speed)
+                row(f"{label}: memory measured beside {who}", grown(own), "MB", peer=memory)
             tensors = planned if rate else value(run, "memory of tensors at most")
             flops = value(run, "FLOPs of a step, mean")
             if flops:
                 row(f"{label}, {who}: FLOPs of a step", flops, "TFLOP")
-            lines.append([label, who, millis, f"{speed:.0f}", ratio, flops, of_peak, tensors, memory])
+            waits = busy and busy < BUSY * millis
+            lines.append([label, who, millis, median, f"{busy:.3g}{', waits for its host' * waits}" if busy
+                          else None, f"{speed:.0f}", ratio, flops, of_peak, tensors, memory])
 
-    with open(args.to + ".json", "w") as f:
-        json.dump({**about, "stages": stages, "rows": rows}, f, indent=1)
-        f.write("\n")
+    trained = [[SIDES[name.split(".")[2]]] + [value(name, what) for what, _ in TRAINED]
+               for name in measured if name.startswith("train.")]
+    for who, *values in trained:
+        for (what, unit), x in zip(TRAINED, values):
+            if x is not None:
+                row(f"DistilBERT from random weights on IMDb, bf16-mixed, {who}: {what}", x, unit)
+    write_whole(args.to + ".json", json.dumps({**about, "stages": stages, "rows": rows}, indent=1) + "\n")
     text = ([f"# {about.get('gpu', 'GPU')}, {about.get('date', '')}", ""] +
             [f"- {k}: {f'`{v}`' if k == 'command' else v}" for k, v in about.items()])
     text += ["", "Memory in MB: `tensors` is what tinytrain planned, and the most that PyTorch's allocator "
              "had handed out; `measured` is by how much the device's memory in use grew "
-             "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's. "
+             "(without a GPU: the process's most). `ratio`: tinytrain's tokens/s over the peer's, "
+             "beside peers without dropout of tinytrain's without. `GPU busy`: by torch.profiler, in some "
+             "steps after those timed; where that is far less than a step takes, PyTorch waits for its host. "
              "The share is of cuBLASLt's products in the same process; there peers are taken to do the FLOPs "
              "of tinytrain's first row. TFLOP: of a step's matmuls and attention, with what is recomputed, "
              "as each side counts its own (torch.utils.flop_counter, in eager mode).", ""]
-    columns = ["what", "side", "ms a step", "tokens/s", "ratio", "TFLOP", "matmuls and attention", "tensors",
-               "measured"]
+    columns = ["what", "side", "ms a step", "median", "GPU busy", "tokens/s", "ratio", "TFLOP",
+               "matmuls and attention", "tensors", "measured"]
     text += table(columns, lines) if lines else ["Nothing was measured."]
+    if trained:
+        text += (["", "DistilBERT from the same random weights on IMDb, bf16-mixed; PyTorch pads and groups "
+                  "by length, tinytrain has no padding:", ""] +
+                 table(["side"] + [f"{what}, {unit}" for what, unit in TRAINED], trained))
     peaks = {name: r["value"] for name, r in measured.get("peaks", {}).items()}
-    for name in [name for name in measured if name.endswith(".ops")]:
-        what, precision, _ = name.split(".")
+    for name in [name for name in measured if ".ops_wgmma_" in name]:
+        what, precision, side = name.split(".")
+        attention = "by warpgroups" if side.endswith("1") else "by warps (TINYTRAIN_WGMMA=0)"
         peak = (measured[name].get("matmuls and attention, whole step, mean") or {}).get("peak")
         copies = peaks.get("copies of memory, bytes read and written")
         if peak and copies:
-            text += (["", f"Each op by itself, {WHAT[what]}, {shapes[what]}, {precision}:", ""] +
+            text += (["", f"Each op by itself, {WHAT[what]}, {shapes[what]}, {precision}, attention "
+                      f"{attention}:", ""] +
                      table_of_ops({"rows": measured[name], "copies": copies, "peak": peak}))
     if "peaks" in measured:
         text += ([""] +
@@ -274,8 +598,7 @@ def make_report(args):
                        [[name, r["value"], r["unit"]] for name, r in measured["peaks"].items()]))
     text += ([""] +
              table(["stage", "result", "s"], [[s["name"], s["result"], str(s["seconds"])] for s in stages]))
-    with open(args.to + ".md", "w") as f:
-        f.write("\n".join(text) + "\n")
+    write_whole(args.to + ".md", "\n".join(text) + "\n")
     print("\n".join(text))
 
 
@@ -283,6 +606,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sub = p.add_subparsers(dest="what", required=True)
     b, t, r, _ = (sub.add_parser(name) for name in ("batches", "torch", "report", "expected"))
+    q = sub.add_parser("peers")
     b.add_argument("kind", choices=list(WHAT))
     b.add_argument("--to", required=True, metavar="FILE")
     b.add_argument("--seqs", type=pytorch.positive, default=12, metavar="N",
@@ -303,11 +627,31 @@ def main():
     t.add_argument("--steps", type=int, default=20, metavar="N", help="steps measured; 0: compile only")
     t.add_argument("--count", action="store_true", help="FLOPs of a step too, by torch.utils.flop_counter; "
                    "not of what torch.compile has compiled")
+    t.add_argument("--turn", metavar="PREFIX", help="waits for PREFIX.go, see Turn")
+    t.add_argument("--lock", metavar="FILE", help="locked (flock) while the GPU is used")
+    t.add_argument("--nano", type=pytorch.positive, metavar="N", help="bench/nano_gpt.py with a vocabulary "
+                   "of N")
+    t.add_argument("--dropout", type=float, default=0.1, metavar="X", help="of --nano")
+    t.add_argument("--whole", action="store_true", help="all sequences of a batch are as long: no masks")
+    t.add_argument("--cache", metavar="FILE", help="what torch.compile compiled: read if it is there, else "
+                   "written; for a GPU and a PyTorch of the same kind")
+    t.add_argument("--dynamic", action="store_true", help="torch.compile for any length")
     t.add_argument("--vit", metavar="SIZE")
     t.add_argument("--gpt2", action="store_true")
     t.add_argument("--pixels", type=pytorch.positive, default=224)
     t.add_argument("--layers", type=pytorch.positive)
     t.add_argument("--threads", type=pytorch.positive, default=len(os.sched_getaffinity(0)))
+    q.add_argument("--list", required=True, metavar="FILE", help="lines of a name and options of torch")
+    q.add_argument("--state", required=True, metavar="DIR", help="for NAME.out, NAME.log and NAME.stage")
+    q.add_argument("--lock", default="/tmp/gpu.lock", metavar="FILE")
+    q.add_argument("--after", metavar="FILE", help="nothing is timed before it exists")
+    q.add_argument("--compile", type=float, default=240, metavar="N", help="seconds to compile")
+    q.add_argument("--each", type=float, default=30, metavar="N", help="seconds to time each")
+    q.add_argument("--time", type=float, default=500, metavar="N", help="seconds to time all")
+    q.add_argument("--limit", type=float, default=500, metavar="N", help="seconds for all of it")
+    w = sub.add_parser("training")
+    w.add_argument("--metrics", metavar="FILE", help="metrics.csv that tinytrain's example writes")
+    w.add_argument("command", nargs="+")
     r.add_argument("--state", required=True, metavar="DIR")
     r.add_argument("--to", required=True, metavar="PREFIX")
     r.add_argument("--shapes", nargs="*", default=[], metavar="KIND=TEXT")
@@ -315,7 +659,8 @@ def main():
     args = p.parse_args()
     if args.what == "expected":
         return print("\n".join(table_expected()))
-    return {"batches": batches, "torch": run_torch, "report": make_report}[args.what](args)
+    return {"batches": batches, "torch": run_torch, "peers": run_peers,
+            "training": run_training, "report": make_report}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -1,49 +1,53 @@
 #!/bin/sh
-# Everything that is to be known of tinytrain on a GPU, in one command: builds for the GPU that is there,
-# measures training steps beside PyTorch's, in one process each, one after another, then runs the tests on it
-# and small shares of them under compute-sanitizer.
+# Measures and tests tinytrain on a GPU, in one command of at most 9 minutes: tests, training steps beside
+# PyTorch's, a training from its start to its end beside PyTorch's, the time of each op, and small shares of
+# the tests under compute-sanitizer. Each stage has a limit of its own, and the report is written again
+# every 5 seconds, so that a run that is cut leaves its results.
 #
-#   PYTHON=python3 bench/gpu.sh      all of it; needs an NVIDIA GPU, the CUDA toolkit, and for the peers torch
-#                                    and transformers
-#   bench/gpu.sh --build --test      these parts only (--build --measure --test --sanitize), so that several
-#                                    calls share the work
+#   PYTHON=python3 bench/gpu.sh      builds first; needs an NVIDIA GPU, the CUDA toolkit, and for the peers
+#                                    torch and transformers
+#   bench/gpu.sh --test --measure    these parts only (--build --test --measure --train --ops --sanitize)
 #
-# Where a GPU is at hand for minutes only: bench/gpu.sh --build --arch 90a on another machine, and there first
-# --prebuilt --measure, then --prebuilt --test --sanitize, each with --out and --revision.
+# Where a GPU is at hand for minutes only: bench/gpu.sh --build --arch 90a on another machine, and there
+# bench/gpu.sh --prebuilt --out DIR --revision TEXT --imdb DIR --vocab DIR, which builds nothing.
 #
 #   bench/gpu.sh --dry-run           the same without a GPU: small shapes on the CPU; what needs a GPU is
 #                                    skipped
 #
 #   --out DIR       for NAME.json, NAME.md and NAME.log, where NAME is gpu_, the GPU and the date
 #                   (bench/results)
-#   --limit N       seconds for all of this call; what no longer fits is skipped (560)
+#   --limit N       seconds for all of this call; what no longer fits is skipped (530)
 #   --revision TEXT of the sources, where there is no git (what git says)
-#   --imdb DIR, --vocab DIR   real reviews, and the folder of their vocab.txt, instead of lengths drawn as
-#                             IMDb's are
+#   --imdb DIR, --vocab DIR   aclImdb and a folder with vocab.txt (bench/minilm_imdb.py --make-vocab makes
+#                             one): for the training, and real reviews instead of lengths drawn as IMDb's are
+#   --cache DIR     what torch.compile compiled, for calls on another GPU of the same kind: read where it is
+#                   there, else written
 #   --only LIST     of vit, fixed, imdb and gpt2, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and
 #                   on texts of IMDb's lengths, GPT-2 on 16 x 1,024 ('vit fixed imdb gpt2')
 #   --build --arch A   on a machine without a GPU: builds for that architecture (90a: H100, H200)
 #   --prebuilt      $B was so built from these sources, on another machine, and is not built again
 #   --no-peers      tinytrain alone
-#   environment: B (build), CUDA_HOME (/usr/local/cuda), NVCC, CC, PYTHON (python3)
+#   environment: B (build), CUDA_HOME (/usr/local/cuda), NVCC, CC, PYTHON (python3), GPU_LOCK (/tmp/gpu.lock),
+#                which is locked (flock) while the GPU is measured
 #
-# A stage that fails or runs out of time is reported and the others go on; the status is 1 if one failed. What
-# the stages print is in NAME.log.
+# PyTorch's peers start at once and compile side by side while the tests run; they are timed one at a time
+# after tinytrain (class Turn in gpu.py). A stage that fails or runs out of time is reported and the others go
+# on; the status is 1 if one failed. What the stages print is in NAME.log.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build} CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHON=${PYTHON:-python3} began=$(date +%s)
-NVCC=${NVCC:-$CUDA_HOME/bin/nvcc}
-command="bench/gpu.sh $*" parts='' out=bench/results limit=560 dry='' peers=yes imdb=''
+NVCC=${NVCC:-$CUDA_HOME/bin/nvcc} GPU_LOCK=${GPU_LOCK:-/tmp/gpu.lock}
+command="bench/gpu.sh $*" parts='' out=bench/results limit='' dry='' peers=yes imdb='' vocab='' cache=''
 only='vit fixed imdb gpt2' prebuilt='' arch=''
 revision=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
 die() { echo "gpu.sh: $*" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     case $1 in
-    --build | --test | --sanitize | --measure) parts="$parts ${1#--}" ;;
+    --build | --test | --measure | --train | --ops | --sanitize) parts="$parts ${1#--}" ;;
     --dry-run) dry=yes ;;
     --no-peers) peers= ;;
     --prebuilt) prebuilt=yes ;;
-    --out | --limit | --only | --imdb | --vocab | --arch | --revision)
+    --out | --limit | --only | --imdb | --vocab | --cache | --arch | --revision)
         [ $# -gt 1 ] || die "$1 needs a value"
         case $1 in
         --out) out=$2 ;;
@@ -51,7 +55,9 @@ while [ $# -gt 0 ]; do
         --only) only=$2 ;;
         --arch) arch=$2 ;;
         --revision) revision=$2 ;;
-        *) imdb="$imdb $1 $2" ;;
+        --imdb) imdb=$2 ;;
+        --vocab) vocab=$2 ;;
+        --cache) cache=$2 ;;
         esac
         shift ;;
     --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit ;;
@@ -59,12 +65,21 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-parts=${parts:- build measure test sanitize}
+all=''
+if [ -z "$parts" ]; then
+    all=yes
+    parts=' test measure train ops sanitize'
+    [ -n "$prebuilt" ] || parts=" build$parts"
+fi
+# Only a build, which a machine without a GPU makes, may take its time.
+[ -n "$limit" ] || case $parts in ' build') limit=3600 ;; *) limit=530 ;; esac
 for kind in $only; do
     case $kind in vit | fixed | imdb | gpt2) ;;
     *) die "--only '$kind': there are vit, fixed, imdb and gpt2" ;; esac
 done
 case $limit in *[!0-9]* | '') die "--limit takes seconds, not '$limit'" ;; esac
+[ -z "$imdb$vocab" ] || { [ -d "$imdb/train/pos" ] && [ -e "$vocab/vocab.txt" ]; } ||
+    die "--imdb and --vocab go together: '$imdb' lacks train/pos or '$vocab' lacks vocab.txt"
 part() { case "$parts " in *" $1 "*) return 0 ;; esac; return 1; }
 
 date=$(date +%Y-%m-%d) gpu='' driver='' cuda=''
@@ -76,7 +91,7 @@ elif [ -z "$dry" ]; then
     driver=$(nvidia-smi -i 0 --query-gpu=driver_version --format=csv,noheader)
     arch=$(nvidia-smi -i 0 --query-gpu=compute_cap --format=csv,noheader | tr -d .)
     [ "$arch" != 90 ] || arch=90a
-    cuda=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+    cuda=$("$NVCC" --version 2> /dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     [ -n "$cuda" ] || [ -n "$prebuilt" ] || die "no CUDA compiler: $NVCC (CUDA_HOME or NVCC names another)"
 fi
 # What would else be found missing minutes later.
@@ -89,16 +104,16 @@ elif [ -z "$dry" ]; then
         die "$B/cuda/step cannot run here: $missing; LD_LIBRARY_PATH may name where it is"
 fi
 device=${dry:+cpu} device=${device:-cuda}
-export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TORCHINDUCTOR_FX_GRAPH_CACHE=1 TORCHINDUCTOR_COMPILE_THREADS=4
+export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TRITON_CACHE_DIR='' TORCHINDUCTOR_COMPILE_THREADS=2
+export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # why a graph is not recorded
 export NVCC="$NVCC --threads 0 --split-compile 0"
 export CUDA_WERROR='' # another machine's compiler may warn of what ours does not
 export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date
 state=$B/$name
-! part build || rm -rf "$state"
-[ -z "$prebuilt" ] || find "$B" -type f -exec touch {} + # newer than the sources, for make
-mkdir -p "$state" "$out" || die "cannot write to $state and $out"
-TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch
+[ -z "$all" ] || rm -rf "$state" # else several calls share a report
+mkdir -p "$state" "$out" ${cache:+"$cache"} || die "cannot write to $state and $out"
+TORCHINDUCTOR_CACHE_DIR=$(cd "$state" && pwd)/torch TRITON_CACHE_DIR=$TORCHINDUCTOR_CACHE_DIR/triton
 
 # stage NAME SECONDS COMMAND...: runs it and says how it went; its outputs are in NAME.log, and the standard
 # one alone in NAME.out.
@@ -125,6 +140,9 @@ stage() {
     said "$stage" "$result${last:+: $last}" $(($(date +%s) - begin)) "$*"
 }
 skip() { said "$1" "skipped: $2" 0 ''; }
+# For what is measured: alone on the GPU.
+alone='' lock_tool=$(command -v flock)
+[ -z "$lock_tool" ] || [ -n "$dry" ] || alone="$lock_tool $GPU_LOCK"
 
 # ------------------------------------------------------------------------------------------ what is measured
 # By kind: options of the model, its shape as the report says it, options of the batches, steps not measured
@@ -132,160 +150,275 @@ skip() { said "$1" "skipped: $2" 0 ''; }
 # shellcheck disable=SC2034
 if [ -n "$dry" ]; then
     model_vit='--vit Ti/16 --pixels 32 --layers 1' model_text='--layers 1' model_gpt2='--gpt2 --layers 1'
+    layers='--layers 1'
     shape_vit='Ti/16 of 1 layer, 2 images' shape_fixed='1 layer, 2 x 16' shape_imdb='1 layer, batch 2'
     shape_gpt2='1 layer, 1 x 16' batches_gpt2='--seqs 1 --length 16 --batches 1'
     batches_vit='--seqs 2 --pixels 32' batches_fixed='--seqs 2 --length 16'
     batches_imdb='--seqs 2 --length 48 --batches 3'
     precisions_vit=bf16-true precisions_fixed=bf16-true precisions_imdb=bf16-mixed precisions_gpt2=bf16-true
     warm_vit=1 steps_vit=2 warm_fixed=1 steps_fixed=2 warm_imdb=2 steps_imdb=3 warm_gpt2=1 steps_gpt2=1
-    step=$B/step quick='--seconds 0 --threads 1'
+    step=$B/step quick='--seconds 0 --threads 1' train_program=$B/distilbert_imdb
+    train_options='--train 4 --test 2 --epochs 1 --batch 4'
 else
-    model_vit='--vit L/16' model_text='' model_gpt2=--gpt2
+    model_vit='--vit L/16' model_text='' model_gpt2=--gpt2 layers=''
     shape_gpt2='124M, 16 x 1024' batches_gpt2='--seqs 16 --length 1024 --batches 2'
     shape_vit='L/16, 64 images' shape_fixed='12 x 512' shape_imdb='batch 12'
     batches_vit='--seqs 64 --batches 2' batches_fixed='--seqs 12' batches_imdb='--seqs 12 --batches 48'
-    warm_vit=5 steps_vit=20 warm_fixed=10 steps_fixed=100 warm_imdb=20 steps_imdb=48
-    warm_gpt2=5 steps_gpt2=20 precisions_gpt2='bf16-true bf16-mixed'
-    step=$B/cuda/step quick='--seconds 1'
+    warm_vit=6 steps_vit=20 warm_fixed=15 steps_fixed=100 warm_imdb=20 steps_imdb=48
+    warm_gpt2=6 steps_gpt2=20 precisions_gpt2='bf16-true bf16-mixed'
+    step=$B/cuda/step quick='--seconds 1' train_program=$B/cuda/distilbert_imdb
     precisions_vit=bf16-true precisions_fixed='bf16-true bf16-mixed' precisions_imdb='bf16-true bf16-mixed'
+    # The example holds out a tenth as many for validation: of 25,000 reviews these are the most.
+    train_options='--train 22720 --test 25000 --epochs 3 --batch 32 --lr 1e-4'
 fi
 of() { eval "echo \"\$$1_$2\""; }
 model_of() {
     case $1 in vit) echo "$model_vit" ;; gpt2) echo "$model_gpt2" ;; *) echo "$model_text" ;; esac
 }
-variant_of() { case $1 in bf16-true) echo 'bf16 weights' ;; *) echo 'bf16 autocast' ;; esac; }
+variant_of() { # PRECISION MODE
+    case $1 in bf16-true) v='bf16 weights' ;; *) v='bf16 autocast' ;; esac
+    case $2 in compile) v="$v compiled" ;; reduce) v="$v compiled with reduce-overhead" ;; esac
+    echo "$v"
+}
 torch=''
 [ -z "$peers" ] || torch=$("$PYTHON" -c 'import torch, transformers, safetensors
 print("PyTorch", torch.__version__, "transformers", transformers.__version__)' 2> /dev/null)
-make_batches() {
-    for kind in $only; do
-        real=$imdb
-        [ "$kind" = imdb ] || real=''
-        # shellcheck disable=SC2046,SC2086
-        [ -e "$state/$kind.safetensors" ] || stage "batches_$kind" 90 "$PYTHON" bench/gpu.py batches "$kind" \
-            --to "$state/$kind.safetensors" $(of batches "$kind") $real
+[ -z "$imdb" ] || [ -n "$torch" ] || die '--imdb needs PyTorch with transformers'
+# The programs of the tests, each with those of its tests that a GPU takes.
+test_list() {
+    for program in test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline; do
+        printf '%s ' $program
+        # shellcheck disable=SC2016
+        printf 'include Makefile\ncases: ; @echo $(CUDA_T_%s)\n' $program | make -s -f - cases
     done
 }
-# torch_stage NAME KIND PRECISION eager|compile|reduce SECONDS STEPS
-torch_stage() {
-    variant="$(variant_of "$3")"
-    [ "$4" = eager ] || variant="$variant compiled"
-    [ "$4" != reduce ] || variant="$variant with reduce-overhead"
-    count=''
-    [ "$4" != eager ] || count=--count
-    # shellcheck disable=SC2046,SC2086
-    stage "$1" "$5" "$PYTHON" bench/gpu.py torch --device "$device" --batches "$state/$2.safetensors" \
-        --variant "$variant" --warm "$(of warm "$2")" --steps "$6" $(model_of "$2") $count
+
+report() {
+    # shellcheck disable=SC2046
+    cat $(ls -tr "$state"/*.log) > "$state/log" && mv "$state/log" "$out/$name.log"
+    "$PYTHON" bench/gpu.py report --state "$state" --to "$out/$name" \
+        --shapes "vit=$shape_vit" "fixed=$shape_fixed" "imdb=$shape_imdb${imdb:+, real reviews}" \
+        "gpt2=$shape_gpt2" \
+        --about "gpu=${gpu:-no GPU: a dry run}" "date=$date" "driver=${driver:-none}" "cuda=${cuda:-none}" \
+        "peers=${torch:-none}" "revision=$revision" "command=$command" \
+        "took=$(($(date +%s) - began)) s" > "$state/report"
 }
+# Every few seconds, for a call that is ended from outside.
+rm -f "$state/done"
+[ "$parts" != ' build' ] || : > "$state/done"
+(
+    seconds=0
+    while sleep 1 && kill -0 $$ 2> /dev/null && [ ! -e "$state/done" ]; do
+        seconds=$((seconds + 1))
+        [ $((seconds % 5)) -ne 0 ] || report 2> /dev/null
+    done
+) &
+reporter=$!
 
 # -------------------------------------------------------------------------------------------------- the parts
-tests='test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline'
 [ -z "$gpu" ] || stage nvidia-smi 20 nvidia-smi
-if part build && [ -n "$dry" ]; then stage build 300 make "$B/step" "$B/tt_doctor"
+if part build && [ -n "$dry" ]; then stage build 300 make "$B/step" "$B/tt_doctor" "$B/distilbert_imdb"
 elif part build; then
     # shellcheck disable=SC2046
-    stage build 300 make -j 2 "$B/cuda/step" "$B/cuda/tt_doctor" "$B/cuda/test_emu" \
-        $(echo "$tests" | sed "s|[^ ]*|$B/cuda/&|g") &
+    stage build 3600 make -j 2 "$B/cuda/step" "$B/cuda/tt_doctor" "$B/cuda/distilbert_imdb" \
+        "$B/cuda/test_emu" $(test_list | sed "s|^\([^ ]*\).*|$B/cuda/\1|")
+    test_list > "$B/cuda/tests"
 fi
-# Beside it, what torch.compile leaves for the processes that measure.
-if part measure && [ -n "$torch" ] && [ -z "$dry" ]; then
-    make_batches
-    for kind in $only; do for precision in $(of precisions "$kind"); do
-        torch_stage "compile_$kind.$precision" "$kind" "$precision" compile 240 0 &
-    done; done
-fi
-wait
 
+# PyTorch's peers: a line of a name and options for each; SIDE is its name in SIDES of gpu.py.
+# peer SIDE KIND PRECISION MODE OPTION...
+peer() {
+    side=$1 kind=$2 precision=$3 v=$(variant_of "$3" "$4")
+    shift 4
+    case " $only " in *" $kind "*) ;; *) return ;; esac
+    case " $(of precisions "$kind") " in *" $precision "*) ;; *) return ;; esac
+    echo "$kind.$precision.$side --device $device --batches $state/$kind.safetensors --variant '$v'" \
+        "--warm $(of warm "$kind") --steps $(of steps "$kind")" \
+        "${cache:+--cache $cache/$kind.$precision.$side}" "$*" >> "$state/peers"
+}
+# What matters most comes first, as time may run out. With DistilBERT PyTorch waits for its host, so recorded
+# launches (reduce-overhead) are the fair peer there; they need the same shape in each step. The plain GPT-2
+# (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; that with 50,257 and
+# dropout does tinytrain's work.
+list_peers() {
+    peer reduce vit bf16-true reduce --whole "$model_vit"
+    for precision in bf16-mixed bf16-true; do
+        peer reduce fixed $precision reduce --whole "$model_text"
+    done
+    peer nano_padded gpt2 bf16-mixed compile --nano 50304 --dropout 0 "$layers"
+    peer nano_dropout gpt2 bf16-mixed compile --nano 50257 --dropout 0.1 "$layers"
+    peer nano_padded_dropout gpt2 bf16-true compile --nano 50304 --dropout 0.1 "$layers"
+    peer nano_padded gpt2 bf16-true compile --nano 50304 --dropout 0 "$layers"
+    peer compile vit bf16-true compile --whole "$model_vit"
+    peer nano_padded_reduce gpt2 bf16-mixed reduce --nano 50304 --dropout 0 "$layers"
+    peer nano_padded_dropout gpt2 bf16-mixed compile --nano 50304 --dropout 0.1 "$layers"
+    peer nano gpt2 bf16-mixed compile --nano 50257 --dropout 0 "$layers"
+    peer compile gpt2 bf16-mixed compile --whole "$model_gpt2"
+    for precision in bf16-true bf16-mixed; do
+        peer eager vit "$precision" eager --count --whole "$model_vit"
+        peer eager fixed "$precision" eager --count --whole "$model_text"
+        peer eager gpt2 "$precision" eager --count --whole "$model_gpt2"
+        peer eager imdb "$precision" eager --count "$model_text"
+    done
+    peer compile imdb bf16-mixed compile --dynamic "$model_text"
+}
+coordinator='' waiting=''
 if part measure; then
-    make_batches
-    # shellcheck disable=SC2086
-    stage peaks 60 "$step" --json --device $device --peaks $quick
-    # ours KIND PRECISION NAME OPTION...
-    ours() {
-        kind=$1 precision=$2 run=$1.$2.$3
-        shift 3
+    for kind in $only; do
+        real=''
+        [ "$kind" != imdb ] || [ -z "$imdb" ] || real="--imdb $imdb --vocab $vocab"
         # shellcheck disable=SC2046,SC2086
-        stage "$run" 60 "$step" --json --device $device --precision "$precision" \
-            --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" --steps "$(of steps "$kind")" \
-            $(model_of "$kind") $quick "$@"
-    }
-    # What matters most comes first, as time may run out. Images and GPT-2 have a batch's shape in each step,
-    # which recorded launches (reduce-overhead) need.
-    for side in tinytrain compile eager ops wgmma none reduce; do for kind in $only; do
-    for precision in $(of precisions "$kind"); do
-        case $side.$kind in
-        tinytrain.*) ours "$kind" "$precision" tinytrain ;;
-        none.vit | none.gpt2) ours "$kind" "$precision" none --recompute none ;;
-        wgmma.*)
-            if [ "$arch" != 90a ]; then skip "$kind.$precision.wgmma" 'no GPU of compute capability 9.0'
-            else
-                export TINYTRAIN_WGMMA=1
-                ours "$kind" "$precision" wgmma
-                unset TINYTRAIN_WGMMA
-            fi ;;
-        ops.imdb | none.* | reduce.imdb) ;;
-        ops.*)
-            if [ -n "$dry" ]; then skip "$kind.$precision.ops" 'no GPU'
-            else ours "$kind" "$precision" ops --ops --steps 2
-            fi ;;
-        *)
-            if [ -z "$torch" ]; then
-                skip "$kind.$precision.$side" 'PyTorch with transformers is not there, or not asked for'
-            else torch_stage "$kind.$precision.$side" "$kind" "$precision" $side 90 "$(of steps "$kind")"
-            fi ;;
-        esac
-    done; done; done
+        stage "batches_$kind" 90 "$PYTHON" bench/gpu.py batches "$kind" \
+            --to "$state/$kind.safetensors" $(of batches "$kind") $real &
+        waiting="$waiting $!"
+    done
+    # shellcheck disable=SC2086
+    wait $waiting
+fi
+if part measure && [ -n "$torch" ]; then
+    : > "$state/peers"
+    list_peers
+    "$PYTHON" bench/gpu.py peers --list "$state/peers" --state "$state" --lock "$GPU_LOCK" \
+        --after "$state/go" --compile 200 --each 40 --time 210 --limit "$(($(left) - 5))" &
+    coordinator=$!
+elif part measure; then
+    skip peers 'PyTorch with transformers is not there, or not asked for'
 fi
 
-most=150 # seconds for each of these, behind measurements
-part measure || most=500
 if part test && [ -n "$dry" ]; then
     stage doctor 60 "$B/tt_doctor" --device cpu
     skip tests 'no GPU'
 elif part test; then
     stage doctor 60 "$B/cuda/tt_doctor" --device cuda
-    stage instructions 60 "$B/cuda/test_emu" # what the portability block has in assembly
-    # Beside the sanitizers, where these are asked for.
-    stage tests $most env TINYTRAIN_CUDA=1 TEST_SECONDS=$((most - 20)) make test TESTS= CHECKS= &
+    # Side by side; the tests of ops in as many processes as there are processors.
+    [ -e "$B/cuda/tests" ] || test_list > "$B/cuda/tests"
+    export TEST_PROGRESS="$state/progress" TEST_SECONDS=110
+    sh tests/run.sh start "$TEST_PROGRESS" "$(wc -l < "$B/cuda/tests")" '' > /dev/null
+    stage test_emu 60 "$B/cuda/test_emu" & # what the portability block has in assembly
+    waiting=$!
+    while read -r program cases; do
+        test_parts=1
+        [ "$program" != test_ops ] || test_parts=$(getconf _NPROCESSORS_ONLN)
+        # shellcheck disable=SC2086
+        stage $program 120 env TEST_PARTS="$test_parts" sh tests/run.sh run "$state/$program.part" \
+            env TINYTRAIN_DEVICE=cuda "$B/cuda/$program" $cases &
+        waiting="$waiting $!"
+    done < "$B/cuda/tests"
+    # shellcheck disable=SC2086
+    wait $waiting
 fi
 
-# A tool on a few ops, as many as there is time for. Arguments: compute-sanitizer, tool, program, seconds.
+# ours KIND PRECISION NAME OPTION...
+ours() {
+    kind=$1 precision=$2 run=$1.$2.$3
+    shift 3
+    # shellcheck disable=SC2046,SC2086
+    stage "$run" ${dry:+1}30 $alone "$step" --json --device $device --precision "$precision" \
+        --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" --steps "$(of steps "$kind")" \
+        $(model_of "$kind") $quick "$@"
+}
+has() { "$step" --help 2>&1 | grep -q -- " $1 "; }
+if part measure; then
+    # shellcheck disable=SC2086
+    stage peaks ${dry:+1}30 $alone "$step" --json --device $device --peaks $quick
+    for side in tinytrain tuned none nodrop; do for kind in $only; do
+    for precision in $(of precisions "$kind"); do
+        case $side.$kind in
+        tinytrain.*) ours "$kind" "$precision" tinytrain ;;
+        tuned.imdb) ;;
+        tuned.*) has --tune && ours "$kind" "$precision" tuned --tune on ;;
+        none.vit | none.gpt2) ours "$kind" "$precision" none --recompute none ;;
+        nodrop.gpt2) ours "$kind" "$precision" nodrop --no-dropout ;;
+        esac
+    done; done; done
+    : > "$state/go"
+    [ -z "$coordinator" ] || wait $coordinator
+fi
+
+# A training from start to end: DistilBERT from the same random weights, on the reviews of IMDb.
+if part train && [ -z "$imdb" ]; then
+    skip train 'no --imdb and --vocab'
+elif part train; then
+    stage train_start 60 "$PYTHON" bench/minilm_imdb.py --make-start "$state/start" --vocab "$vocab"
+    # shellcheck disable=SC2086
+    stage train.bf16-mixed.tinytrain 90 $alone "$PYTHON" bench/gpu.py training \
+        --metrics "$state/run/metrics.csv" -- "$train_program" --device $device --data "$imdb" \
+        --model "$state/start" --out "$state/run" --precision bf16-mixed --max-tokens 16384 $train_options
+    # shellcheck disable=SC2086
+    stage train.bf16-mixed.eager 120 $alone "$PYTHON" bench/gpu.py training -- \
+        "$PYTHON" bench/minilm_imdb.py --device $device --imdb "$imdb" --start "$state/start" \
+        --precision bf16-mixed --test-once $train_options
+    rm -rf "$state/run" "$state/start"
+fi
+
+# Each op by itself, with attention by warpgroups (wgmma) and without.
+if part ops; then
+    for kind in $only; do for precision in $(of precisions "$kind"); do
+        case $kind.${dry:-no} in
+        imdb.*) continue ;;
+        *.yes) skip "$kind.$precision.ops" 'no GPU'; continue ;;
+        esac
+        # shellcheck disable=SC2046
+        [ -e "$state/$kind.safetensors" ] || stage "batches_$kind" 90 "$PYTHON" bench/gpu.py batches "$kind" \
+            --to "$state/$kind.safetensors" $(of batches "$kind")
+        for wgmma in 1 0; do
+            [ $wgmma = 0 ] || [ "$arch" = 90a ] || continue
+            export TINYTRAIN_WGMMA=$wgmma
+            ours "$kind" "$precision" ops_wgmma_$wgmma --ops --steps 2
+            unset TINYTRAIN_WGMMA
+        done
+    done; done
+fi
+
+# A tool on some ops, side by side, as many as there is time for. Arguments: compute-sanitizer, tool, program,
+# seconds, a folder for logs.
 # shellcheck disable=SC2016
-sanitize='clean=0 found=0 end=$(($(date +%s) + $4))
+sanitize='mkdir -p "$5" && end=$(($(date +%s) + $4))
+export TINYTRAIN_DEVICE=cuda
+one() {
+    ops=$1
+    shift
+    TT_TEST_CASE=$ops timeout $((end - $(date +%s))) "$tool" --tool "$kind" --error-exitcode 9 \
+        --print-limit 5 "$program" "$@" > "$logs/$ops.log" 2>&1
+    echo $? > "$logs/$ops.status"
+}
+tool=$1 kind=$2 program=$3 logs=$5
+one attention_by_warpgroups attention_by_warpgroups &
 for ops in layernorm linear_gelu embedding cross_entropy_linear dropout attention mean_pool set_rows \
     patches; do
-    left=$((end - $(date +%s)))
-    [ $left -gt 0 ] || { echo "-- $2: no time for $ops"; continue; }
-    echo "-- $2: $ops"
-    TINYTRAIN_DEVICE=cuda TT_TEST_CASE=$ops timeout $left "$1" --tool "$2" --error-exitcode 9 \
-        --print-limit 5 "$3" reference_cuda gradient_cuda attention_by_warpgroups
-    case $? in
+    one $ops reference_cuda gradient_cuda &
+done
+wait
+clean=0 found=0
+for status in "$logs"/*.status; do
+    ops=$(basename "$status" .status)
+    case $(cat "$status") in
     0) clean=$((clean + 1)) ;;
-    124) echo "-- $2: no time for all of $ops" ;;
-    *) found=$((found + 1)) ;;
+    124) echo "-- $kind: no time for all of $ops" ;;
+    *) found=$((found + 1)); echo "-- $kind: $ops"; cat "$logs/$ops.log" ;;
     esac
 done
 echo "$clean passed, $found failed"
 [ $found -eq 0 ]'
 if part sanitize; then
-    sanitizer=$(command -v compute-sanitizer || echo "$CUDA_HOME/bin/compute-sanitizer")
+    sanitizer=$(command -v compute-sanitizer || echo "$CUDA_HOME/bin/compute-sanitizer") waiting=''
     for tool in memcheck racecheck initcheck synccheck; do
         if [ -n "$dry" ]; then skip $tool 'no GPU'
         elif [ ! -x "$sanitizer" ]; then skip $tool 'there is no compute-sanitizer'
+        elif [ "$(left)" -lt 30 ]; then skip $tool 'no time left'
         else
-            stage $tool $most \
-                sh -c "$sanitize" sanitize "$sanitizer" $tool "$B/cuda/test_ops" $((most - 20)) &
+            most=$(($(left) - 20))
+            stage $tool $((most + 10)) sh -c "$sanitize" sanitize "$sanitizer" $tool "$B/cuda/test_ops" \
+                $most "$state/$tool" &
+            waiting="$waiting $!"
         fi
     done
+    # shellcheck disable=SC2086
+    [ -z "$waiting" ] || wait $waiting
 fi
-wait
 
-# shellcheck disable=SC2046
-cat $(ls -tr "$state"/*.log) > "$out/$name.log"
-"$PYTHON" bench/gpu.py report --state "$state" --to "$out/$name" \
-    --shapes "vit=$shape_vit" "fixed=$shape_fixed" "imdb=$shape_imdb${imdb:+, real reviews}" \
-    "gpt2=$shape_gpt2" \
-    --about "gpu=${gpu:-no GPU: a dry run}" "date=$date" "driver=${driver:-none}" "cuda=${cuda:-none}" \
-    "peers=${torch:-none}" \
-    "revision=$revision" "command=$command" || exit 1
+: > "$state/done"
+wait $reporter
+report || exit 1
+cat "$state/report"
 ! grep -qE '	(failed|ended|ok: .* [1-9][0-9]* failed)' "$state"/*.stage

@@ -6,11 +6,14 @@ Face folder with config.json, model.safetensors and vocab.txt, such as sentence-
 
     # 1. the starting point of both programs: the MiniLM body with a seeded classifier of two labels
     python bench/minilm_imdb.py --make-start start/ --minilm all-MiniLM-L6-v2/
+    # or without a checkpoint: a vocabulary of IMDb's words, and a DistilBERT with seeded random weights
+    python bench/minilm_imdb.py --make-vocab vocab/ --imdb aclImdb/
+    python bench/minilm_imdb.py --make-start start/ --vocab vocab/
     # 2. loss curve: no dropout, fixed batches, float32. Writes the batches for tinytrain, and the losses
     python bench/minilm_imdb.py --losses 50 --start start/ --imdb aclImdb/ --batches batches.safetensors \\
         --out losses.json
     # 3. quality and speed: dropout as in config.json, length-grouped batches. Prints test accuracy and
-    # wall time
+    # wall time; --precision bf16-mixed with autocast to bf16, --device cuda on a GPU
     python bench/minilm_imdb.py --train 4000 --test 2000 --epochs 2 --batch 16 --start start/ --imdb aclImdb/
 
 Training in both modes: mean cross-entropy, AdamW (betas 0.9 0.999, eps 1e-8, weight decay 0.01 except on
@@ -37,13 +40,32 @@ import time
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertForSequenceClassification, BertTokenizer
+from transformers import (AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizer,
+                          DistilBertConfig, DistilBertForSequenceClassification)
 
 MAX_TOKENS = 512
 
 
+def make_vocab(args):
+    """30,522 pieces of words of the train split, as bert-base-uncased has"""
+    from tokenizers import BertWordPieceTokenizer
+    tokenizer = BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator([text for text, _ in reviews(args.imdb, "train", 25000, args.seed)],
+                                  vocab_size=30522, show_progress=False)
+    os.makedirs(args.make_vocab, exist_ok=True)
+    tokenizer.save_model(args.make_vocab)
+    print("wrote", os.path.join(args.make_vocab, "vocab.txt"))
+
+
 def make_start(args):
-    """BertForSequenceClassification with MiniLM's body; classifier weights normal(0, 0.02), bias 0"""
+    """BertForSequenceClassification with MiniLM's body; classifier weights normal(0, 0.02), bias 0. With
+    --vocab DistilBERT, all of its weights as transformers draws them."""
+    if args.vocab:
+        torch.manual_seed(args.seed)
+        DistilBertForSequenceClassification(DistilBertConfig(num_labels=2)).save_pretrained(args.make_start)
+        shutil.copyfile(os.path.join(args.vocab, "vocab.txt"), os.path.join(args.make_start, "vocab.txt"))
+        print("wrote", args.make_start)
+        return
     model = BertForSequenceClassification.from_pretrained(args.minilm, num_labels=2, dtype=torch.float32)
     g = torch.Generator().manual_seed(args.seed)
     with torch.no_grad():
@@ -79,17 +101,27 @@ def encode(tokenizer, rows):
 
 
 def padded(rows, device):
+    """ids, mask, labels of a batch; a GPU need not have them when this returns"""
     longest = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([x + [0] * (longest - len(x)) for x, _ in rows], device=device)
-    mask = torch.tensor([[1] * len(x) + [0] * (longest - len(x)) for x, _ in rows], device=device)
-    return ids, mask, torch.tensor([label for _, label in rows], device=device)
+    ids = torch.tensor([x + [0] * (longest - len(x)) for x, _ in rows])
+    lengths = torch.tensor([len(x) for x, _ in rows])
+    mask = (torch.arange(longest) < lengths[:, None]).long()
+    tensors = ids, mask, torch.tensor([label for _, label in rows])
+    if device == "cpu":
+        return tensors
+    return tuple(t.pin_memory().to(device, non_blocking=True) for t in tensors)
+
+
+def autocast(args):
+    return torch.autocast(args.device, torch.bfloat16, enabled=args.precision == "bf16-mixed")
 
 
 def load_model(args, dropout):
     off = ({} if dropout
            else dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0))
-    return BertForSequenceClassification.from_pretrained(args.start, num_labels=2, dtype=torch.float32,
-                                                         **off).to(args.device)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        args.start, num_labels=2, dtype=torch.float32, attn_implementation="sdpa", **off)
+    return model.to(args.device)
 
 
 class Trainer:
@@ -109,19 +141,21 @@ class Trainer:
                                else 1.0)
 
     def step(self, rows):
-        """one update on a batch; (loss, gradient norm before clipping, learning rate)"""
+        """one update on a batch, for which the host does not wait; (loss, gradient norm before clipping,
+        learning rate), of which two are tensors"""
         lr = self.lr()
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         ids, mask, labels = padded(rows, self.args.device)
-        loss = torch.nn.functional.cross_entropy(self.model(input_ids=ids, attention_mask=mask).logits,
-                                                 labels)
+        with autocast(self.args):
+            logits = self.model(input_ids=ids, attention_mask=mask).logits
+            loss = torch.nn.functional.cross_entropy(logits, labels)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step_number += 1
-        return loss.item(), norm.item(), lr
+        return loss.detach(), norm, lr
 
 
 def losses(args, tokenizer):
@@ -147,6 +181,7 @@ def losses(args, tokenizer):
                  for i, j, label in zip(start, start[1:], tensors[f"batch{b}.labels"].tolist())]
         began = time.perf_counter()
         loss, norm, lr = trainer.step(batch)
+        loss, norm = loss.item(), norm.item()
         for key, value in zip(out, (loss, norm, lr, round(time.perf_counter() - began, 3))):
             out[key].append(value)
         print(f"step {b}: loss {loss:.6f}, gradient norm {norm:.4f}, "
@@ -175,9 +210,10 @@ def accuracy(model, rows, args):
     rows, right = sorted(rows, key=lambda r: len(r[0])), 0
     for i in range(0, len(rows), 32):
         ids, mask, labels = padded(rows[i:i + 32], args.device)
-        right += (model(input_ids=ids, attention_mask=mask).logits.argmax(-1) == labels).sum().item()
+        with autocast(args):
+            right += (model(input_ids=ids, attention_mask=mask).logits.argmax(-1) == labels).sum()
     model.train()
-    return right / len(rows)
+    return right.item() / len(rows)
 
 
 def train(args, tokenizer):
@@ -193,21 +229,29 @@ def train(args, tokenizer):
     per_epoch = math.ceil(len(train_rows) / args.batch)
     trainer = Trainer(model, args, per_epoch * args.epochs)
     seconds = 0.0
+    on_gpu = args.device != "cpu"
     for epoch in range(args.epochs):
         began, total = time.perf_counter(), 0.0
         for i, batch in enumerate(length_grouped(train_rows, args.batch, rng)):
             total += trainer.step(batch)[0]
-            if (i + 1) % 25 == 0:
+            if (i + 1) % (200 if on_gpu else 25) == 0:
                 spent = time.perf_counter() - began
                 print(f"  epoch {epoch + 1} step {i + 1}/{per_epoch}: "
                       f"mean loss {total / (i + 1):.4f}, {spent:.0f} s", flush=True)
+        total = float(total)      # waits for the GPU
         spent = time.perf_counter() - began
         seconds += spent
+        if args.test_once and epoch + 1 < args.epochs:
+            print(f"epoch {epoch + 1}: train loss {total / per_epoch:.4f}; trained {spent:.1f} s "
+                  f"({tokens / spent:.0f} tokens/s)", flush=True)
+            continue
         began = time.perf_counter()
         score = accuracy(model, test_rows, args)
         print(f"epoch {epoch + 1}: train loss {total / per_epoch:.4f}, test accuracy {score:.4f}; "
               f"trained {spent:.1f} s ({tokens / spent:.0f} tokens/s), "
               f"tested {time.perf_counter() - began:.1f} s", flush=True)
+    if on_gpu:
+        print(f"memory of tensors at most {torch.cuda.max_memory_allocated() / 1e6:.0f} MB")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024      # KiB on Linux
     print(f"training took {seconds:.1f} s with {torch.get_num_threads()} threads on {args.device}; "
           f"peak resident memory {peak:.0f} MiB")
@@ -217,16 +261,22 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--make-start", metavar="DIR", help="write the starting folder and stop")
     p.add_argument("--minilm", metavar="DIR", help="where MiniLM is, for --make-start")
+    p.add_argument("--vocab", metavar="DIR", help="of --make-start: DistilBERT with random weights and this "
+                   "folder's vocab.txt")
+    p.add_argument("--make-vocab", metavar="DIR", help="write vocab.txt, from --imdb, and stop; needs "
+                   "tokenizers")
     p.add_argument("--losses", type=int, metavar="STEPS",
                    help="fixed batches without dropout; writes --batches and --out")
     p.add_argument("--total-steps", type=int, metavar="S",
                    help="length of the schedule, when longer than --losses runs")
     p.add_argument("--train", type=int, metavar="N", help="train on N reviews")
     p.add_argument("--test", type=int, default=2000, metavar="N")
+    p.add_argument("--test-once", action="store_true", help="after the last epoch, and not after each")
     p.add_argument("--epochs", type=int, default=2)
     p.add_argument("--batch", type=int, default=16)
     p.add_argument("--lr", type=float, default=5e-5)
     p.add_argument("--schedule", choices=("linear", "constant"), default="linear")
+    p.add_argument("--precision", choices=("32-true", "bf16-mixed"), default="32-true")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--start", metavar="DIR", help="folder made by --make-start")
     p.add_argument("--imdb", metavar="DIR", help="folder aclImdb")
@@ -236,9 +286,11 @@ def main():
     p.add_argument("--device", default="cpu")
     args = p.parse_args()
     torch.set_num_threads(args.threads)
+    if args.make_vocab:
+        return make_vocab(args) if args.imdb else p.error("--make-vocab needs --imdb")
     if args.make_start:
-        if not args.minilm:
-            p.error("--make-start needs --minilm")
+        if not (args.minilm or args.vocab):
+            p.error("--make-start needs --minilm or --vocab")
         return make_start(args)
     if not (args.start and args.imdb and (args.losses or args.train)):
         p.error("give --losses or --train, with --start and --imdb; or --make-start")

@@ -162,22 +162,38 @@ def threads(n):
 VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 24, 16), "H": (1280, 32, 16)}
 
 
+def attention_of(args):
+    """The name under which a model of transformers finds scaled_dot_product_attention. Under torch.compile
+    transformers makes a mask for "sdpa" even where all sequences are whole, and with that mask PyTorch
+    multiplies in fp32; --whole registers the same function under a name for which transformers makes no
+    mask."""
+    if not getattr(args, "whole", False):
+        return "sdpa"
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    AttentionInterface.register("whole", sdpa_attention_forward)
+    return "whole"
+
+
 def model_of(args):
     """in PyTorch, with random weights"""
+    if getattr(args, "nano", None):
+        from nano_gpt import NanoGPT
+        return NanoGPT(args.nano, layers=args.layers or 12, dropout=args.dropout)
     if getattr(args, "gpt2", False):
         from transformers import GPT2Config, GPT2LMHeadModel
-        return GPT2LMHeadModel(GPT2Config(n_layer=args.layers or 12, attn_implementation="sdpa"))
+        return GPT2LMHeadModel(GPT2Config(n_layer=args.layers or 12, attn_implementation=attention_of(args)))
     if not args.vit:
         from transformers import DistilBertConfig, DistilBertForSequenceClassification
         return DistilBertForSequenceClassification(
-            DistilBertConfig(n_layers=args.layers or 6, num_labels=2, attn_implementation="sdpa"))
+            DistilBertConfig(n_layers=args.layers or 6, num_labels=2, attn_implementation=attention_of(args)))
     from transformers import ViTConfig, ViTForImageClassification
     size, patch = args.vit.split("/")
     width, layers, heads = VITS[size]
     return ViTForImageClassification(ViTConfig(hidden_size=width, num_hidden_layers=args.layers or layers,
                                                num_attention_heads=heads, intermediate_size=4 * width,
                                                image_size=args.pixels, patch_size=int(patch), num_labels=2,
-                                               attn_implementation="sdpa"))
+                                               attn_implementation=attention_of(args)))
 
 
 def inputs_of(tensors, b, args, dtype):
@@ -197,25 +213,29 @@ def inputs_of(tensors, b, args, dtype):
     return {"input_ids": ids, "attention_mask": mask}, labels
 
 
-def training(args, device="cpu"):
+def training(args, device="cpu", before_device=lambda: None):
     """the model in one variant, as a function that does a step on a batch and returns the loss, and the
-    batches of a file"""
+    batches of a file; before_device() is called before the first use of the device"""
     torch = threads(args.threads)
     from safetensors.torch import load_file
     torch.manual_seed(1)
     kind, _, compiled = args.variant.partition(" compiled")
     model = model_of(args)
+    before_device()
     model = model.to(device, torch.bfloat16 if kind == "bf16 weights" else torch.float32).train()
     plain = [p for p in model.parameters() if p.ndim < 2]
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.01},
                                    {"params": plain, "weight_decay": 0.0}], lr=5e-5, fused=True)
     mode = compiled.replace(" with ", "") or None      # of torch.compile
-    forward = torch.compile(model, mode=mode) if "compiled" in args.variant else model
-    next_tokens = getattr(args, "gpt2", False)
+    forward = (torch.compile(model, mode=mode, dynamic=True if getattr(args, "dynamic", False) else None)
+               if "compiled" in args.variant else model)
+    next_tokens, nano = getattr(args, "gpt2", False), getattr(args, "nano", None)
     tensors, batches = load_file(args.batches), []
     while f"batch{len(batches)}.labels" in tensors:
         inputs, labels = inputs_of(tensors, f"batch{len(batches)}.", args, next(model.parameters()).dtype)
+        if nano:      # each token foretells the next
+            labels = torch.nn.functional.pad(inputs["input_ids"][:, 1:], (0, 1), value=-100)
         batches.append(({name: x if x is None else x.to(device) for name, x in inputs.items()},
                         labels.to(device)))
 
@@ -224,10 +244,13 @@ def training(args, device="cpu"):
             torch.compiler.cudagraph_mark_step_begin()
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16) if kind == "bf16 autocast" else contextlib.nullcontext():
-            logits = forward(**inputs).logits
-            if next_tokens:
-                logits, labels = logits[:, :-1].flatten(0, 1), inputs["input_ids"][:, 1:].flatten()
-            loss = torch.nn.functional.cross_entropy(logits, labels)
+            if nano:
+                loss = forward(inputs["input_ids"], labels)
+            else:
+                logits = forward(**inputs).logits
+                if next_tokens:
+                    logits, labels = logits[:, :-1].flatten(0, 1), inputs["input_ids"][:, 1:].flatten()
+                loss = torch.nn.functional.cross_entropy(logits, labels)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -307,7 +307,10 @@ int main(int argc, char **argv)
 {
     int seqs = 16, length = 128, layers = 0, steps = 5, warm = 1, side = 224, product = 8192, done = 0;
     bool turns = false, only_peaks = false, estimate = false, gpt2 = false, ops = false, updated;
+    bool no_dropout = false;
     const char *path = NULL, *size = NULL, *device = NULL, *recompute = NULL, *big_bird = NULL;
+    const char *tune = NULL;
+    const char *matmul = NULL;
     const bench_flag flags[] = {
         {"--seqs", &seqs, NULL, NULL, "sequences or images in a step"},
         {"--length", &length, NULL, NULL, "tokens of each, up to 512; of GPT-2 1024, of BigBird 4096"},
@@ -321,6 +324,8 @@ int main(int argc, char **argv)
         {"--warm", &warm, NULL, NULL, "steps before them"},
         {"--device", NULL, &device, NULL, "KIND, cpu or cuda (TINYTRAIN_DEVICE, else cpu)"},
         {"--recompute", NULL, &recompute, NULL, "R, none, cheap (the default), attention or blocks"},
+        {"--tune", NULL, &tune, NULL, "T, off (the default), on or a FILE: how products are made"},
+        {"--matmul", NULL, &matmul, NULL, "M, fp32 (the default), tf32 or, on a GPU, fp8"},
         {"--ops", NULL, NULL, &ops, "then, on a GPU, the time of each op: events around each launch"},
         {"--product", &product, NULL, NULL,
          "rows, columns and depth of the matrix products that are a GPU's peak"},
@@ -328,6 +333,7 @@ int main(int argc, char **argv)
         {"--estimate", NULL, NULL, &estimate, "the time of a step as its plan says, by measured costs"},
         {"--batches", NULL, &path, NULL,
          "FILE.safetensors of token ids to train on, instead of --seqs and --length"},
+        {"--no-dropout", NULL, NULL, &no_dropout, "the model trains without dropout"},
         {"--turns", NULL, NULL, &turns, "a step for each line of standard input, which is then reported"},};
     tt_context *ctx = bench_open(argc, argv, flags, TT__COUNT(flags));
     tt_bert_config c = tt_bert_config_default(big_bird ? TT_BIG_BIRD : TT_DISTILBERT);
@@ -354,7 +360,9 @@ int main(int argc, char **argv)
     if (layers) c.layers = v.layers = g.layers = layers;
     if ((size != NULL) + gpt2 + (big_bird != NULL) > 1)
         bench_die("--vit, --gpt2 and --big-bird are models of their own");
-    if (big_bird) c.dropout = c.attention_dropout = c.classifier_dropout = 0;
+    if (big_bird || no_dropout) c.dropout = c.attention_dropout = c.classifier_dropout = 0;
+    if (no_dropout) v.dropout = v.attention_dropout = 0;
+    if (no_dropout) g.embedding_dropout = g.dropout = g.attention_dropout = 0;
     if (big_bird) c.block_sparse = strcmp(big_bird, "block_sparse") == 0;
     if (big_bird && !c.block_sparse && strcmp(big_bird, "original_full") != 0)
         bench_die("--big-bird %s: block_sparse or original_full", big_bird);
@@ -379,6 +387,8 @@ int main(int argc, char **argv)
     o.precision = bench.precision;
     o.device = device;
     if (recompute) o.recompute = recompute;
+    o.tune = tune;
+    if (matmul) o.matmul = matmul;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
     double planned = estimate ? seconds_by_plan(ctx, &model, o) : 0;
@@ -392,7 +402,7 @@ int main(int argc, char **argv)
     if (estimate && !gpu) ctx->profile = fastest;
     const tt_program *program = tt_trainer_program(t);
     const bool waits = !gpu || turns; /* else a step begins while the one before is under way, as by tt_fit */
-    double seconds = 0, tokens = 0, step_flops = 0, part[PARTS] = {0}, *speeds = NULL;
+    double seconds = 0, tokens = 0, step_flops = 0, first = 0, part[PARTS] = {0}, *speeds = NULL;
     bench_cost by_op[TT__OP_COUNT];
     memset(by_op, 0, sizeof by_op);
     for (int step = 0; turns ? bench_turn() : step < warm + steps; step++) {
@@ -411,6 +421,7 @@ int main(int argc, char **argv)
         }
         double now = tt__seconds() - begin;
         if (turns) bench_row("step", now, "s", 0);
+        if (step == 0) first = now;
         if (step < warm) continue;
         speeds = (double *)realloc(speeds, (size_t)(done + 1) * sizeof *speeds);
         if (!speeds) bench_die("no memory");
@@ -435,6 +446,7 @@ int main(int argc, char **argv)
         bench_row("tokens a second, median step", speeds[done / 2], "tokens/s", 0);
         bench_row("tokens a second, best step", speeds[done - 1], "tokens/s", 0);
         bench_row("time of a step, mean", 1e3 * seconds / done, "ms", 0);
+        if (tune) bench_row("time of the first step, with that of tuning", 1e3 * first, "ms", 0);
         bench_row("FLOPs of a step, mean", step_flops / done / 1e12, "TFLOP", 0);
         if (!gpu) bench_flops_row("matmuls and attention, whole step, mean", step_flops / seconds);
         if (estimate) planned = (planned + seconds_by_plan(ctx, &model, o)) / 2;

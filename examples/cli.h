@@ -471,7 +471,7 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
 /* The options of every program that trains. */
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
-    const char *zero, *memory, *out;
+    const char *zero, *memory, *tune, *out;
     int seed, threads;
     double timeout, lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
@@ -483,8 +483,9 @@ typedef struct cli_training {
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
     .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .update = "end", .memory = "device", .zero = "1", .seed = 1, .timeout = 600, .warmup = 0.1, \
-    .decay = 0.01, .clip = 1, .dropout = -1, .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
+    .update = "end", .memory = "device", .tune = "off", .zero = "1", .seed = 1, .timeout = 600, \
+    .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
+    .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
     {"--warmup", "X", CLI_NUMBER, &(run).warmup, \
      .help = "share of the steps in which the learning rate rises, before --schedule", .most = 1}, \
@@ -517,6 +518,10 @@ typedef struct cli_training {
     {"--memory", "M", CLI_CHOICE, &(run).memory, .help = "on a GPU: its own, or CUDA's unified memory, " \
      "which may only be larger than what the GPU has free if it says so", \
      .choices = "device managed managed-oversubscribed"}, \
+    {"--tune", "T", CLI_TEXT, &(run).tune, .help = "on a GPU: off, two runs have the same bits; on, the " \
+     "fastest ways to multiply the matrices are found before the first step, in about a second, and kept " \
+     "with the state in --out; or the name of a file that keeps them for other runs too", \
+     .least = 1, .most = 1000}, \
     {"--device", "KIND", CLI_TEXT, &(run).device, .help = "cpu or cuda, or several ranks: cpu*4, cuda*8, " \
      "cuda:0,2; --plan is for any (TINYTRAIN_DEVICE, else cpu)", .least = 1, .most = 1000}, \
     {"--data-ranks", "N", CLI_INTEGER, &(run).parallel.data, \
@@ -601,6 +606,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.parallel = run->parallel;
     o.memory_budget = run->budget;
     o.memory = run->memory;
+    o.tune = run->tune;
     if (run->measure) o.costs = &run->costs;
     return o;
 }

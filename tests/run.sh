@@ -4,7 +4,8 @@
 #
 #   run.sh start FILE PROGRAMS ABOUT        says ABOUT; from now on FILE has how many of the PROGRAMS are done
 #   run.sh run LOG PROGRAM [ARG...]         runs one program into LOG and shows it; a program that dies is a
-#                                           failure in LOG
+#                                           failure in LOG. TEST_PARTS=16: in as many processes at once, each
+#                                           with a part of the tests (TEST_PART of test_main.h)
 #   run.sh skip LOG WHY                     what LOG says of a program that cannot run here
 #   run.sh total LOG...                     repeats the failures and ends with one line `N passed, N failed`;
 #                                           status 1 unless all is well
@@ -17,6 +18,40 @@ ended() {
     echo "$1" >> "$TEST_PROGRESS"
     done=$(($(wc -l < "$TEST_PROGRESS") - 1))
     echo "-- $1 took $2 s, processors worked $3 s; $done of $(head -n 1 "$TEST_PROGRESS") programs are done"
+}
+
+# run_into LOG NAME PROGRAM [ARG...]
+run_into() {
+    to=$1 name=$2
+    shift 2
+    # shellcheck disable=SC2086
+    $limit "$@" > "$to" 2>&1 < /dev/null
+    status=$?
+    if ! grep -q '[0-9] passed, [0-9]* failed$' "$to"; then
+        echo "FAILED $name: ended with status $status before its last line" >> "$to"
+    elif [ "$status" -ne 0 ] && ! grep -q '^FAILED ' "$to"; then
+        echo "FAILED $name: ended with status $status" >> "$to"
+    fi
+}
+
+# Of the logs of a program's parts one: a test that several parts had is ok if it was in all of them.
+join_parts() {
+    cat "$@" | awk '
+        { name = $2; sub(/:$/, "", name) }
+        / passed, [0-9]+ failed$/ { checks += $1; next }
+        $1 == "FAILED" { print; bad[name] = 1; failed++; next }
+        $1 == "ok" || $1 == "skip" { if (!(name in line)) { line[name] = $0; order[++n] = name }; next }
+        { print }
+        END {
+            for (k = 1; k <= n; k++) {
+                if (order[k] in bad) continue
+                print line[order[k]]
+                split(line[order[k]], word)
+                if (word[1] == "ok") passed++
+                else skipped++
+            }
+            printf "%d checks, %d skipped: %d passed, %d failed\n", checks, skipped, passed, failed
+        }'
 }
 
 case $1 in
@@ -39,15 +74,20 @@ run)
     [ -n "${TMPDIR:-}" ] || [ ! -w /dev/shm ] || [ "${room:-0}" -lt 1000000 ] || export TMPDIR=/dev/shm
     limit=
     command -v timeout > /dev/null && limit="timeout ${TEST_SECONDS:-1800}"
-    # shellcheck disable=SC2086
-    $limit "$@" > "$log.part" 2>&1 < /dev/null
-    status=$?
-    if ! grep -q '[0-9] passed, [0-9]* failed$' "$log.part"; then
-        echo "FAILED $name: ended with status $status before its last line" >> "$log.part"
-    elif [ "$status" -ne 0 ] && ! grep -q '^FAILED ' "$log.part"; then
-        echo "FAILED $name: ended with status $status" >> "$log.part"
+    if [ "${TEST_PARTS:-1}" -gt 1 ]; then
+        rm -f "$log".part[0-9]*
+        part=1
+        while [ $part -le "$TEST_PARTS" ]; do
+            (export TEST_PART="$part/$TEST_PARTS"; run_into "$log.part$part" "$name, part $part" "$@") &
+            part=$((part + 1))
+        done
+        wait
+        join_parts "$log".part[0-9]* > "$log"
+        rm -f "$log".part[0-9]*
+    else
+        run_into "$log.part" "$name" "$@"
+        mv "$log.part" "$log"
     fi
-    mv "$log.part" "$log"
     sed "s/^\([0-9]* passed, [0-9]* failed\)\$/-- \1/" "$log"
     times > "$log.times" # of this shell, and in the second line of what it ran
     cpu=$(awk -F '[ms ]+' 'NR == 2 { print int($1 * 60 + $2 + $3 * 60 + $4) }' "$log.times")

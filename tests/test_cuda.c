@@ -25,6 +25,27 @@ static long loss_chunk = 256, loss_whole = 16 << 20;
 #include "emu_control.h"
 #endif
 
+/* Starts the emulator with so many devices of `memory` bytes; a GPU goes on as it is. */
+static void start(int devices, size_t memory, uint64_t seed)
+{
+#ifdef TT_EMULATE
+    emu_configure(devices, memory, 1, seed);
+#else
+    (void)devices;
+    (void)memory;
+    (void)seed;
+#endif
+}
+
+/* The orders that the emulator takes of what CUDA leaves open, by number; a GPU has its own. */
+#ifdef TT_EMULATE
+enum { SCHEDULERS = EMU_SCHEDULERS };
+static void schedule(int number) { emu_set_scheduler((emu_scheduler)number); }
+#else
+enum { SCHEDULERS = 1 };
+static void schedule(int number) { (void)number; }
+#endif
+
 /* ----------------------------------------------------------------------------------------------- training */
 
 enum {
@@ -189,9 +210,7 @@ static void compare_with_cpu(bool images, float dropout, bool accumulate)
 {
     outcome cpu = {{0}, {0}, NULL, 0}, cuda = cpu;
     double worst = 0;
-#ifdef TT_EMULATE
-    emu_configure(1, (size_t)64 << 20, 1, 3);
-#endif
+    start(1, (size_t)64 << 20, 3);
     if (train_on(&cpu, "cpu", images, dropout, accumulate) &&
         train_on(&cuda, "cuda", images, dropout, accumulate) && CHECK(cpu.n == cuda.n)) {
         for (int k = 0; k < STEPS; k++) {
@@ -487,6 +506,8 @@ TEST(a_step_waits_once_for_its_results)
         }
 }
 
+#endif
+
 /* -------------------------------------------------------------------------------------- the host's memory */
 
 /* gelu(x) goes to the host's memory and comes back: instructions by hand, as no pass emits them yet. */
@@ -494,7 +515,7 @@ TEST(values_in_the_hosts_memory)
 {
     test_allocator a;
     float x[160], y[160];
-    emu_configure(1, (size_t)64 << 20, 1, 5);
+    start(1, (size_t)64 << 20, 5);
     tt_context *ctx = test_open(&a);
     tt_tape *t = tt_tape_new(ctx);
     tt_value in = tt_input(t, "x", TT_F32, 40, 4), h = tt_gelu(t, in);
@@ -530,6 +551,7 @@ TEST(values_in_the_hosts_memory)
     TEST_CLOSE(ctx, &a);
 }
 
+#ifdef TT_EMULATE
 /* All pinned memory of programs is in their plans: what is copied to the device, twice, what lies in the
    host's memory, and of the arena parameters there and a buffer, which programs that share one have in
    common. */
@@ -657,6 +679,8 @@ TEST(fp8_asks_its_own_device)
     }
 }
 
+#endif
+
 /* ---- fp8: a net of two blocks, whose Q, K, V read the same, trained in steps of four micro-batches */
 
 enum { FP8_WIDTH = 32, FP8_HIDDEN = 64, FP8_ROWS = 40, FP8_STEPS = 6, FP8_MICROS = 4, FP8_SIZE = 2 * (4 *
@@ -681,6 +705,16 @@ static tt_param *fp8_param(tt_context *ctx, int block, const char *name, int row
     char full[64];
     snprintf(full, sizeof full, "block.%d.%s", block, name);
     return tt_param_new(ctx, full, rows > 1 ? 2 : 1, rows > 1 ? dims : dims + 1, init);
+}
+
+/* Ranks of a device each are on a GPU ranks that share it. */
+static const char *ranks_here(const char *device)
+{
+#ifndef TT_EMULATE
+    if (strcmp(device, "cuda*2") == 0) return "cuda:0,0";
+    if (strcmp(device, "cuda*4") == 0) return "cuda:0,0,0,0";
+#endif
+    return device;
 }
 
 /* Steps [from, to) of the run, from the state in a file if `from` is not 0, to one if not all are done. */
@@ -712,7 +746,7 @@ static bool fp8_train(fp8_run *run, int from, int to)
         tt_block_end(t, h);
     }
     const tt_value loss = tt_mean_squared_error(t, h, target, tt__handle(0));
-    o.device = run->device;
+    o.device = ranks_here(run->device);
     o.precision = fp8_overflows ? "16-mixed" : "bf16-mixed";
     o.loss_scale.init = 0x1p21f;
     o.matmul = run->matmul ? run->matmul : "fp8";
@@ -784,7 +818,7 @@ TEST(training_in_fp8_keeps_its_bits)
         {"cuda*2", NULL, NULL, NULL, 0, 2, 0, {0}, {0}, 0, 0, 0, 0},
         {"cuda*4", NULL, "blocks", NULL, 0, 2, 3, {0}, {0}, 0, 0, 0, 0}};
     for (int k = 0; k < 3; k++) {
-        emu_configure(1, (size_t)64 << 20, 1, 5);
+        start(1, (size_t)64 << 20, 5);
         REQUIRE(fp8_train(k == 0 ? &exact : k == 1 ? &first : &staged, 0, FP8_STEPS));
     }
     CHECK(exact.quantized == 0 && exact.fp8 == 0);
@@ -792,22 +826,29 @@ TEST(training_in_fp8_keeps_its_bits)
        same, of which one is still there in fp8, and 5 gradients, each rounded once for two products. The two
        layers before have 7 more, as the gradient that both read changes in between. */
     CHECK(first.plain == 0 && first.fp8 == exact.plain && first.quantized == 2 * 20 + 7);
-    for (int k = 0; k < FP8_STEPS; k++) { /* fp8 numbers err by up to 6% */
-        CHECK_NEAR(first.loss[k] / exact.loss[k], 1, 0.08);
+    /* A number of E4M3 errs by up to 2^-4 of itself, a product of two by up to 13%. A loss, of a sum of many,
+       is nearer, and the mean over the steps within 2^-4: with 12 seeds on the emulator, where small changes
+       of a start lead to other roundings, the worst step was 10.7% off and the worst mean 4.6%. */
+    double mean = 0;
+    for (int k = 0; k < FP8_STEPS; k++) {
+        const double ratio = first.loss[k] / exact.loss[k];
+        CHECK_NEAR(ratio, 1, (1 + 0x1p-4) * (1 + 0x1p-4) - 1);
         CHECK(first.loss[k] != exact.loss[k]);
+        mean += ratio / FP8_STEPS;
     }
+    CHECK_NEAR(mean, 1, 0x1p-4);
     CHECK(first.loss[FP8_STEPS - 1] < 0.2 * first.loss[0]);
     for (int k = 0; k < TEST_COUNT(others); k++) {
         static fp8_run run;
         run = others[k];
         const fp8_run *like = run.pipeline ? &staged : &first;
-        emu_configure(4, (size_t)64 << 20, 1, (uint64_t)(6 + k));
+        start(4, (size_t)64 << 20, (uint64_t)(6 + k));
         char what[256];
         snprintf(what, sizeof what, "bits of %s, recompute %s, offload %s, zero %d, %d stages, saved after "
                  "step %d", run.device, run.recompute ? run.recompute : "default",
                  run.offload ? run.offload : "none", run.zero, run.pipeline, run.saved);
         bool ok = !run.saved || fp8_train(&run, 0, run.saved);
-        if (run.saved) emu_configure(4, (size_t)64 << 20, 1, (uint64_t)(60 + k));
+        if (run.saved) start(4, (size_t)64 << 20, (uint64_t)(60 + k));
         ok = ok && fp8_train(&run, run.saved, FP8_STEPS);
         const bool same = memcmp(run.loss, like->loss, sizeof run.loss) == 0;
         test__check(ok && same && memcmp(run.w, like->w, sizeof run.w) == 0, __FILE__, __LINE__, what);
@@ -824,7 +865,7 @@ TEST(overflows_in_fp8_are_skipped)
     for (int k = 0; k < 2; k++) {
         bool ok = true;
         for (int part = run[k].saved ? 0 : 1; part < 2 && ok; part++) {
-            emu_configure(1, (size_t)64 << 20, 1, (uint64_t)(k + 3));
+            start(1, (size_t)64 << 20, (uint64_t)(k + 3));
             ok = fp8_train(&run[k], part ? run[k].saved : 0, part ? FP8_STEPS : run[k].saved);
         }
         CHECK(ok && run[k].skipped > 0 && run[k].skipped < FP8_STEPS - 1);
@@ -836,6 +877,7 @@ TEST(overflows_in_fp8_are_skipped)
     fp8_overflows = false;
 }
 
+#ifdef TT_EMULATE
 /* The description names the device that was asked for, if it is there. */
 TEST(the_device_that_is_described)
 {
@@ -846,13 +888,15 @@ TEST(the_device_that_is_described)
     tt_context *ctx = test_open(&a);
     CHECK(tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK && strstr(text, "\nused: device 0"));
     CHECK(tt_device_text(ctx, "cuda:1", text, sizeof text) == TT_OK && strstr(text, "\nused: device 1"));
-    CHECK(strstr(text, "\ndevice 0: emulated device 0, compute capability 9.0,") &&
-          strstr(text, "\ndevice 1: emulated device 1, compute capability 8.6,"));
+    CHECK(strstr(text, "\ndevice 0: emulated device, compute capability 9.0,") &&
+          strstr(text, "\ndevice 1: emulated device, compute capability 8.6,"));
     CHECK(tt_device_text(ctx, "cuda:2", text, sizeof text) == TT_ERR_DEVICE && !strstr(text, "used:"));
     TEST_CLOSE(ctx, &a);
 }
 
-/* ------------------------------------------------------------------------------------------------- faults */
+#endif
+
+/* ----------------------------------------------------------------------------------------- small programs */
 
 enum {
     FAULT = 999 /* cudaErrorUnknown */,
@@ -921,6 +965,7 @@ static void small_close(small_net *n)
     tt_tape_free(n->t);
 }
 
+#ifdef TT_EMULATE
 static bool reads_later; /* small_run asks for no step's results before the next is begun */
 
 /* Opens, compiles, allocates, takes four steps (the second makes a graph, the third replays it, the fourth
@@ -963,6 +1008,7 @@ static void check_nothing_left(long n, long count)
     char left[256];
     if (emu_live_objects(left, sizeof left)) fault_failed(n, count, "left on the device", left);
 }
+#endif
 
 /* ----------------------------------------------------------------------------------------- managed memory */
 
@@ -971,7 +1017,7 @@ enum {
     DEEP_WIDTH = 64,
     DEEP_ROWS = 32,
     DEEP_STEPS = 4,
-    LITTLE = 800 << 10,
+    LITTLE = 800 << 10, /* bytes of a device; a GPU has an AMPLE amount */
     AMPLE = 16 << 20
 };
 
@@ -1164,11 +1210,11 @@ typedef struct deep_result {
     float w[DEEP_LAYERS][DEEP_WIDTH * DEEP_WIDTH];
 } deep_result;
 
-static emu_counts deep_run(const char *memory, size_t device, uint64_t seed, bool accumulate, deep_result *to)
+static void deep_run(const char *memory, size_t device, uint64_t seed, bool accumulate, deep_result *to)
 {
     deep_net n;
     tt_stats stats;
-    emu_configure(1, device, 1, seed);
+    start(1, device, seed);
     memset(to, 0, sizeof *to);
     bool ok = CHECK(deep_open(&n, memory, accumulate) == TT_OK);
     if (ok) spy_on(n.p);
@@ -1179,24 +1225,28 @@ static emu_counts deep_run(const char *memory, size_t device, uint64_t seed, boo
     if (!ok) printf("%s\n", tt_error(n.ctx));
     for (int k = 0; k < DEEP_LAYERS && ok; k++)
         CHECK(tt_param_get(n.ctx->params[2 * k], to->w[k]) == TT_OK);
-    const emu_counts counts = emu_get_counts();
     const tt__paging *g = ok ? n.p->arena->paging : NULL;
+    CHECK((g != NULL) == (device == LITTLE));
     if (g) { /* what is kept and what comes fits, and is there when it is used */
         CHECK(tt_program_plan(n.p).bytes > device && g->room + spy.kept_bytes <= device);
         CHECK(spy.launches > 0 && spy.batches > 0 && spy.batches <= spy.turns);
         CHECK(offload ? spy.faults < spy.launches / 50 : spy.faults == 0); /* copies push a few blocks out */
         /* What copies have brought themselves no launch takes out of what waits. */
         CHECK(offload || spy.most_waiting <= (long)(g->room / (TT__WINDOWS + 1) * TT__WINDOWS));
-        CHECK_NEAR((double)counts.prefetched, (double)spy.brought, 0);
-        CHECK_NEAR((double)counts.prefetched, (double)g->prefetched, 0);
-        CHECK_NEAR((double)counts.advised, (double)spy.kept_bytes, 0);
-    } else if (ok) {
-        const size_t bytes = strcmp(memory, "device") ? tt_program_plan(n.p).bytes : 0;
-        CHECK_NEAR((double)counts.advised, (double)bytes, 0);
+        CHECK_NEAR((double)g->prefetched, (double)spy.brought, 0);
     }
+#ifdef TT_EMULATE
+    const emu_counts counts = emu_get_counts();
+    const size_t bytes = g ? spy.kept_bytes : ok && strcmp(memory, "device") ? tt_program_plan(n.p).bytes : 0;
+    CHECK_NEAR((double)counts.advised, (double)bytes, 0);
+    CHECK_NEAR((double)counts.prefetched, g ? (double)spy.brought : 0, 0);
+    CHECK((counts.prefetches > 0) == (device == LITTLE));
+    CHECK((counts.graph_launches > 0) == (device != LITTLE));
+#endif
     deep_close(&n);
+#ifdef TT_EMULATE
     check_nothing_left(0, 1);
-    return counts;
+#endif
 }
 
 /* Managed memory gives the bits of the device's own, also with some in the host's. Where all fits, nothing is
@@ -1210,18 +1260,20 @@ TEST(managed_memory_gives_the_same_bits)
     for (int accumulate = 0; accumulate < 2; accumulate++) {
         static deep_result first, other;
         for (int k = 0; k < TEST_COUNT(runs); k++) {
+#ifndef TT_EMULATE
+            if (runs[k].device == LITTLE) continue;
+#endif
             offload = runs[k].offload;
-            const emu_counts n = deep_run(runs[k].memory, runs[k].device, (uint64_t)(accumulate * 5 + k),
-                                          accumulate, k ? &other : &first);
+            deep_run(runs[k].memory, runs[k].device, (uint64_t)(accumulate * 5 + k), accumulate,
+                     k ? &other : &first);
             offload = NULL;
-            CHECK((n.prefetches > 0) == (runs[k].device == LITTLE));
-            CHECK((n.graph_launches > 0) == (runs[k].device != LITTLE));
             CHECK(!k || memcmp(&first, &other, sizeof first) == 0);
         }
         CHECK(first.loss[0] > 0 && fabs(first.loss[DEEP_STEPS - 1] - first.loss[0]) > 1e-4);
     }
 }
 
+#ifdef TT_EMULATE
 /* More than what is free is managed only if that is asked for by name. */
 TEST(managed_memory_that_does_not_fit_is_refused)
 {
@@ -1254,7 +1306,7 @@ TEST(managed_memory_that_is_not_there)
     emu_configure(2, AMPLE, 1, 1);
     emu_set_managed(0, 0);
     CHECK(deep_open(&n, "managed", false) == TT_OK && tt_allocate(n.p) == TT_ERR_UNSUPPORTED);
-    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "device 'cuda': emulated device 0 and the host cannot use managed "
+    CHECK_ERROR(n.ctx, TT_ERR_UNSUPPORTED, "device 'cuda': emulated device and the host cannot use managed "
                 "memory at the same time");
     for (int k = 0; k < TEST_COUNT(cases); k++) {
         tt_compile_options o = tt_compile_options_default();
@@ -1303,18 +1355,19 @@ TEST(managed_memory_whose_calls_fail)
     }
 }
 
+#endif
 /* Micro-batches whose results nobody asks for do not wait, and the next inputs may not overwrite those that
    are still being copied: the same bits as with a wait after each, in every order that CUDA allows. */
 TEST(micro_steps_that_do_not_wait_keep_their_inputs)
 {
-    for (int scheduler = 0; scheduler < EMU_SCHEDULERS; scheduler++) {
+    for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
         float w[2][5 * 4];
         for (int asked = 0; asked < 2; asked++) {
             test_allocator a;
             small_net net;
             tt_stats stats;
-            emu_configure(1, (size_t)16 << 20, 1, 1);
-            emu_set_scheduler((emu_scheduler)scheduler);
+            start(1, (size_t)16 << 20, 1);
+            schedule(scheduler);
             tt_context *ctx = test_open(&a);
             bool ok = CHECK(small_open(ctx, &net, true) == TT_OK);
             /* Five micro-batches a step; each sets its inputs twice. */
@@ -1335,14 +1388,14 @@ TEST(micro_steps_that_do_not_wait_keep_their_inputs)
    what is copied for the next step while one is under way does not disturb that. */
 TEST(steps_are_read_one_later)
 {
-    for (int scheduler = 0; scheduler < EMU_SCHEDULERS; scheduler++) {
+    for (int scheduler = 0; scheduler < SCHEDULERS; scheduler++) {
         float w[2][5 * 4];
         tt_stats stats[2][6];
         for (int asked = 0; asked < 2; asked++) {
             test_allocator a;
             small_net net;
-            emu_configure(1, (size_t)16 << 20, 1, 7);
-            emu_set_scheduler((emu_scheduler)scheduler);
+            start(1, (size_t)16 << 20, 7);
+            schedule(scheduler);
             tt_context *ctx = test_open(&a);
             bool ok = CHECK(small_open(ctx, &net, false) == TT_OK);
             for (int k = 0; k < 6 && ok; k++) {
@@ -1379,7 +1432,7 @@ TEST(errors_are_read_one_later)
         tt_stats stats;
         float before[5 * 4], w[5 * 4], out[USUAL_ROWS * 5];
         tt_status status = TT_OK;
-        emu_configure(1, (size_t)16 << 20, 1, 7);
+        start(1, (size_t)16 << 20, 7);
         tt_context *ctx = test_open(&a);
         CHECK(small_open(ctx, &net, false) == TT_OK && small_step(&net, 0, NULL) == TT_OK);
         CHECK(tt_param_get(net.w, before) == TT_OK && small_set(&net, USUAL_ROWS, 0) == TT_OK);
@@ -1445,7 +1498,7 @@ TEST(fit_counts_each_step)
         double sum = 0, targets = 0;
         bool finished;
         char folder[1100];
-        emu_configure(1, (size_t)64 << 20, 1, 2);
+        start(1, (size_t)64 << 20, 2);
         snprintf(folder, sizeof folder, "%s%d", test_path(test_folder(), "fit"), bad + 1);
         tt_source source;
         memset(&source, 0, sizeof source);
@@ -1477,6 +1530,7 @@ TEST(fit_counts_each_step)
     }
 }
 
+#ifdef TT_EMULATE
 /* Steps with so many lengths in turn, `rounds` times over; how many graphs were launched. */
 static long graphs_of_lengths(int lengths, int rounds)
 {
@@ -1703,6 +1757,414 @@ TEST(algorithms_are_chosen_once)
     TEST_CLOSE(ctx, &a);
 }
 
+/* ---- tt_compile_options.tune: a net whose products have a bias, GELU, its slope and sums of columns */
+
+enum { TUNED_ROWS = 400, TUNED_IN = 16, TUNED_HIDDEN = 24, TUNED_STEPS = 6 };
+enum { TUNED_WEIGHTS = 2 * TUNED_IN * TUNED_HIDDEN + TUNED_HIDDEN + TUNED_IN };
+
+static const double alike[4] = {1000, 1000, 1000, 1000}; /* us: slices, at random, are less than 1% of it */
+
+typedef struct tuned_run {
+    const char *device, *tune;
+    int fastest;              /* of cuBLASLt's algorithms 1 to 4; 0: they take as long */
+    double epilogue_us;       /* that GELU, its slope or sums take in a product */
+    size_t memory;            /* of a device; 0: 64 MiB */
+    int from, to;             /* steps; behind the first 0, from the state in `state`, which the run writes */
+    const char *state;
+    bool accumulate;
+    tt_status status;         /* that is expected */
+    const char *error;        /* ... and a part of it */
+    unsigned refused;         /* algorithms, by their bits, after the first step */
+    long fault, faults;       /* from the first step on calls number `fault` ... fault + faults - 1 fail */
+    /* Results */
+    float w[TUNED_WEIGHTS];
+    double loss[TUNED_STEPS];
+    emu_counts first, later;  /* of the first step, which times; of those after it */
+    char log[256];            /* the last line */
+    bool fault_met;
+} tuned_run;
+
+static void tuned_log(void *user, tt_log_level level, const char *id, const char *text)
+{
+    tuned_run *r = (tuned_run *)user;
+    (void)id;
+    if (level >= TT_LOG_INFO) snprintf(r->log, sizeof r->log, "%s", text);
+}
+
+static tt_status tuned_step(tuned_run *r, tt_program *p, tt_value x, tt_value y, int step)
+{
+    static const int rows[TUNED_STEPS] = {400, 400, 390, 130, 400, 400}; /* all but 130 count as 512 */
+    static float xs[TUNED_ROWS * TUNED_IN], ys[TUNED_ROWS * TUNED_IN];
+    const int n = rows[step], ranks = p->arena->data, micros = r->accumulate ? 4 : 1;
+    tt_stats stats;
+    tt_status status = TT_OK;
+    for (int m = 0; m < micros && status == TT_OK; m++) { /* on the ranks in turn */
+        for (int e = 0; e < n * TUNED_IN; e++) xs[e] = (float)((e * 37 + step * 11 + m * 5) % 101) / 50 - 1;
+        for (int e = 0; e < n * TUNED_IN; e++) ys[e] = xs[(e * 7 + 3) % (n * TUNED_IN)];
+        status = tt_set_rank(p, m % ranks, x, xs, n);
+        if (status == TT_OK) status = tt_set_rank(p, m % ranks, y, ys, n);
+        if (status == TT_OK && r->accumulate && m % ranks == ranks - 1) status = tt_micro_step(p, NULL);
+    }
+    if (status == TT_OK) status = r->accumulate ? tt_update(p, 0.02f, &stats) : tt_step(p, 0.02f, &stats);
+    r->loss[step] = status == TT_OK ? stats.loss : 0;
+    return status;
+}
+
+static bool run_tuned(tuned_run *r)
+{
+    test_allocator a;
+    tt_context_options options = test_options(&a);
+    tt_compile_options o = tt_compile_options_default();
+    const int64_t up[2] = {TUNED_HIDDEN, TUNED_IN}, down[2] = {TUNED_IN, TUNED_HIDDEN};
+    const tt_init normal = {TT_INIT_NORMAL, 0.3f}, zeros = {TT_INIT_ZEROS, 0};
+    double us[4];
+    char left[256];
+    emu_configure(2, r->memory ? r->memory : (size_t)64 << 20, 1, 5);
+    memcpy(us, alike, sizeof us);
+    if (r->fastest) us[r->fastest - 1] = 500;
+    emu_set_product_times(us, r->epilogue_us);
+    options.logger.user = r;
+    options.logger.log = tuned_log;
+    r->log[0] = 0;
+    tt_context *ctx = tt_open(&options);
+    tt_tape *t = tt_tape_new(ctx);
+    const int64_t rows = tt_axis(t, "rows", TUNED_ROWS);
+    const tt_value x = tt_input(t, "x", TT_F32, rows, TUNED_IN), y = tt_input(t, "y", TT_F32, rows, TUNED_IN);
+    tt_value h = tt_linear(t, x, tt_param_new(ctx, "up", 2, up, normal),
+                           tt_param_new(ctx, "up_bias", 1, up, zeros));
+    h = tt_linear(t, tt_gelu_tanh(t, h), tt_param_new(ctx, "down", 2, down, normal),
+                  tt_param_new(ctx, "down_bias", 1, down, zeros));
+    const tt_value loss = tt_mean_squared_error(t, h, y, tt__handle(0));
+    o.device = r->device ? r->device : "cuda";
+    o.tune = r->tune;
+    o.accumulate = r->accumulate;
+    o.parallel.groups = r->accumulate ? 2 : 0;
+    o.parallel.zero = 0;
+    tt_program *p = tt_compile(t, loss, &o);
+    tt_status status = p ? TT_OK : tt_error_code(ctx);
+    if (p && r->from) status = tt_program_load(p, r->state);
+    emu_reset_counts();
+    const long calls = emu_api_calls();
+    if (r->fault) emu_inject_fault(r->fault, r->faults == 1 ? FAULT : LOST, r->faults);
+    for (int k = r->from; k < r->to && status == TT_OK; k++) {
+        status = tuned_step(r, p, x, y, k);
+        if (status != TT_OK && r->fault) {
+            const bool told = (status == TT_ERR_DEVICE || status == TT_ERR_MEMORY) &&
+                              names_the_fault(tt_error(ctx));
+            if (!told) fault_failed(r->fault, r->faults, tt_status_name(status), tt_error(ctx));
+            if (r->faults > 1) break;
+            status = tuned_step(r, p, x, y, k); /* which goes on */
+        }
+        if (k == r->from) {
+            r->first = emu_get_counts();
+            emu_reset_counts();
+            if (r->refused) emu_refuse_algorithms(r->refused, 15);
+        }
+    }
+    r->later = emu_get_counts();
+    if (status == TT_OK && r->state) status = tt_program_save(p, r->state);
+    float *w = r->w;
+    for (int k = 0; k < ctx->n_params && status == TT_OK; k++) {
+        status = tt_param_get(ctx->params[k], w);
+        w += tt_param_size(ctx->params[k]);
+    }
+    r->fault_met = r->fault && emu_api_calls() >= calls + r->fault;
+    const bool ok = (r->faults > 1 || status == r->status) && (!r->error || strstr(tt_error(ctx), r->error));
+    if (!ok) printf("%s, not %s: %s\n", tt_status_name(status), tt_status_name(r->status), tt_error(ctx));
+    CHECK(ok && (status != TT_OK || w == r->w + TUNED_WEIGHTS));
+    for (int d = 1; d < (p ? p->settings.crew->ranks : 0) && status == TT_OK && r->tune; d++) {
+        char *first = tt__tuned_text(p, 0), *other = tt__tuned_text(p, d); /* all devices know the same */
+        if (!CHECK(first && other && strcmp(first, other) == 0 && strstr(first, " products")))
+            printf("%s\n%s", first, other);
+        tt__free(ctx, first);
+        tt__free(ctx, other);
+    }
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    CHECK(emu_live_objects(left, sizeof left) == 0);
+    return ok;
+}
+
+static bool same_bits(const tuned_run *a, const tuned_run *b)
+{
+    return memcmp(a->w, b->w, sizeof a->w) == 0 && memcmp(a->loss, b->loss, sizeof a->loss) == 0;
+}
+
+/* Whichever algorithm is the fastest makes all products of as many rows as there may be, also where it does
+   not add up in the order of the first; those that take as long make way for the first that is offered. */
+TEST(the_fastest_algorithm_is_taken)
+{
+    static tuned_run off, run[5];
+    off.to = TUNED_STEPS;
+    run_tuned(&off);
+    CHECK(off.first.by_algorithm[1] == off.first.gemms && off.later.by_algorithm[1] == off.later.gemms);
+    CHECK(off.first.gemms >= 5 && off.first.gelus > 0 && off.first.gelu_slopes > 0);
+    for (int k = 0; k < 5; k++) {
+        run[k].tune = "on";
+        run[k].fastest = k;
+        run[k].to = TUNED_STEPS;
+        run_tuned(&run[k]);
+        CHECK(run[k].first.gemms > 20 * off.first.gemms && run[k].later.gemms == off.later.gemms);
+        const emu_counts *n = &run[k].later;
+        CHECK(n->by_algorithm[k ? k : 1] == n->gemms - (k > 1 ? off.first.gemms : 0)); /* but of 130 rows */
+        CHECK(k < 2 || n->by_algorithm[1] == off.first.gemms);
+        CHECK(run[k].later.gelus == off.later.gelus);
+        CHECK(run[k].later.bias_gradients == off.later.bias_gradients);
+        CHECK(same_bits(&run[k], &off) == (k != 2 && k != 3)); /* which sum otherwise; timing has no trace */
+        CHECK(fabs(run[k].loss[5] - off.loss[5]) <= 0.02 * off.loss[5]);
+    }
+    CHECK(off.loss[5] < 0.9 * off.loss[0]);
+}
+
+/* GELU, its slope and the sums that a bias gets are part of a product where that is faster than kernels of
+   our own behind it, and else are not. */
+TEST(epilogues_are_taken_where_they_pay)
+{
+    static tuned_run run[2];
+    for (int slow = 0; slow < 2; slow++) {
+        run[slow].tune = "on";
+        run[slow].epilogue_us = slow ? 500 : 0;
+        run[slow].to = TUNED_STEPS;
+        run_tuned(&run[slow]);
+        const emu_counts *n = &run[slow].later;
+        CHECK((n->gelus > 0) == !slow && (n->gelu_slopes > 0) == !slow && (n->bias_gradients > 0) == !slow);
+    }
+    CHECK(run[0].later.gemms == run[1].later.gemms);
+    CHECK(fabs(run[0].loss[5] - run[1].loss[5]) <= 0.02 * run[0].loss[5]);
+}
+
+/* A run that goes on from a state has the bits of one that was never stopped, though timing would come to
+   other algorithms by then: it times nothing. */
+TEST(resumed_runs_keep_their_algorithms)
+{
+    static tuned_run whole, part, rest, other, without;
+    const char *state = test_path(test_folder(), "tuned.safetensors");
+    char path[1100];
+    snprintf(path, sizeof path, "%s", state);
+    whole.tune = part.tune = rest.tune = other.tune = "on";
+    whole.fastest = part.fastest = 3;
+    rest.fastest = other.fastest = 2;
+    whole.epilogue_us = part.epilogue_us = 500;
+    whole.to = rest.to = other.to = TUNED_STEPS;
+    part.to = rest.from = 2;
+    part.state = rest.state = path;
+    run_tuned(&whole);
+    run_tuned(&other);
+    CHECK(!same_bits(&whole, &other)); /* so that the bits tell */
+    run_tuned(&part);
+    run_tuned(&rest);
+    memcpy(rest.loss, part.loss, sizeof *rest.loss * (size_t)part.to);
+    CHECK(same_bits(&whole, &rest));
+    CHECK(rest.first.by_algorithm[3] == rest.first.gemms && rest.first.gelus == 0);
+    const long resumed = rest.first.gemms;
+    /* Its own state has them too. */
+    rest.from = 5;
+    run_tuned(&rest);
+    CHECK(rest.first.by_algorithm[3] == rest.first.gemms);
+    /* A run without `tune` goes on by other algorithms, and says so. */
+    without.from = 2;
+    without.to = 3;
+    without.state = path;
+    run_tuned(&without);
+    CHECK(without.first.by_algorithm[1] == without.first.gemms && without.first.gemms == resumed);
+    CHECK(strstr(without.log, "is of a run with tune, and this one is without it"));
+    rest.from = 2;
+    rest.to = 3;
+    run_tuned(&rest); /* from the state of the one without */
+    CHECK(strstr(rest.log, "timed")); /* the later line: it has timed, as nothing was known */
+    remove(path);
+}
+
+/* What was timed is in the file that `tune` names, and is not timed again; what a program has beside that is
+   added. */
+TEST(a_file_keeps_what_was_timed)
+{
+    static tuned_run first, second, more, again;
+    char path[1100];
+    long size[3];
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "tuned.txt"));
+    remove(path);
+    first.tune = second.tune = more.tune = again.tune = path;
+    first.to = second.to = again.to = TUNED_STEPS;
+    more.to = 2;
+    first.fastest = 3;
+    second.fastest = more.fastest = again.fastest = 2;
+    more.accumulate = true; /* has products that add */
+    tuned_run *const runs[] = {&first, &second, &more, &again};
+    for (int k = 0; k < 4; k++) {
+        run_tuned(runs[k]);
+        FILE *f = fopen(path, "rb");
+        CHECK(f && fseek(f, 0, SEEK_END) == 0);
+        if (k != 2) size[k == 3 ? 2 : k] = f ? ftell(f) : 0;
+        if (f) fclose(f);
+        if (k == 1) CHECK(size[0] > 1000 && size[0] == size[1]);
+    }
+    CHECK(size[2] > size[0]);
+    CHECK(same_bits(&first, &second) && same_bits(&first, &again)); /* though another has added to the file */
+    CHECK(second.first.by_algorithm[3] == second.first.gemms && strcmp(second.log, "") == 0);
+    CHECK(more.first.by_algorithm[2] > 0);
+    remove(path);
+}
+
+static char *read_text(const char *path, size_t *n)
+{
+    static char text[1 << 16];
+    FILE *f = fopen(path, "rb");
+    *n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    text[*n] = 0;
+    if (f) fclose(f);
+    return text;
+}
+
+static void write_text(const char *path, const char *text, size_t n)
+{
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(text, 1, n, f) == n);
+    if (f) fclose(f);
+}
+
+/* Damaged files, cut off at any place, of another device, or with lines that are wrong, are refused before
+   anything is timed, by a sentence that names the file and the line; and they stay as they are. */
+TEST(a_file_that_is_damaged_is_refused)
+{
+    static const struct { const char *find, *with, *error; tt_status status; } wrong[] = {
+        {"tinytrain: the", "tinytrain: a", ", line 1: it is not '", TT_ERR_FORMAT},
+        {"version 1", "version 2", ", line 1: it is not '", TT_ERR_FORMAT},
+        {"cuBLASLt ", "cuBLASLt 9", ", line 2: it is of '", TT_ERR_UNSUPPORTED},
+        {"multiprocessors", "of another make", ", line 2: it is of '", TT_ERR_UNSUPPORTED},
+        {" 1 0 0 0 ", " 1 2 0 0 ", ": its numbers are those of no product", TT_ERR_FORMAT},
+        {" 256 256 256 ", " 256 99999256 256 ", ": its numbers are those of no product", TT_ERR_FORMAT},
+        {" 256 256 256 ", " 256 256  256 ", ": it does not begin with 23 numbers", TT_ERR_FORMAT},
+        {" 256 256 256 ", " 256 -256 256 ", ": it does not begin with 23 numbers", TT_ERR_FORMAT},
+        {" 256 256 256 ", " 256 99999999999999999999 256 ", ": it does not begin with 23 ", TT_ERR_FORMAT},
+        {"0000000000000000\n", "000000000000000\n", ": it ends neither with 'slower' nor", TT_ERR_FORMAT},
+        {"0000000000000000\n", "000000000000000x\n", ": it ends neither with 'slower' nor", TT_ERR_FORMAT},
+        {"0000000000000000\n", "slow\n", ": it ends neither with 'slower' nor", TT_ERR_FORMAT},
+        {"0000000000000000\n", "\n", ": it ends neither with 'slower' nor", TT_ERR_FORMAT},
+        {" products\n", " products\n\n", ": more comes behind the last line", TT_ERR_FORMAT},
+        {" products\n", " product\n", ": it does not begin with 23 numbers", TT_ERR_FORMAT}};
+    static tuned_run good, bad;
+    char path[1100], named[1200];
+    size_t n, now;
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "tuned.txt"));
+    remove(path);
+    good.tune = bad.tune = path;
+    good.to = bad.to = 1;
+    if (!run_tuned(&good)) return;
+    char *whole = strdup(read_text(path, &n)), *text = (char *)malloc(2 * n + 4096);
+    if (!CHECK(whole && text && n > 500)) { free(whole); free(text); return; }
+    for (int k = 0; k < TEST_COUNT(wrong); k++) {
+        char *at = strstr(whole, wrong[k].find);
+        if (!CHECK(at != NULL)) { printf("no '%s' in\n%s", wrong[k].find, whole); continue; }
+        const int length = sprintf(text, "%.*s%s%s", (int)(at - whole), whole, wrong[k].with,
+                                   at + strlen(wrong[k].find));
+        write_text(path, text, (size_t)length);
+        snprintf(named, sizeof named, "%s'%s", k < 4 ? "tune: " : "", k < 4 ? path : "");
+        bad.status = wrong[k].status;
+        bad.error = wrong[k].error;
+        if (!run_tuned(&bad)) printf("case %d\n", k);
+        CHECK(memcmp(read_text(path, &now), text, (size_t)length) == 0 && now == (size_t)length);
+        CHECK(bad.first.by_algorithm[1] == 0); /* nothing has run */
+    }
+    /* The last product twice. */
+    char *end = strrchr(whole, '\n');
+    while (end > whole && end[-1] != '\n') end--; /* of the last line */
+    char *line = end - 1;
+    while (line > whole && line[-1] != '\n') line--;
+    sprintf(text, "%.*s%.*s%s", (int)(end - whole), whole, (int)(end - line), line, end);
+    write_text(path, text, strlen(text));
+    bad.status = TT_ERR_FORMAT;
+    bad.error = ": an earlier line has the same product";
+    run_tuned(&bad);
+    bad.error = path;
+    for (size_t cut = 0; cut < n; cut += cut + 40 < n ? 31 : 1) {
+        write_text(path, whole, cut);
+        if (!run_tuned(&bad)) { printf("cut off at %zu\n", cut); break; }
+    }
+    write_text(path, whole, n);
+    text[0] = 0;
+    bad.status = TT_OK;
+    bad.error = NULL;
+    run_tuned(&bad);
+    CHECK(memcmp(bad.w, good.w, sizeof good.w) == 0);
+    /* A folder that is not there. */
+    bad.tune = "nowhere/at/all/tuned.txt";
+    bad.status = TT_ERR_FILE;
+    bad.error = "nowhere/at/all";
+    run_tuned(&bad);
+    bad.tune = "";
+    bad.status = TT_ERR_ARGUMENT;
+    bad.error = "tune '' is neither off nor on";
+    run_tuned(&bad);
+    remove(path);
+    free(whole);
+    free(text);
+}
+
+/* A file's algorithm that cuBLASLt does not have, and one that cublasLtMatmul refuses, give way to what is
+   offered. */
+TEST(tuned_algorithms_that_are_refused_give_way)
+{
+    static tuned_run off, refused, unknown;
+    char path[1100];
+    size_t n;
+    snprintf(path, sizeof path, "%s", test_path(test_folder(), "tuned.txt"));
+    remove(path);
+    off.to = refused.to = TUNED_STEPS;
+    unknown.to = 1;
+    run_tuned(&off);
+    refused.tune = unknown.tune = path;
+    refused.fastest = unknown.fastest = 2;
+    refused.refused = 1 << 2;
+    run_tuned(&refused);
+    CHECK(refused.first.by_algorithm[2] > 0);
+    CHECK(refused.later.by_algorithm[2] == 0 && refused.later.by_algorithm[1] > 0);
+    for (int k = 0; k < TUNED_STEPS; k++) CHECK(fabs(refused.loss[k] - off.loss[k]) <= 0.02 * off.loss[k]);
+    char *text = read_text(path, &n);
+    int changed = 0;
+    for (char *at; (at = strstr(text, " 0000000000000002 ")) != NULL; changed++) at[16] = 'e';
+    CHECK(changed > 3);
+    write_text(path, text, n);
+    run_tuned(&unknown);
+    CHECK(unknown.first.by_algorithm[1] == unknown.first.gemms);
+    CHECK(unknown.loss[0] == off.loss[0]);
+    remove(path);
+}
+
+/* Where there is no memory to time in, products are made as without `tune`, for the same bits, and the logger
+   is warned; the plan's bytes are enough. */
+TEST(tuning_without_memory_does_without)
+{
+    static tuned_run off, on;
+    off.to = on.to = 3;
+    off.memory = on.memory = (size_t)1 << 20;
+    on.tune = "on";
+    on.fastest = 2;
+    run_tuned(&off);
+    run_tuned(&on);
+    CHECK(same_bits(&off, &on) && on.first.gemms == off.first.gemms);
+    if (!CHECK(strstr(on.log, "products were not timed, as the device has no memory left"))) puts(on.log);
+}
+
+/* All ranks make a product in the same way, so that two of them have the bits of one. */
+TEST(ranks_share_what_was_timed)
+{
+    static tuned_run one, two, same;
+    one.tune = two.tune = same.tune = "on";
+    one.fastest = two.fastest = same.fastest = 3;
+    one.accumulate = two.accumulate = same.accumulate = true;
+    one.to = two.to = same.to = 3;
+    two.device = "cuda*2";
+    same.device = "cuda:0,0";
+    run_tuned(&one);
+    run_tuned(&two);
+    run_tuned(&same);
+    CHECK(one.later.by_algorithm[3] == one.later.gemms && two.later.by_algorithm[3] == two.later.gemms);
+    CHECK(memcmp(one.w, two.w, sizeof one.w) == 0 && memcmp(one.w, same.w, sizeof one.w) == 0);
+    CHECK(two.first.gemms < one.first.gemms * 3 / 2); /* the second has timed nothing */
+}
+
 /* After an error that ends all work on a device every call fails with the first sentence, even if CUDA had
    forgotten. */
 TEST(a_lost_device_says_so)
@@ -1812,6 +2274,24 @@ TEST(any_call_may_fail_for_ever)
     update = NULL;
 }
 
+/* Any call may fail while products are timed: the step says so or has the right results, the next one goes
+   on, and nothing is left. */
+TEST(any_call_may_fail_while_tuning)
+{
+    for (int endless = 0; endless < 2; endless++) {
+        static tuned_run r;
+        long n = 1;
+        r.tune = "on";
+        r.to = 1;
+        r.faults = endless ? 1L << 40 : 1;
+        for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) { /* most calls repeat others */
+            r.fault = n;
+            run_tuned(&r);
+        }
+        CHECK(n > 1500);
+    }
+}
+
 /* The same where a trainer's state and its model are saved, and loaded again. A state that could not be
    written is not there. */
 TEST(any_call_may_fail_while_saving)
@@ -1853,19 +2333,12 @@ TEST(any_call_may_fail_while_saving)
 #else
 
 #define NEEDS_EMULATOR SKIP("only the emulator counts waits and makes calls fail")
-TEST(values_in_the_hosts_memory) { NEEDS_EMULATOR; }
 TEST(programs_on_two_devices) { NEEDS_EMULATOR; }
 TEST(pinned_memory_is_what_was_planned) { NEEDS_EMULATOR; }
 TEST(fp8_asks_its_own_device) { NEEDS_EMULATOR; }
-TEST(training_in_fp8_keeps_its_bits) { NEEDS_EMULATOR; }
-TEST(overflows_in_fp8_are_skipped) { NEEDS_EMULATOR; }
 TEST(the_device_that_is_described) { NEEDS_EMULATOR; }
 TEST(a_launch_that_fails_in_a_capture_is_named) { NEEDS_EMULATOR; }
 TEST(a_step_waits_once_for_its_results) { NEEDS_EMULATOR; }
-TEST(micro_steps_that_do_not_wait_keep_their_inputs) { NEEDS_EMULATOR; }
-TEST(steps_are_read_one_later) { NEEDS_EMULATOR; }
-TEST(errors_are_read_one_later) { NEEDS_EMULATOR; }
-TEST(fit_counts_each_step) { NEEDS_EMULATOR; }
 TEST(lengths_that_are_met_again_are_replayed) { NEEDS_EMULATOR; }
 TEST(steps_go_on_without_graphs) { NEEDS_EMULATOR; }
 TEST(products_that_cublaslt_refuses) { NEEDS_EMULATOR; }
@@ -1876,10 +2349,18 @@ TEST(an_op_that_fails_is_named) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_once) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_for_ever) { NEEDS_EMULATOR; }
 TEST(any_call_may_fail_while_saving) { NEEDS_EMULATOR; }
-TEST(managed_memory_gives_the_same_bits) { NEEDS_EMULATOR; }
 TEST(managed_memory_that_does_not_fit_is_refused) { NEEDS_EMULATOR; }
 TEST(managed_memory_that_is_not_there) { NEEDS_EMULATOR; }
 TEST(managed_memory_whose_calls_fail) { NEEDS_EMULATOR; }
+TEST(the_fastest_algorithm_is_taken) { NEEDS_EMULATOR; }
+TEST(epilogues_are_taken_where_they_pay) { NEEDS_EMULATOR; }
+TEST(resumed_runs_keep_their_algorithms) { NEEDS_EMULATOR; }
+TEST(a_file_keeps_what_was_timed) { NEEDS_EMULATOR; }
+TEST(a_file_that_is_damaged_is_refused) { NEEDS_EMULATOR; }
+TEST(tuned_algorithms_that_are_refused_give_way) { NEEDS_EMULATOR; }
+TEST(tuning_without_memory_does_without) { NEEDS_EMULATOR; }
+TEST(ranks_share_what_was_timed) { NEEDS_EMULATOR; }
+TEST(any_call_may_fail_while_tuning) { NEEDS_EMULATOR; }
 
 #endif
 
@@ -1902,6 +2383,15 @@ static const test_case tests[] = {
     TEST_CASE(managed_memory_gives_the_same_bits), TEST_CASE(managed_memory_that_does_not_fit_is_refused),
     TEST_CASE(managed_memory_that_is_not_there), TEST_CASE(managed_memory_whose_calls_fail),
     TEST_CASE(the_device_that_is_described), TEST_CASE(a_launch_that_fails_in_a_capture_is_named),
+    TEST_CASE(the_fastest_algorithm_is_taken),
+    TEST_CASE(epilogues_are_taken_where_they_pay),
+    TEST_CASE(resumed_runs_keep_their_algorithms),
+    TEST_CASE(a_file_keeps_what_was_timed),
+    TEST_CASE(a_file_that_is_damaged_is_refused),
+    TEST_CASE(tuned_algorithms_that_are_refused_give_way),
+    TEST_CASE(tuning_without_memory_does_without),
+    TEST_CASE(ranks_share_what_was_timed),
+    TEST_CASE(any_call_may_fail_while_tuning),
 };
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -1,6 +1,8 @@
 /* What tests/test.h and tests/cuda_emu/emu_test.h have in common: checks, and a loop over the tests that
    prints what tests/run.sh counts. C99 and C++; needs bool, <math.h>, <stdio.h> and <string.h>. With TEST_CPU
-   in the environment each test's line ends with the seconds that processors worked for it. */
+   in the environment each test's line ends with the seconds that processors worked for it. With
+   TEST_PART=3/16 this process is the third of 16 that share the tests: it runs every 16th test, and of a
+   TEST_CASE_IN_PARTS the cases for which test_takes() is true. */
 #ifndef TINYTRAIN_TEST_MAIN_H
 #define TINYTRAIN_TEST_MAIN_H
 
@@ -8,10 +10,11 @@
 #include <sys/resource.h>
 
 #define TEST(name) static void name(void)
-#define TEST_CASE(name) {#name, name}
+#define TEST_CASE(name) {#name, name, false}
+#define TEST_CASE_IN_PARTS(name) {#name, name, true}
 #define TEST_COUNT(array) ((int)(sizeof(array) / sizeof((array)[0])))
 
-typedef struct test_case { const char *name; void (*run)(void); } test_case;
+typedef struct test_case { const char *name; void (*run)(void); bool in_parts; } test_case;
 
 static struct {
     long checks, failed_checks;
@@ -57,6 +60,19 @@ static inline bool test__match(const char *pattern, const char *name)
     return (*pattern == '?' || *pattern == *name) && test__match(pattern + 1, name + 1);
 }
 
+/* Whether this process takes case `number` of a test, or test `number` of the program. */
+static inline bool test_takes(int number)
+{
+    const char *text = getenv("TEST_PART");
+    int part = 1, parts = 1;
+    if (!text || !*text) return true;
+    if (sscanf(text, "%d/%d", &part, &parts) != 2 || part < 1 || part > parts) {
+        fprintf(stderr, "TEST_PART is '%s', not such as 3/16\n", text);
+        exit(2);
+    }
+    return number % parts == part - 1;
+}
+
 static inline double test__cpu(void) /* seconds, of all threads and of children that have ended */
 {
     double seconds = 0;
@@ -72,11 +88,11 @@ static inline double test__cpu(void) /* seconds, of all threads and of children 
 static inline int test__main(int argc, char **argv, const test_case *tests, int n)
 {
     const char *timed = getenv("TEST_CPU");
-    int passed = 0, failed = 0, skipped = 0;
+    int passed = 0, failed = 0, skipped = 0, whole = 0;
     for (int i = 0; i < n; i++) {
         bool wanted = argc < 2;
         for (int k = 1; k < argc; k++) wanted = wanted || test__match(argv[k], tests[i].name);
-        if (!wanted) continue;
+        if (!wanted || (!tests[i].in_parts && !test_takes(whole++))) continue;
         test__state.failed_checks = 0;
         test__state.skipped[0] = 0;
         double begin = test__cpu();

@@ -38,6 +38,7 @@ char *emu_shared_arena;
 emu_counts emu_stats;
 unsigned emu_refused;
 int emu_refused_status;
+double emu_product_us[4], emu_epilogue_us;
 
 static thread_local int current_device;
 static thread_local cudaError_t last_error = cudaSuccess;
@@ -198,14 +199,25 @@ struct warp_state { unsigned exited = 0; warp_meeting meeting[4]; };
 struct async_copy { char *to; const char *from; int n, bytes, group; };
 struct wide_product { // a warp's part of a warpgroup's product that is under way
     float *d[32]; // the lanes' sums
+    int tiles, group; // of 8 columns; how many groups were committed before
     uint32_t rows, b;
-    bool in_registers, add, half, early; // early: its shared memory was read at once
-    float of_a[16][16], of_b[16][64];
+    emu_wide how;
+    bool add, half, early; // early: its shared memory was read at once
+    float of_a[16][16], of_b[16][128];
     const char *file;
     int line;
 };
-struct wide_sums { float *d[32]; float sum[32][32]; }; // what the lanes' sums hold until the wait
+struct wide_sums { float *d[32]; int tiles; float sum[32][64]; }; // what the lanes' sums hold until the wait
 struct wide_call { const char *file; int line; uint32_t rows, b; }; // the four warps of a group make the same
+struct phases { // of a barrier in shared memory
+    uint64_t *barrier;
+    int count, pending, by;    // by: the thread that initialised it, in the block's epoch `since`
+    uint32_t phase;            // that has not ended, from 0
+    uint16_t since;
+    bool copies;               // some arrivals come with copies
+    std::vector<int> waiting;  // threads, for the phase to end
+};
+struct late_copies { uint64_t *barrier; std::vector<async_copy> copies; }; // with which the thread arrives
 enum thread_order { IN_ORDER, REVERSED, SHUFFLED };
 
 static struct {
@@ -230,6 +242,11 @@ static struct {
     size_t called[32];                      // how many of them the warp has made
     // fenced: since the last wait; unpublished: has copies by cp.async that no tt__wgmma_publish came behind.
     bool fenced[EMU_MOST_THREADS], committed[EMU_MOST_THREADS], unpublished[EMU_MOST_THREADS];
+    int groups[32];                         // of products that the warp has committed
+    std::vector<phases> barriers;
+    std::vector<late_copies> late[EMU_MOST_THREADS];
+    bool waited[EMU_MOST_THREADS]; // for others' copies, with no tt__wgmma_publish behind
+    bool copied;                   // such copies were made since `published` was
     // The shared memory of the launch as it was at the block's last tt__wgmma_publish; empty: there was none.
     std::vector<char> published;
 } block;
@@ -303,6 +320,9 @@ static void go_to(int thread)
     emu_fatal("divergence: no thread of the block can run%s", text.c_str());
 }
 
+// Makes copies with which threads arrive at a barrier that others wait at, when no thread can run before.
+static bool make_awaited_copies(const char *file, int line);
+
 static void wait_for_others(const char *what, const char *file, int line)
 {
     int me = emu_block.current;
@@ -311,6 +331,7 @@ static void wait_for_others(const char *what, const char *file, int line)
     t.file = file;
     t.line = line;
     int next = next_thread();
+    if (next < 0 && make_awaited_copies(file, line)) next = next_thread();
     if (next < 0) report_divergence();
     if (next != me) go_to(next);
     set_current(me);
@@ -332,7 +353,7 @@ static void run_threads()
             emu_block.in_kernel = false;
             if (emu_block.chained && !emu_block.thread[thread].began)
                 emu_fatal("the thread never waited for the kernel before this one, with tt__begin_kernel");
-            if (!block.copies[thread].empty())
+            if (!block.copies[thread].empty() || !block.late[thread].empty())
                 emu_fatal("the thread ends with cp.async copies that it never waited for");
             if (!block.sums[thread / 32].empty())
                 emu_fatal("the thread ends with products of its warpgroup that it never waited for");
@@ -340,6 +361,8 @@ static void run_threads()
             block.alive--;
             block.warp[thread / 32].exited |= 1u << thread % 32;
             next = next_thread();
+            if (next < 0 && block.alive && make_awaited_copies("the end of a thread", 0))
+                next = next_thread();
         } while (next >= 0 && !emu_block.thread[next].fiber);
         idle_fibers.push_back(fiber);
         if (next >= 0) go_to(next);
@@ -373,9 +396,12 @@ static void run_block(const std::function<void()> &kernel, uint32_t index, threa
         emu_block.thread[i].done = emu_block.thread[i].began = false;
         emu_block.thread[i].warp_epoch = 1;
         block.copy_group[i] = 0;
-        block.fenced[i] = block.committed[i] = block.unpublished[i] = false;
+        block.fenced[i] = block.committed[i] = block.unpublished[i] = block.waited[i] = false;
     }
     block.published.clear();
+    block.barriers.clear();
+    block.copied = false;
+    memset(block.groups, 0, sizeof block.groups);
     for (auto &calls : block.calls) calls.clear();
     memset(block.called, 0, sizeof block.called);
     for (int i = 0; i * 32 < emu_block.threads; i++) block.warp[i].exited = 0;
@@ -691,21 +717,126 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
     emu_block.in_kernel = true;
 }
 
+static void make_copy(const async_copy &c, const char *file, int line)
+{
+    emu_touch(c.to, (size_t)c.n, EMU_WRITES, file, line);
+    memcpy(c.to, c.from, (size_t)c.bytes);
+    memset(c.to + c.bytes, 0, (size_t)(c.n - c.bytes));
+}
+
 void emu_cp_async_commit() { block.copy_group[emu_block.current]++; }
 
+static void make_late_copies(int thread, uint64_t *barrier, const char *file, int line);
 void emu_cp_async_wait(int groups_left, const char *file, int line)
 {
     std::vector<async_copy> &copies = block.copies[emu_block.current];
     size_t kept = 0;
     emu_block.in_kernel = false;
+    if (groups_left == 0) make_late_copies(emu_block.current, nullptr, file, line);
     for (auto &c : copies) {
         if (c.group >= block.copy_group[emu_block.current] - groups_left) { copies[kept++] = c; continue; }
-        emu_touch(c.to, (size_t)c.n, EMU_WRITES, file, line);
-        memcpy(c.to, c.from, (size_t)c.bytes);
-        memset(c.to + c.bytes, 0, (size_t)(c.n - c.bytes));
+        make_copy(c, file, line);
         block.unpublished[emu_block.current] = true;
     }
     copies.resize(kept);
+    emu_block.in_kernel = true;
+}
+
+// ---- barriers of phases
+static phases *phases_of(uint64_t *barrier, const char *file, int line)
+{
+    for (auto &b : block.barriers) {
+        if (b.barrier != barrier) continue;
+        if (b.since == emu_block.epoch && b.by != emu_block.current)
+            emu_fatal("the barrier at %s:%d: initialised by thread %d, with no __syncthreads behind", file,
+                      line, b.by);
+        return &b;
+    }
+    emu_fatal("the barrier at %s:%d: never initialised", file, line);
+}
+
+// What comes behind the end of a phase sees what came before the arrivals. The trace build takes it for a
+// barrier of all threads: it finds fewer races than there are, and none that is not.
+static void arrive(phases *b, const char *file, int line)
+{
+    if (b->pending == 0) emu_fatal("the barrier at %s:%d: more arrivals than its count", file, line);
+    if (--b->pending) return;
+    b->pending = b->count;
+    b->phase++;
+    emu_block.epoch++;
+    for (int thread : b->waiting) make_ready(thread);
+    b->waiting.clear();
+}
+
+// Makes the copies of a thread up to those with which it arrives at the barrier, or all.
+static void make_late_copies(int thread, uint64_t *barrier, const char *file, int line)
+{
+    std::vector<late_copies> &late = block.late[thread];
+    const int me = emu_block.current;
+    size_t end = barrier ? 0 : late.size();
+    for (size_t k = 0; k < late.size() && barrier; k++) if (late[k].barrier == barrier) end = k + 1;
+    emu_block.current = thread;
+    for (size_t k = 0; k < end; k++) {
+        for (auto &c : late[k].copies) make_copy(c, file, line);
+        block.copied = true;
+        arrive(phases_of(late[k].barrier, file, line), file, line);
+    }
+    late.erase(late.begin(), late.begin() + (long)end);
+    emu_block.current = me;
+}
+
+static bool make_awaited_copies(const char *file, int line)
+{
+    std::vector<uint64_t *> awaited;
+    for (auto &b : block.barriers) if (!b.waiting.empty()) awaited.push_back(b.barrier);
+    for (uint64_t *barrier : awaited)
+        for (int i = 0; i < emu_block.threads; i++) make_late_copies(i, barrier, file, line);
+    return block.ready_count > 0;
+}
+
+void emu_phases_init(uint64_t *barrier, int count, const char *file, int line)
+{
+    require_shared(barrier, 8, 8, "a barrier of phases", file, line);
+    for (auto &b : block.barriers)
+        if (b.barrier == barrier) emu_fatal("the barrier at %s:%d: initialised twice", file, line);
+    if (count < 1) emu_fatal("the barrier at %s:%d: of %d arrivals", file, line, count);
+    block.barriers.push_back({barrier, count, count, emu_block.current, 0, emu_block.epoch, false, {}});
+}
+
+void emu_phases_arrive(uint64_t *barrier, bool with_copies, const char *file, int line)
+{
+    const int me = emu_block.current;
+    emu_block.in_kernel = false;
+    phases *b = phases_of(barrier, file, line);
+    if (with_copies) {
+        b->copies = true;
+        block.late[me].push_back({barrier, block.copies[me]});
+        block.copies[me].clear();
+        if (emu_random() & 1) make_late_copies(me, barrier, file, line); // else at the last moment
+    } else {
+        arrive(b, file, line);
+    }
+    emu_block.in_kernel = true;
+}
+
+void emu_phases_wait(uint64_t *barrier, int parity, const char *file, int line)
+{
+    const int me = emu_block.current;
+    emu_block.in_kernel = false;
+    phases_of(barrier, file, line);
+    if ((unsigned)parity > 1) emu_fatal("the barrier at %s:%d: parity %d", file, line, parity);
+    for (;;) {
+        phases *b = phases_of(barrier, file, line);
+        if ((int)(b->phase & 1) == parity)
+            for (int i = 0; i < emu_block.threads; i++) make_late_copies(i, barrier, file, line);
+        b = phases_of(barrier, file, line);
+        if ((int)(b->phase & 1) != parity) {
+            if (b->copies) block.waited[me] = true;
+            break;
+        }
+        b->waiting.push_back(me);
+        wait_for_others("the end of a barrier's phase", file, line);
+    }
     emu_block.in_kernel = true;
 }
 
@@ -747,39 +878,47 @@ static void read_wide(wide_product &o, int warp)
         if (block.unpublished[i])
             emu_fatal("wgmma at %s:%d: of what it reads, thread %d has copied some, with no "
                       "tt__wgmma_publish behind", o.file, o.line, i);
-    for (int i = 0; i < 128; i++) {
-        const char *p = wide_part(o.b, o.in_registers, i, o.file, o.line);
+    for (int i = 0; i < 16 * o.tiles; i++) {
+        const char *p = wide_part(o.b, o.how != EMU_WIDE_ROWS, i, o.file, o.line);
         for (int j = 0; j < 8; j++) {
-            if (o.in_registers) o.of_b[i / 8][i % 8 * 8 + j] = value(p, j);
+            if (o.how != EMU_WIDE_ROWS) o.of_b[i / 8][i % 8 * 8 + j] = value(p, j);
             else o.of_b[i % 2 * 8 + j][i / 2] = value(p, j);
         }
     }
-    for (int i = 0; i < 32 && !o.in_registers; i++) {
-        const char *p = wide_part(o.rows, false, warp % 4 * 32 + i, o.file, o.line);
-        for (int j = 0; j < 8; j++) o.of_a[i / 2][i % 2 * 8 + j] = value(p, j);
+    for (int i = 0; i < 32 && o.how != EMU_WIDE_REGISTERS; i++) {
+        const bool across = o.how == EMU_WIDE_ACROSS; // of each of 16 rows the warp's two parts
+        const int part = across ? i / 2 * 8 + warp % 4 * 2 + i % 2 : warp % 4 * 32 + i;
+        const char *p = wide_part(o.rows, across, part, o.file, o.line);
+        for (int j = 0; j < 8; j++) {
+            if (across) o.of_a[i % 2 * 8 + j][i / 2] = value(p, j);
+            else o.of_a[i / 2][i % 2 * 8 + j] = value(p, j);
+        }
     }
 }
 
-struct wide_operands { float *d; uint32_t rows, b; uint32_t a[4]; bool in_registers, add, half; };
+struct wide_operands { float *d; uint32_t rows, b; uint32_t a[4]; };
+static_assert(sizeof(wide_operands) <= sizeof(warp_meeting::value[0]), "a lane brings them");
 
 // A warp's part: rows 16 i ... 16 i + 15. Until the wait sums are garbage, and shared memory is read at once
 // or by then, whichever the seed says.
-void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half_type,
-               const char *file, int line)
+void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
+               bool half_type, const char *file, int line)
 {
     const int me = emu_block.current, warp = me / 32;
-    wide_operands mine = {d, rows, b, {}, a != nullptr, add, half_type};
+    wide_operands mine = {d, rows, b, {}};
     if (a) memcpy(mine.a, a, sizeof mine.a);
     emu_block.in_kernel = false;
     if (emu_block.threads % 128)
         emu_fatal("wgmma at %s:%d: %d threads are not groups of four warps", file, line, emu_block.threads);
     if (!block.fenced[me]) emu_fatal("wgmma at %s:%d: without a tt__wgmma_fence before", file, line);
+    if (block.waited[me])
+        emu_fatal("wgmma at %s:%d: behind a wait for copies, with no tt__wgmma_publish between", file, line);
     block.committed[me] = false;
     warp_meeting *m = meet("wgmma", ~0u, &mine, sizeof mine, file, line);
     std::vector<wide_sums> &sums = block.sums[warp];
     if (m->left == 32) { // the first lane to go on does it for all
-        wide_product o = {{}, rows, b, mine.in_registers, add, half_type, (emu_random() & 1) != 0, {}, {},
-                          file, line};
+        wide_product o = {{}, tiles, block.groups[warp], rows, b, how, add, half_type,
+                          (emu_random() & 1) != 0, {}, {}, file, line};
         std::vector<wide_call> &calls = block.calls[warp / 4];
         const wide_call call = {file, line, rows, b};
         const size_t number = block.called[warp]++;
@@ -793,7 +932,7 @@ void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
             if (of.rows != rows || of.b != b)
                 emu_fatal("wgmma at %s:%d: lanes of a warp have different matrices", file, line);
             o.d[i] = of.d;
-            for (int r = 0; r < 4 && of.in_registers; r++)
+            for (int r = 0; r < 4 && how == EMU_WIDE_REGISTERS; r++)
                 for (int high = 0; high < 2; high++) {
                     const uint16_t bits = (uint16_t)(of.a[r] >> 16 * high);
                     o.of_a[i / 4 + 8 * (r % 2)][i % 4 * 2 + high + 8 * (r / 2)] =
@@ -806,47 +945,65 @@ void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
             sums.push_back({});
             for (int i = 0; i < 32; i++) {
                 sums[k].d[i] = o.d[i];
-                memcpy(sums[k].sum[i], o.d[i], sizeof sums[k].sum[i]);
+                memcpy(sums[k].sum[i], o.d[i], (size_t)tiles * 4 * sizeof(float));
             }
+            sums[k].tiles = tiles;
         }
         if (o.early) read_wide(o, warp);
         block.products[warp].push_back(o);
     }
-    memset(d, 0xff, 32 * sizeof *d);
+    memset(d, 0xff, (size_t)tiles * 4 * sizeof *d);
     leave(m);
 }
 
 void emu_wgmma_fence() { block.fenced[emu_block.current] = true; }
 void emu_wgmma_publish()
 {
-    block.unpublished[emu_block.current] = false;
+    const int me = emu_block.current;
+    const bool others = block.waited[me] && !block.unpublished[me]; // of what others have copied
+    block.unpublished[me] = block.waited[me] = false;
+    if (others && !block.copied && !block.published.empty()) return;
     block.published.assign(emu_shared_arena, emu_shared_arena + emu_block.dynamic);
+    block.copied = false;
 }
-void emu_wgmma_commit() { block.committed[emu_block.current] = true; }
+void emu_wgmma_commit()
+{
+    const int me = emu_block.current;
+    block.committed[me] = true;
+    if (me % 32 == 0) block.groups[me / 32]++;
+}
 
-void emu_wgmma_wait(const char *file, int line)
+void emu_wgmma_wait(int groups_left, const char *file, int line)
 {
     const int me = emu_block.current, warp = me / 32;
     std::vector<wide_sums> &sums = block.sums[warp];
+    std::vector<wide_product> &products = block.products[warp];
     block.fenced[me] = false;
     warp_meeting *m = meet("the wait for wgmma", ~0u, nullptr, 0, file, line);
     if (m->left == 32 && block.committed[me]) {
-        for (auto &o : block.products[warp]) {
+        const auto ends = [&](const wide_product &o) { return o.group < block.groups[warp] - groups_left; };
+        for (auto &o : products) {
             size_t k = 0;
+            if (!ends(o)) continue;
             while (sums[k].d[0] != o.d[0]) k++;
             if (!o.early) read_wide(o, warp);
             for (int i = 0; i < 32; i++)
-                for (int e = 0; e < 32; e++) {
+                for (int e = 0; e < 4 * o.tiles; e++) {
                     const int row = i / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + i % 4 * 2 + e % 2;
                     float sum = 0;
                     for (int j = 0; j < 16; j++) sum += o.of_a[row][j] * o.of_b[j][column];
                     sums[k].sum[i][e] = o.add ? sums[k].sum[i][e] + sum : sum;
                 }
         }
+        products.erase(std::remove_if(products.begin(), products.end(), ends), products.end());
+        const auto there = [&](const wide_sums &s) {
+            for (auto &o : products) if (o.d[0] == s.d[0]) return false;
+            return true;
+        };
         for (auto &s : sums)
-            for (int i = 0; i < 32; i++) memcpy(s.d[i], s.sum[i], sizeof s.sum[i]);
-        block.products[warp].clear();
-        sums.clear();
+            for (int i = 0; i < 32 && there(s); i++)
+                memcpy(s.d[i], s.sum[i], (size_t)s.tiles * 4 * sizeof(float));
+        sums.erase(std::remove_if(sums.begin(), sums.end(), there), sums.end());
     }
     leave(m);
 }
@@ -1095,6 +1252,7 @@ static void run_slice(emu_stream *s) // of the operation at the head of the stre
         if (op->part < op->parts) return;
         emu_stats.operations++;
     }
+    virtual_us += op->work.us;
     op->finished_us = virtual_us;
     op->done = true;
     op->after.clear();
@@ -1346,6 +1504,8 @@ extern "C" void emu_configure(int devices, size_t bytes, int peers, uint64_t see
     api_calls = fault_in = fault_count = 0;
     fault_call.clear();
     emu_refused = 0;
+    emu_epilogue_us = 0;
+    for (double &us : emu_product_us) us = 0;
     watched_kernel.clear();
     last_error = cudaSuccess;
     emu_stats = emu_counts();
@@ -1405,6 +1565,12 @@ extern "C" void emu_refuse_algorithms(unsigned bits, int status)
     std::lock_guard<std::recursive_mutex> lock(emu_lock);
     emu_refused = bits;
     emu_refused_status = status;
+}
+extern "C" void emu_set_product_times(const double us[4], double epilogue_us)
+{
+    std::lock_guard<std::recursive_mutex> lock(emu_lock);
+    std::copy(us, us + 4, emu_product_us);
+    emu_epilogue_us = epilogue_us;
 }
 extern "C" void emu_set_capability(int device, int major, int minor)
 {
@@ -1667,7 +1833,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     EMU_API("cudaGetDeviceProperties");
     if (bad_device(device)) return emu_error(cudaErrorInvalidDevice);
     *p = cudaDeviceProp();
-    snprintf(p->name, sizeof p->name, "emulated device %d", device);
+    snprintf(p->name, sizeof p->name, "emulated device");
     p->totalGlobalMem = emu_devices[device].limit;
     p->sharedMemPerBlock = EMU_STATIC_SHARED;
     p->sharedMemPerBlockOptin = EMU_OPTIN_SHARED;
@@ -2280,7 +2446,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode)
     EMU_API("cudaStreamBeginCapture");
     if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
     if (!s) return emu_error(cudaErrorStreamCaptureUnsupported); // the legacy stream cannot be captured
-    if (s->capture) return emu_error(cudaErrorInvalidValue);
+    if (s->capture) return emu_error(cudaErrorIllegalState);
     emu_graph *g = new emu_graph();
     g->lanes = {s->device};
     g->joined = {s};
@@ -2308,9 +2474,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *out)
 {
     EMU_RELEASE("cudaStreamEndCapture"); // ends the capture even when it fails
     *out = nullptr;
-    if (!s || bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
-    emu_graph *g = s->capture;
-    if (!g || !s->capture_origin) return emu_error(cudaErrorStreamCaptureUnmatched);
+    if (bad_stream(s)) return emu_error(cudaErrorInvalidResourceHandle);
+    emu_graph *g = s ? s->capture : nullptr;
+    if (!g) return emu_error(cudaErrorIllegalState);
+    if (!s->capture_origin) { g->invalid = true; return emu_error(cudaErrorStreamCaptureUnmatched); }
     if (g->mode != cudaStreamCaptureModeRelaxed && g->thread != std::this_thread::get_id())
         return emu_error(cudaErrorStreamCaptureWrongThread);
     if (!s->capture_waits.empty()) add_node(s, mark("join"));

@@ -126,6 +126,7 @@ EMU_VECTORS(double, double, 16, 16)
     X(cudaErrorPeerAccessUnsupported, 217, "the devices cannot reach each other's memory") \
     X(cudaErrorECCUncorrectable, 214, "memory lost its contents") \
     X(cudaErrorInvalidResourceHandle, 400, "the handle is not valid here") \
+    X(cudaErrorIllegalState, 401, "what the call needs is not in a state for it") \
     X(cudaErrorNotReady, 600, "the work is not done yet") \
     X(cudaErrorIllegalAddress, 700, "a kernel used an address that it may not") \
     X(cudaErrorLaunchOutOfResources, 701, "a launch asked for too many resources") \
@@ -392,13 +393,18 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
-// Of a warpgroup's products: a, or NULL; `rows`, of b^T where a is NULL, too.
-void emu_wgmma(float *d, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half, const char *file,
-               int line);
+// Of a warpgroup's products: a in registers; or in `rows`, and rows of it and of b along the sum; or both across
+// it. tiles: of 8 columns of d, 8 or 16.
+enum emu_wide { EMU_WIDE_REGISTERS, EMU_WIDE_ROWS, EMU_WIDE_ACROSS };
+void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half,
+               const char *file, int line);
 void emu_wgmma_fence();
 void emu_wgmma_commit();
-void emu_wgmma_wait(const char *file, int line);
+void emu_wgmma_wait(int groups_left, const char *file, int line);
 void emu_wgmma_publish();
+void emu_phases_init(uint64_t *barrier, int count, const char *file, int line);
+void emu_phases_arrive(uint64_t *barrier, bool with_copies, const char *file, int line);
+void emu_phases_wait(uint64_t *barrier, int parity, const char *file, int line);
 void emu_atomic(void *p, size_t n, const char *file, int line);
 
 template <class... P, class... A> cudaError_t emu_launch_kernel(const char *name, void (*kernel)(P...),
@@ -824,19 +830,45 @@ inline void tt__cp_async_commit() { emu_cp_async_commit(); }
 template <int N> void tt__cp_async_wait(EMU_HERE) { emu_cp_async_wait(N, emu_file, emu_line); }
 #define TT__HAS_WGMMA true
 inline uint32_t tt__shared_address(const void *p) { return emu_shared_address(p); }
-template <class T> void tt__wgmma_rows(float (&d)[8][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
+template <class T, int TILES>
+void tt__wgmma_rows(float (&d)[TILES][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
 {
-    emu_wgmma(d[0], nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
+    emu_wgmma(EMU_WIDE_ROWS, d[0], TILES, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file,
+              emu_line);
 }
-template <class T> void tt__wgmma_add(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b, EMU_HERE)
+template <class T> void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uint32_t b, EMU_HERE)
 {
-    emu_wgmma(d[0], a, 0, b, true, std::is_same<T, __half>::value, emu_file, emu_line);
+    emu_wgmma(EMU_WIDE_REGISTERS, d[0], 8, a, 0, b, true, std::is_same<T, __half>::value, emu_file, emu_line);
+}
+template <class T> void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
+{
+    emu_wgmma(EMU_WIDE_ACROSS, d[0], 8, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
 }
 inline void tt__wgmma_fence() { emu_wgmma_fence(); }
 inline void tt__wgmma_commit() { emu_wgmma_commit(); }
-inline void tt__wgmma_wait(float (&)[8][4], EMU_HERE) { emu_wgmma_wait(emu_file, emu_line); }
-inline void tt__wgmma_done(float (&)[8][4]) {}
+template <int N> void tt__wgmma_wait(EMU_HERE) { emu_wgmma_wait(N, emu_file, emu_line); }
+template <int TILES> void tt__wgmma_done(float (&)[TILES][4]) {}
+template <int N> void tt__wgmma_ready(uint32_t (&)[N][4]) {}
 inline void tt__wgmma_publish() { emu_wgmma_publish(); }
+inline void tt__phases_init(uint64_t *b, int n, EMU_HERE) { emu_phases_init(b, n, emu_file, emu_line); }
+inline void tt__phases_arrive(uint64_t *b, EMU_HERE) { emu_phases_arrive(b, false, emu_file, emu_line); }
+inline void tt__phases_arrive_with_copies(uint64_t *b, EMU_HERE)
+{
+    emu_phases_arrive(b, true, emu_file, emu_line);
+}
+inline void tt__phases_wait(uint64_t *b, int p, EMU_HERE) { emu_phases_wait(b, p, emu_file, emu_line); }
+template <int N> void tt__fewer_registers() {}
+template <int N> void tt__more_registers() {}
+inline uint32_t tt__bytes(uint32_t low, uint32_t high, uint32_t selector)
+{
+    const uint64_t both = (uint64_t)high << 32 | low;
+    uint32_t r = 0;
+    for (int k = 0; k < 4; k++) {
+        const uint32_t s = selector >> 4 * k & 15, byte = (uint32_t)(both >> 8 * (s & 7)) & 0xff;
+        r |= (s > 7 ? byte >> 7 ? 0xffu : 0 : byte) << 8 * k;
+    }
+    return r;
+}
 inline uint32_t tt__tf32(float f) // nearest, ties away from zero
 {
     unsigned u = __float_as_uint(f);

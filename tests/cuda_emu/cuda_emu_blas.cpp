@@ -105,6 +105,8 @@ struct product { // D (m, n) = epilogue(alpha op(A) op(B) + beta C)
     int64_t aux_ld;
     const float *scale_a, *scale_b, *scale_c, *scale_d;
     float *largest_d;
+    uint64_t algorithm; // of cuBLASLt; 0: of cuBLAS
+    bool fast_accumulation; // of fp8
     // what the epilogue does
     bool has(uint32_t bits) const { return epilogue == bits; }
     bool adds_bias() const
@@ -152,11 +154,66 @@ static void check_ranges(const product &g) // the library has no bounds to check
                   (long)g.n, (long)g.k, wrong);
 }
 
+// ------------------------------------------------------------------------------------- sums of fp8 products
+// The exponent of x, or `least` where x is smaller: that of subnormal numbers.
+static int exponent_from(double x, int least) { return x == 0 ? least : std::max(ilogb(x), least); }
+static int least_exponent(cudaDataType t) { return t == CUDA_R_8F_E5M2 ? -14 : -6; }
+
+// One instruction of Hopper's tensor cores: the sum of n products of fp8, at most 32, and of `sum`. All are
+// shifted to the largest exponent, where a product has the sum of its factors' exponents, and cut 13 bits
+// behind the point, as is the new sum (DeepSeek-V3, arXiv 2412.19437, section 3.3.2; MMA-Sim, arXiv
+// 2511.10909).
+static float add_fp8_products(const float *a, const float *b, int64_t n, float sum, const product &g)
+{
+    const int bits = 13;
+    int exponent = exponent_from(sum, -126);
+    for (int64_t l = 0; l < n; l++)
+        if (a[l] != 0 && b[l] != 0)
+            exponent = std::max(exponent, exponent_from(a[l], least_exponent(g.a.type)) +
+                                              exponent_from(b[l], least_exponent(g.b.type)));
+    const double unit = ldexp(1, exponent - bits);
+    double units = trunc(sum / unit);
+    for (int64_t l = 0; l < n; l++) units += trunc((double)a[l] * b[l] / unit); // NaN and infinity stay so
+    const double exact = units * unit;
+    if (exact == 0 || !std::isfinite(exact)) return (float)exact;
+    const double last = ldexp(1, exponent_from(exact, -126) - bits);
+    return (float)(trunc(exact / last) * last);
+}
+
+// Without fast accumulation the sums of FP8_AT_ONCE products are added up in f32.
+static float fp8_sum(const float *a, const float *b, const product &g)
+{
+    enum { INSTRUCTION = 32, FP8_AT_ONCE = 128 };
+    float total = 0, sum = 0;
+    for (int64_t l = 0; l < g.k; l += INSTRUCTION) {
+        if (!g.fast_accumulation && l % FP8_AT_ONCE == 0) {
+            total += sum;
+            sum = 0;
+        }
+        sum = add_fp8_products(a + l, b + l, std::min<int64_t>(INSTRUCTION, g.k - l), sum, g);
+    }
+    return total + sum;
+}
+
 static float scale_at(const float *p)
 {
     if (!p) return 1;
     emu_touch(p, sizeof *p, EMU_READS);
     return *p;
+}
+
+// The sum of k products in the order of an algorithm: from the first on; from the last; of two halves; as 1.
+static float sum_of(const float *a, const float *b, int64_t k, uint64_t algorithm)
+{
+    float s = 0, second = 0;
+    if (algorithm == 2) {
+        for (int64_t l = k - 1; l >= 0; l--) s += a[l] * b[l];
+        return s;
+    }
+    const int64_t half = algorithm == 3 ? k / 2 : k;
+    for (int64_t l = 0; l < half; l++) s += a[l] * b[l];
+    for (int64_t l = half; l < k; l++) second += a[l] * b[l];
+    return half < k ? s + second : s;
 }
 
 static void compute(const product &g)
@@ -187,8 +244,8 @@ static void compute(const product &g)
     }
     for (int64_t j = 0; j < g.n; j++) {
         for (int64_t i = 0; i < g.m; i++) {
-            float s = 0;
-            for (int64_t l = 0; l < g.k; l++) s += a[(size_t)(i * g.k + l)] * b[(size_t)(j * g.k + l)];
+            const float *row = &a[(size_t)(i * g.k)], *column = &b[(size_t)(j * g.k)];
+            float s = is_fp8(g.a.type) ? fp8_sum(row, column, g) : sum_of(row, column, g.k, g.algorithm);
             s *= scale;
             if (g.beta != 0) s += scale_c * load(g.c.p, g.c.type, i + j * g.c.ld);
             if (g.adds_bias()) s += load(g.bias, g.bias_type, i);
@@ -267,6 +324,12 @@ static cublasStatus_t submit(cudaStream_t s, const char *name, std::vector<produ
         }
         for (auto &g : products) compute(g);
     };
+    if (products[0].algorithm) {
+        const product &g = products[0];
+        const bool plain = g.has(CUBLASLT_EPILOGUE_DEFAULT) || g.has(CUBLASLT_EPILOGUE_BIAS);
+        work.us = emu_product_us[g.algorithm - 1] + (plain ? 0 : emu_epilogue_us);
+        emu_stats.by_algorithm[products[0].algorithm]++;
+    }
     emu_stats.gemms++;
     emu_stats.gelus += products[0].applies_gelu();
     emu_stats.gelu_slopes += products[0].reads_aux();
@@ -524,6 +587,18 @@ static bool epilogue_known(uint32_t e)
     return std::find(std::begin(all), std::end(all), e) != std::end(all);
 }
 
+static cudaDataType bias_type_of(const emu_lt_matmul &d, cudaDataType of_a, cudaDataType of_out)
+{
+    if (d.bias_type >= 0) return (cudaDataType)d.bias_type;
+    return is_fp8(of_out) || (is_fp8(of_a) && of_out == CUDA_R_32F) ? CUDA_R_16BF : of_out;
+}
+static bool has_bias(uint32_t epilogue)
+{
+    product g = product();
+    g.epilogue = epilogue;
+    return g.adds_bias() || epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD || epilogue >= CUBLASLT_EPILOGUE_BGRADA;
+}
+
 // What holds for every algorithm: shapes, types, the epilogue's operands.
 static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, const emu_lt_layout &b,
                                 const emu_lt_layout &c, const emu_lt_layout &out)
@@ -542,17 +617,15 @@ static cublasStatus_t supported(const emu_lt_matmul &d, const emu_lt_layout &a, 
     if (!computes) return CUBLAS_STATUS_NOT_SUPPORTED;
     product g = product();
     g.epilogue = d.epilogue;
-    cudaDataType bias_type = d.bias_type < 0 ? (is_fp8(out.type) ? CUDA_R_16BF : out.type)
-                                             : (cudaDataType)d.bias_type;
+    cudaDataType bias_type = bias_type_of(d, a.type, out.type);
     bool aux = g.writes_aux() || g.reads_aux();
-    bool bias = g.adds_bias() || d.epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD ||
-                d.epilogue >= CUBLASLT_EPILOGUE_BGRADA;
+    bool bias = has_bias(d.epilogue);
     if (is_fp8(a.type) || is_fp8(b.type)) { // cublasLtMatmul(), "To use FP8 kernels"
         if (!is_fp8(a.type) || !is_fp8(b.type) || (a.type == CUDA_R_8F_E5M2 && b.type == CUDA_R_8F_E5M2))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (!d.transpose_a || d.transpose_b || d.compute != CUBLAS_COMPUTE_32F)
             return CUBLAS_STATUS_NOT_SUPPORTED;
-        if (k % 16 || out.rows % 16 || is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type))
+        if (k % 16 || out.rows * size_of(out.type) % 16 || is_fp8(c.type) || (!is_fp8(out.type) && c.type != out.type))
             return CUBLAS_STATUS_NOT_SUPPORTED;
         if (d.epilogue == CUBLASLT_EPILOGUE_BGRADA || d.epilogue == CUBLASLT_EPILOGUE_BGRADB)
             return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -607,6 +680,31 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t h, cublasLtMatmul
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
+// Whether an algorithm is one, and can do this at all: alignments are those of the layouts alone.
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                       cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result)
+{
+    EMU_BLAS("cublasLtMatmulAlgoCheck", CUBLAS_STATUS_INTERNAL_ERROR);
+    if (dead(h)) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (dead(d) || dead(a) || dead(b) || dead(c) || dead(out) || !algo || !result)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    cublasStatus_t status = supported(*d, *a, *b, *c, *out);
+    if (status) return status;
+    for (auto &x : algorithms) {
+        if (memcmp(&x, algo->data, sizeof x) != 0) continue;
+        for (auto l : {a, b, c, out})
+            if (alignment_of(*l) < least_alignment(x, *l)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (is_fp8(a->type) && !x.alignment) return CUBLAS_STATUS_NOT_SUPPORTED;
+        *result = cublasLtMatmulHeuristicResult_t();
+        result->algo = *algo;
+        result->workspaceSize = (size_t)x.workspace;
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
                               const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *out,
@@ -622,6 +720,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_stream_device(s) != h->device) return CUBLAS_STATUS_EXECUTION_FAILED;
     cublasStatus_t status = supported(*d, *a_layout, *b_layout, *c_layout, *out_layout);
     if (status) return status;
+    // Of these the heuristic says nothing; as an H200 with cuBLASLt 13.1 does.
+    if (d->bias && !has_bias(d->epilogue)) return CUBLAS_STATUS_INVALID_VALUE;
+    for (const float *scale : {d->scale_a, d->scale_b, d->scale_c, d->scale_d})
+        if ((uintptr_t)scale % 16) return CUBLAS_STATUS_NOT_SUPPORTED;
     const emu_lt_layout *layouts[4] = {a_layout, b_layout, c_layout, out_layout};
     const void *pointers[4] = {a, b, c, out};
     algorithm chosen = {0, 0, 0};
@@ -643,11 +745,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
     if (emu_refused >> chosen.id & 1) return (cublasStatus_t)emu_refused_status;
     if (!chosen.id) return algo ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_NOT_SUPPORTED;
     std::vector<product> products;
+    // Column by column: `rows` is the size along memory.
+    for (const emu_lt_layout *of : {a_layout, b_layout, out_layout}) {
+        if (of->rows % 8 == 0 && of->ld % 8 == 0) continue;
+        emu_stats.uneven_gemms++;
+        break;
+    }
     for (int i = 0; i < out_layout->batch; i++) {
         auto at = [&](const void *p, const emu_lt_layout &l) {
             return matrix{(const char *)p + (int64_t)size_of(l.type) * l.stride * i, l.type, l.ld};
         };
         product g = product();
+        g.algorithm = chosen.id;
         g.transpose_a = d->transpose_a != 0;
         g.transpose_b = d->transpose_b != 0;
         g.tf32 = d->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
@@ -661,8 +770,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         g.c = at(c, *c_layout);
         g.d = at(out, *out_layout);
         g.epilogue = d->epilogue;
-        g.bias_type = d->bias_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type)
-                                       : (cudaDataType)d->bias_type;
+        g.bias_type = bias_type_of(*d, a_layout->type, out_layout->type);
         g.aux_type = d->aux_type < 0 ? (is_fp8(out_layout->type) ? CUDA_R_16BF : out_layout->type)
                                      : (cudaDataType)d->aux_type;
         g.bias = (char *)d->bias + (int64_t)size_of(g.bias_type) * d->bias_stride * i;
@@ -673,6 +781,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
         g.scale_c = d->scale_c;
         g.scale_d = d->scale_d;
         g.largest_d = d->largest_d;
+        g.fast_accumulation = d->fast_accumulation != 0;
         products.push_back(g);
     }
     return submit(s, "cublasLtMatmul", products, workspace, (size_t)chosen.workspace);

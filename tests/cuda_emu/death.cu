@@ -304,7 +304,8 @@ __global__ void multiplies(float *out, const float *a, int mistake)
     if (mistake != NO_COMMIT) tt__wgmma_commit();
     if (mistake == OVERWRITTEN) for (int i = t; i < 4096; i += 128) tile[i] = __float2bfloat16(2.0f);
     if (mistake == NO_WAIT) out[t] = d[0][0][0];
-    tt__wgmma_wait(d[0]);
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(d[0]);
     if (mistake != NO_WAIT) out[t] = d[0][0][0];
 }
 static int multiply_with(int mistake)
@@ -323,6 +324,58 @@ static int wgmma_of_overwritten_rows() { return multiply_with(OVERWRITTEN); }
 static int wgmma_never_committed() { return multiply_with(NO_COMMIT); }
 static int wgmma_by_some_warps() { return multiply_with(APART); }
 static int wgmma_of_stores_not_published() { return multiply_with(STORED); }
+
+// ===================================================================================== barriers of phases
+enum phase_mistake { NO_INIT, NO_SYNC, NO_PHASE_WAIT, NO_USED_WAIT, TOO_MANY, TOO_FEW, BEFORE_PUBLISH };
+__global__ void passes_tiles(float *out, const float *a, int mistake)
+{
+    TT__DYN_SHARED(bf16, tile);
+    TT__SHARED(uint64_t, there, );
+    TT__SHARED(uint64_t, used, );
+    const int t = threadIdx.x;
+    float sum = 0, d[8][4];
+    if (t == 0 && mistake != NO_INIT) {
+        tt__phases_init(&there, mistake == TOO_FEW ? 129 : 128);
+        tt__phases_init(&used, mistake == TOO_MANY ? 64 : 128);
+    }
+    if (mistake != NO_SYNC) __syncthreads();
+    if (t < 128) {
+        for (int k = 0; k < 3; k++) {
+            if (k > 0 && mistake != NO_USED_WAIT) tt__phases_wait(&used, (k & 1) ^ 1);
+            for (int i = 0; i < 4; i++) tt__cp_async_16(tile + (t + 128 * i) * 8, a + (t + 128 * i) * 4);
+            tt__phases_arrive_with_copies(&there);
+        }
+        tt__cp_async_wait<0>();
+        return;
+    }
+    for (int k = 0; k < 3; k++) {
+        if (mistake != NO_PHASE_WAIT) tt__phases_wait(&there, k & 1);
+        if (mistake != BEFORE_PUBLISH) tt__wgmma_publish();
+        tt__wgmma_fence();
+        tt__wgmma_rows<bf16>(d, tt__wgmma_matrix(tile), tt__wgmma_matrix(tile), false);
+        tt__wgmma_commit();
+        tt__wgmma_wait<0>();
+        tt__wgmma_done(d);
+        tt__phases_arrive(&used);
+        sum += d[0][0];
+    }
+    out[t - 128] = sum;
+}
+static int pass_with(int mistake)
+{
+    float *out = device_floats(128), *a = device_floats(2048);
+    std::vector<uint16_t> ones(4096, 0x3f80); // 1 in bf16
+    cudaMemcpy(a, ones.data(), 8192, cudaMemcpyHostToDevice);
+    TT__LAUNCH(passes_tiles, 1, 256, 8192, 0, out, a, mistake);
+    return differs(out, 128, [](int) { return 48.f; });
+}
+static int phases_never_initialised() { return pass_with(NO_INIT); }
+static int phases_initialised_too_late() { return pass_with(NO_SYNC); }
+static int phase_not_awaited() { return pass_with(NO_PHASE_WAIT); }
+static int phase_of_use_not_awaited() { return pass_with(NO_USED_WAIT); }
+static int phases_of_too_few_arrivals() { return pass_with(TOO_FEW); }
+static int phases_of_too_many_arrivals() { return pass_with(TOO_MANY); }
+static int wgmma_of_copies_not_published() { return pass_with(BEFORE_PUBLISH); }
 
 // ===================================================================================== device memory
 __global__ void ones(float *out, int n)
@@ -673,6 +726,22 @@ static const death deaths[] = {
     DEATH(wgmma_never_committed, "never waited for", "never waited for", "never waited for"),
     DEATH(wgmma_by_some_warps, "warps of a group made", "warps of a group made", "warps of a group made"),
     DEATH(wgmma_of_stores_not_published, "no tt__wgmma_publish", "no tt__wgmma_publish",
+          "no tt__wgmma_publish"),
+    DEATH(phases_never_initialised, "never initialised", "never initialised", "never initialised"),
+    DEATH(phases_initialised_too_late, "never initialised|no __syncthreads behind",
+          "never initialised|no __syncthreads behind", "never initialised|no __syncthreads behind"),
+    DEATH(phase_not_awaited, "wrong result|no tt__wgmma_publish|no thread of the block can run",
+          "wrong result|no tt__wgmma_publish|no thread of the block can run",
+          "wrong result|no tt__wgmma_publish|no thread of the block can run|was never written|RACE"),
+    DEATH(phase_of_use_not_awaited, "~wrong result|no tt__wgmma_publish|no thread of the block can run",
+          "~wrong result|no tt__wgmma_publish|no thread of the block can run",
+          "~wrong result|no tt__wgmma_publish|RACE between threads|no thread of the block can run"),
+    DEATH(phases_of_too_few_arrivals, "no thread of the block can run", "no thread of the block can run",
+          "no thread of the block can run"),
+    DEATH(phases_of_too_many_arrivals, "~wrong result|no tt__wgmma_publish|no thread of the block can run",
+          "~wrong result|no tt__wgmma_publish|no thread of the block can run",
+          "~wrong result|no tt__wgmma_publish|RACE between threads|no thread of the block can run"),
+    DEATH(wgmma_of_copies_not_published, "no tt__wgmma_publish", "no tt__wgmma_publish",
           "no tt__wgmma_publish"),
     DEATH(write_out_of_bounds, "write out of bounds of allocation 0", "use-after-poison", "OUT OF BOUNDS"),
     DEATH(read_out_of_bounds, "wrong result", "use-after-poison", "OUT OF BOUNDS"),

@@ -54,6 +54,9 @@ void emu_inject_fault_into(const char *call, long nth, int error, long count);
 /* cublasLtMatmul refuses the algorithms of these bits (number k: bit k) with this status, though its
    heuristic offers them, until the next emu_configure. The emulator has numbers 1 to 4. */
 void emu_refuse_algorithms(unsigned bits, int cublas_status);
+/* How many microseconds of virtual time products take more: with each of the algorithms 1 to 4, and with an
+   epilogue that does more than to add a bias. Until the next emu_configure, which makes all of them 0. */
+void emu_set_product_times(const double us[4], double epilogue_us);
 /* Counts launches of this kernel, by its name, in emu_counts.watched. NULL, and emu_configure: of none. */
 void emu_watch(const char *kernel);
 long emu_api_calls(void); /* since emu_configure */
@@ -67,9 +70,12 @@ typedef struct emu_counts {
     long operations, kernels, blocks, threads, switches; /* what has run */
     long launches, graph_launches;                       /* what was asked for */
     long copies, memsets, gemms;
+    long uneven_gemms; /* those of cublasLtMatmul with a size along memory, or a leading dimension, that is
+                          not a multiple of 8 */
     long gelus, gelu_slopes, bias_gradients, tf32,
         fp8; /* of the matrix products, those with such an epilogue or operands */
     long heuristics;                                     /* questions to cuBLASLt's heuristic */
+    long by_algorithm[5];                                /* products of cuBLASLt, by the algorithm's number */
     long watched;                                        /* launches of the kernel of emu_watch */
     long pageable_async; /* cudaMemcpyAsync from or to memory that is not pinned */
     long host_syncs;     /* waits of the host: synchronise calls and blocking copies */

@@ -42,6 +42,7 @@ struct emu_work { // what a stream, or a node of a graph, is asked to do
     int least_parts = 1;  // it may be done in so many slices, with other streams' work in between
     int most_parts = 1;
     emu_body body;
+    double us = 0; // of virtual time, beside one for each slice
     std::vector<emu_pin> pins;
 };
 struct emu_op {
@@ -129,6 +130,7 @@ extern char *emu_shared_arena;
 extern emu_counts emu_stats;
 extern unsigned emu_refused; // algorithms of cuBLASLt, a bit each
 extern int emu_refused_status;
+extern double emu_product_us[4], emu_epilogue_us; // see emu_set_product_times
 
 struct emu_pinned { char *p; size_t n; bool registered; char *shadow; }; // memory of the host
 

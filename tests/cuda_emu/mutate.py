@@ -36,7 +36,7 @@ LINKED = {
     "tinytrain_cuda.cu": [
         ("tests/test_ops.c", ["reference_cuda", "gradient_cuda"], r"^    X\((\w+), [A-Z]", "TT_TEST_CASE"),
         ("tests/test_ops.c", [],
-         r"TEST_CASE\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|"
+         r"TEST_CASE(?:_IN_PARTS)?\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|"
          r"attention_by_warpgroups|parameters_begin_on_the_device|biases_of_attention_cuda)\)", None),
         ("tests/test_cuda.c", [], r"TEST_CASE\((\w+)\)", None),
     ],
@@ -58,8 +58,11 @@ MUTATIONS = [
     ("no wait for cp.async", r"tt__cp_async_wait<\d+>\(\)", "(void)0"),
     ("no fence for wgmma", r"tt__wgmma_fence\(\)", "(void)0"),
     ("products not committed", r"tt__wgmma_commit\(\)", "(void)0"),
-    ("no wait for wgmma", r"tt__wgmma_wait\(ARGS\)", "(void)0"),
+    ("no wait for wgmma", r"tt__wgmma_wait<[^<>]*>\(\)", "(void)0"),
+    ("no wait for a phase", r"tt__phases_wait\(ARGS\)", "(void)0"),
+    ("no arrival", r"tt__phases_arrive(?:_with_copies)?\(ARGS\)", "(void)0"),
     ("not published for wgmma", r"tt__wgmma_publish\(\)", "(void)0"),
+    ("a product too many under way", r"tt__wgmma_wait<0>\(\)", "tt__wgmma_wait<1>()"),
     ("a group too many under way", r"tt__cp_async_wait<(\d+)>\(\)", r"tt__cp_async_wait<\1 + 1>()"),
     ("no wait for the event", r"cudaStreamWaitEvent\(ARGS\)", "cudaSuccess"),
     ("no record of the event", r"cudaEventRecord\(ARGS\)", "cudaSuccess"),

@@ -161,7 +161,7 @@ TEST(tf32_rounds_to_nearest_away_from_zero)
 }
 
 // A warpgroup's products, by a block of two of them: d (64, 64) = a b^T of a, b (64, 64), then d += a c of c
-// (64, 64), with the rows of a in registers.
+// (64, 64), with the rows of a in registers; then d += a^T c, for which no one waits before it is added up.
 template <class T> __device__ void put_swizzled(T *tile, const T *from)
 {
     for (int i = threadIdx.x; i < 64 * 8; i += 256) {
@@ -176,7 +176,7 @@ template <class T> __global__ void wgmma_by_formula(float *d, const T *a, const 
     T *as = shared + (-tt__shared_address(shared) & 1023) / sizeof(T), *bs = as + 64 * 64, *cs = bs + 64 * 64;
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, g = threadIdx.x % 32 / 4;
     const int t = threadIdx.x % 4;
-    float sum[8][4];
+    float sum[8][4], more[8][4];
     uint32_t rows[4][4];
     put_swizzled(as, a);
     put_swizzled(bs, b);
@@ -193,10 +193,18 @@ template <class T> __global__ void wgmma_by_formula(float *d, const T *a, const 
         tt__wgmma_rows<T>(sum, tt__wgmma_matrix(as + k), tt__wgmma_matrix(bs + k), k > 0);
     for (int k = 0; k < 4; k++) tt__wgmma_add<T>(sum, rows[k], tt__wgmma_matrix(cs + k * 16 * 64));
     tt__wgmma_commit();
-    tt__wgmma_wait(sum);
+    for (int k = 0; k < 64 * 64; k += 16 * 64)
+        tt__wgmma_across<T>(more, tt__wgmma_matrix(as + k), tt__wgmma_matrix(cs + k), k > 0);
+    tt__wgmma_commit();
+    tt__wgmma_wait<1>();
+    tt__wgmma_done(sum);
+    float *to = d + group * 4096 + (warp * 16 + g) * 64 + 2 * t;
     for (int n = 0; n < 8; n++)
-        for (int i = 0; i < 4; i++)
-            d[group * 4096 + (warp * 16 + g + i / 2 * 8) * 64 + 8 * n + 2 * t + i % 2] = sum[n][i];
+        for (int i = 0; i < 4; i++) to[i / 2 * 8 * 64 + 8 * n + i % 2] = sum[n][i];
+    tt__wgmma_wait<0>();
+    tt__wgmma_done(more);
+    for (int n = 0; n < 8; n++)
+        for (int i = 0; i < 4; i++) to[i / 2 * 8 * 64 + 8 * n + i % 2] += more[n][i];
 #endif
 }
 template <class T> static void check_wgmma(const buffer<T> &a, const buffer<T> &b, const buffer<T> &c)
@@ -210,7 +218,8 @@ template <class T> static void check_wgmma(const buffer<T> &a, const buffer<T> &
         double sum = 0;
         for (size_t k = 0; k < 64; k++)
             sum += (double)to_float(a.host[row * 64 + k]) *
-                ((double)to_float(b.host[column * 64 + k]) + to_float(c.host[k * 64 + column]));
+                ((double)to_float(b.host[column * 64 + k]) + to_float(c.host[k * 64 + column])) +
+                (double)to_float(a.host[k * 64 + row]) * (double)to_float(c.host[k * 64 + column]);
         CHECK_NEAR(d.host[i], sum, 1e-3);
     }
 }
@@ -231,6 +240,64 @@ TEST(wgmma_reads_and_leaves_what_the_manual_says)
         }
         check_wgmma(a, b, c);
         check_wgmma(ha, hb, hc);
+    }
+}
+
+// A warp copies tiles of 128 floats, up to two ahead, and three others add them up, each in its own order.
+__global__ void adds_tiles(float *out, const float *in, int tiles)
+{
+#if defined(TT_EMULATE) || !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    TT__SHARED(float, tile, [2][128]);
+    TT__SHARED(float, factor, [2]);
+    TT__SHARED(uint64_t, there, [2]);
+    TT__SHARED(uint64_t, used, [2]);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (threadIdx.x < 2) {
+        tt__phases_init(&there[threadIdx.x], 33);
+        tt__phases_init(&used[threadIdx.x], 3);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        for (int k = 0; k < tiles; k++) {
+            if (k >= 2) tt__phases_wait(&used[k % 2], (k / 2 & 1) ^ 1);
+            tt__cp_async_16(&tile[k % 2][4 * lane], in + 128 * k + 4 * lane);
+            tt__phases_arrive_with_copies(&there[k % 2]);
+            if (lane > 0) continue;
+            factor[k % 2] = (float)(k + 1);
+            tt__phases_arrive(&there[k % 2]);
+        }
+        tt__cp_async_wait<0>();
+        return;
+    }
+    float sum = 0;
+    for (int k = 0; k < tiles; k++) {
+        tt__phases_wait(&there[k % 2], k / 2 & 1);
+        for (int i = 0; i < 4; i++) sum += factor[k % 2] * tile[k % 2][(lane + 32 * i + warp) % 128];
+        __syncwarp();
+        if (lane == 0) tt__phases_arrive(&used[k % 2]);
+    }
+    out[(warp - 1) * 32 + lane] = sum;
+#endif
+}
+TEST(phases_end_with_the_last_arrival)
+{
+    enum { TILES = 7 };
+    cudaDeviceProp p;
+    OK(cudaGetDeviceProperties(&p, 0));
+    if (p.major != 9) SKIP("the device has no such kernels");
+    FOR_SEEDS(20, 1, 1) {
+        buffer<float> in(128 * TILES), out(96);
+        for (size_t i = 0; i < in.host.size(); i++) in.host[i] = (float)(i * 37 % 101);
+        in.up();
+        OK(TT__LAUNCH(adds_tiles, 1, 128, 0, 0, out.device, in.device, (int)TILES));
+        out.down();
+        for (size_t i = 0; i < 96; i++) {
+            float sum = 0;
+            for (size_t k = 0; k < TILES; k++)
+                for (size_t j = 0; j < 4; j++)
+                    sum += (float)(k + 1) * in.host[128 * k + (i % 32 + 32 * j + i / 32 + 1) % 128];
+            CHECK(out.host[i] == sum);
+        }
     }
 }
 
@@ -742,8 +809,28 @@ TEST(captures_refuse_what_cuda_refuses)
         void *p = nullptr;
         std::vector<float> pageable(64);
         cudaStreamCaptureStatus status;
-        CHECK(cudaStreamBeginCapture(0, cudaStreamCaptureModeThreadLocal) != cudaSuccess);
-        CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureUnmatched);
+        CHECK_EQUAL(cudaStreamBeginCapture(0, cudaStreamCaptureModeThreadLocal),
+                    cudaErrorStreamCaptureUnsupported);
+        CHECK_EQUAL(cudaStreamEndCapture(0, &g), cudaErrorIllegalState); // nothing is captured
+        CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorIllegalState);
+
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // the end on a stream that forked off
+        OK(cudaEventRecord(e, s));
+        OK(cudaStreamWaitEvent(t, e, 0));
+        OK(TT__LAUNCH(fill, 1, 64, 0, t, a.device, 64, 0, 0));
+        CHECK_EQUAL(cudaStreamEndCapture(t, &g), cudaErrorStreamCaptureUnmatched);
+        for (cudaStream_t x : {s.s, t.s}) {
+            OK(cudaStreamIsCapturing(x, &status));
+            CHECK_EQUAL(status, cudaStreamCaptureStatusInvalidated);
+        }
+        CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
+        OK(cudaStreamIsCapturing(t, &status));
+        CHECK_EQUAL(status, cudaStreamCaptureStatusNone);
+
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a second beginning changes nothing
+        CHECK_EQUAL(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaErrorIllegalState);
+        OK(cudaStreamEndCapture(s, &g));
+        OK(cudaGraphDestroy(g));
 
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal)); // a fork that never joins
         OK(cudaEventRecord(e, s));
@@ -758,6 +845,14 @@ TEST(captures_refuse_what_cuda_refuses)
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
         OK(cudaStreamIsCapturing(s, &status));
         CHECK_EQUAL(status, cudaStreamCaptureStatusNone);
+
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        CHECK_EQUAL(cudaStreamQuery(s), cudaErrorStreamCaptureUnsupported);
+        CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
+
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        CHECK_EQUAL(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
+        CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
 
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal)); // allocating
         CHECK_EQUAL(cudaMalloc(&p, 64), cudaErrorStreamCaptureUnsupported);
@@ -777,6 +872,10 @@ TEST(captures_refuse_what_cuda_refuses)
         OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
         OK(cudaEventRecord(e, s));
         CHECK_EQUAL(cudaEventSynchronize(e), cudaErrorCapturedEvent);
+        CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
+        OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
+        OK(cudaEventRecord(e, s));
+        CHECK_EQUAL(cudaEventQuery(e), cudaErrorCapturedEvent);
         CHECK_EQUAL(cudaStreamEndCapture(s, &g), cudaErrorStreamCaptureInvalidated);
         cudaGetLastError();
         OK(cudaFree(p));
@@ -1285,7 +1384,9 @@ static void check_epilogue(cublasLtEpilogue_t epilogue, float beta_value, double
     else for (auto &v : c.host) v = from_float<D>(NAN); // not to be read then
     c.up();
     call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)epilogue);
-    call.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void *)bias.device);
+    const bool has_bias = adds || epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD ||
+                          epilogue == CUBLASLT_EPILOGUE_BGRADA || epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    if (has_bias) call.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void *)bias.device);
     if (writes_aux || reads_aux) {
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, (void *)aux.device);
         call.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)m);
@@ -1346,6 +1447,21 @@ TEST(cublaslt_epilogues)
             check_epilogue<float, float>(e, 0.5f, 1e-5);
         }
         check_epilogue<bf16, float>(CUBLASLT_EPILOGUE_DEFAULT, 1, 1e-5);
+        // A bias that no epilogue wants is refused, but not by the heuristic.
+        const float one = 1, zero = 0;
+        buffer<bf16> x(1024);
+        lt_call call(CUBLAS_COMPUTE_32F, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, CUDA_R_16BF, 16, 8, 24, true,
+                     false);
+        randomise(x);
+        for (int with = 0; with < 2; with++) {
+            void *bias = with ? x.device : nullptr;
+            call.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+            OK(call.query());
+            CHECK_EQUAL(cublasLtMatmul(call.h, call.d, &one, x.device, call.a, x.device, call.b, &zero,
+                                       x.device + 512, call.c, x.device + 512, call.out,
+                                       &call.results[0].algo, nullptr, 0, 0),
+                        with ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS);
+        }
     }
 }
 
@@ -1358,18 +1474,21 @@ template <class A, class B> static void check_fp8(double tolerance)
     buffer<A> a((size_t)(m * k));
     buffer<B> b((size_t)(n * k));
     buffer<bf16> c((size_t)(m * n)), d((size_t)(m * n));
-    buffer<float> scales(2);
+    buffer<float> scales(8);
     random_values(a);
     random_values(b);
     c.up();
-    scales.host = {0.25f, 8};
+    scales.host = {0.25f, 8, 8, 0, 8, 0, 0, 0};
     scales.up();
     call.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void *)scales.device);
-    call.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void *)(scales.device + 1));
     call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
-    OK(call.query());
-    OK(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta, c.device, call.c,
-                      d.device, call.out, &call.results[0].algo, nullptr, 0, 0));
+    for (int at : {1, 2, 4}) { // a scale is to lie at a multiple of 16 bytes, which the heuristic does not ask
+        call.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void *)(scales.device + at));
+        OK(call.query());
+        CHECK_EQUAL(cublasLtMatmul(call.h, call.d, &alpha, a.device, call.a, b.device, call.b, &beta,
+                                   c.device, call.c, d.device, call.out, &call.results[0].algo, nullptr, 0,
+                                   0), at == 4 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+    }
     d.down();
     for (int j = 0; j < n; j++) {
         for (int i = 0; i < m; i++) {
@@ -1394,6 +1513,99 @@ TEST(cublaslt_fp8_with_scales)
         lt_call odd(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 16, 16, 24,
                     true, false);
         CHECK(odd.query() != CUBLAS_STATUS_SUCCESS);
+        // The result's rows are to be a multiple of 16 bytes.
+        lt_call narrow(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 68, 64,
+                       64, true, false);
+        CHECK_EQUAL(narrow.query(), CUBLAS_STATUS_NOT_SUPPORTED);
+        lt_call wide(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_16BF, CUDA_R_16BF, 72, 64, 64,
+                     true, false);
+        OK(wide.query());
+        // The bias of an f32 result is bf16, and is by itself.
+        lt_call biased(CUBLAS_COMPUTE_32F, CUDA_R_8F_E4M3, CUDA_R_8F_E4M3, CUDA_R_32F, CUDA_R_32F, 68, 64, 64,
+                       true, false);
+        buffer<float> bias(68);
+        biased.set(CUBLASLT_MATMUL_DESC_EPILOGUE, (uint32_t)CUBLASLT_EPILOGUE_BIAS);
+        biased.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void *)bias.device);
+        OK(biased.query());
+        biased.set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, (int32_t)CUDA_R_32F);
+        CHECK_EQUAL(biased.query(), CUBLAS_STATUS_NOT_SUPPORTED);
+    }
+}
+
+// The exponent of x, or `least` where x is smaller: that of subnormal numbers.
+static int exponent_from(double x, int least) { return x == 0 ? least : std::max(ilogb(x), least); }
+static double cut(double x, int last) { return ldexp(trunc(ldexp(x, -last)), last); }
+// A sum of products as Hopper's tensor cores make it, of 32 products at a time: these and the sum so far lose
+// what lies more than 13 bits behind the point at the largest exponent, and so does their sum (MMA-Sim, arXiv
+// 2511.10909, FP8 of WGMMA).
+static float hopper_sum(const std::vector<double> &a, const std::vector<double> &b, int least_a, int least_b)
+{
+    double sum = 0;
+    for (size_t from = 0; from < a.size(); from += 32) {
+        const size_t end = std::min(a.size(), from + 32);
+        int exponent = exponent_from(sum, -126);
+        for (size_t l = from; l < end; l++)
+            if (a[l] != 0 && b[l] != 0)
+                exponent = std::max(exponent, exponent_from(a[l], least_a) + exponent_from(b[l], least_b));
+        sum = cut(sum, exponent - 13);
+        for (size_t l = from; l < end; l++) sum += cut(a[l] * b[l], exponent - 13);
+        sum = cut(sum, exponent_from(sum, -126) - 13);
+    }
+    return (float)sum;
+}
+
+// With fast accumulation, in f32, the bits of that sum: numbers of all sizes that fp8 has.
+template <class A, class B> static void check_fp8_sums(int least_a, int least_b)
+{
+    const int m = 64, n = 33, k = 208;
+    const float one = 1, zero = 0;
+    const size_t workspace_bytes = 4 << 20;
+    lt_call call(CUBLAS_COMPUTE_32F, data_type<A>::value, data_type<B>::value, CUDA_R_32F, CUDA_R_32F, m, n,
+                 k, true, false);
+    buffer<A> a((size_t)(m * k));
+    buffer<B> b((size_t)(n * k));
+    buffer<float> d((size_t)(m * n)), scales(1);
+    buffer<unsigned char> workspace(workspace_bytes);
+    for (auto &v : a.host) v = from_float<A>(ldexpf(random_number(), (int)(4 * random_number())));
+    for (auto &v : b.host) v = from_float<B>(ldexpf(random_number(), (int)(4 * random_number())));
+    a.up();
+    b.up();
+    scales.host = {1};
+    scales.up();
+    call.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, (const void *)scales.device);
+    call.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, (const void *)scales.device);
+    call.set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)1);
+    call.workspace(workspace_bytes);
+    OK(call.query());
+    OK(cublasLtMatmul(call.h, call.d, &one, a.device, call.a, b.device, call.b, &zero, d.device, call.c,
+                      d.device, call.out, &call.results[0].algo, workspace.device, workspace_bytes, 0));
+    d.down();
+    int other = 0, exact = 0;
+    for (int j = 0; j < n; j++) {
+        for (int i = 0; i < m; i++) {
+            std::vector<double> x((size_t)k), y((size_t)k);
+            double sum = 0;
+            for (int l = 0; l < k; l++) {
+                x[(size_t)l] = at(a, true, i, l, k);
+                y[(size_t)l] = at(b, false, l, j, k);
+                sum += x[(size_t)l] * y[(size_t)l];
+            }
+            other += d.host[(size_t)(i + j * m)] != hopper_sum(x, y, least_a, least_b);
+            exact += d.host[(size_t)(i + j * m)] == (float)sum;
+        }
+    }
+    CHECK_EQUAL(other, 0);
+    CHECK(exact < m * n / 2);
+}
+TEST(cublaslt_fp8_sums_as_hopper)
+{
+    FOR_SEEDS(1, 1, 1) {
+        int major = 0;
+        OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+        if (major != 9) SKIP("this GPU is not a Hopper");
+        check_fp8_sums<__nv_fp8_e4m3, __nv_fp8_e4m3>(-6, -6);
+        check_fp8_sums<__nv_fp8_e4m3, __nv_fp8_e5m2>(-6, -14);
+        check_fp8_sums<__nv_fp8_e5m2, __nv_fp8_e4m3>(-14, -6);
     }
 }
 
@@ -1459,7 +1671,7 @@ TEST(cublaslt_offers_and_refuses)
 
 static const test_case tests[] = {
     TEST_CASE(conversions_have_the_bits_of_nvidias), TEST_CASE(mma_fragments_lie_as_the_manual_says),
-    TEST_CASE(wgmma_reads_and_leaves_what_the_manual_says),
+    TEST_CASE(wgmma_reads_and_leaves_what_the_manual_says), TEST_CASE(phases_end_with_the_last_arrival),
     TEST_CASE(tf32_rounds_to_nearest_away_from_zero), TEST_CASE(ldmatrix_gives_each_lane_its_part),
     TEST_CASE(cp_async_copies_and_zero_fills), TEST_CASE(warp_functions_agree_with_loops),
     TEST_CASE(syncwarp_orders_reads_and_a_write), TEST_CASE(atomics_add_up),
@@ -1469,6 +1681,7 @@ static const test_case tests[] = {
     TEST_CASE(graphs_are_captured_replayed_and_updated), TEST_CASE(graphs_read_pinned_memory_when_they_run),
     TEST_CASE(captures_refuse_what_cuda_refuses), TEST_CASE(cublas_gemm_of_all_kinds),
     TEST_CASE(cublaslt_epilogues), TEST_CASE(cublaslt_fp8_with_scales),
+    TEST_CASE(cublaslt_fp8_sums_as_hopper),
 #ifdef TT_EMULATE
     TEST_CASE(every_scheduler_but_eager_shows_a_missing_event),
     TEST_CASE(a_seed_decides_the_order_of_threads_and_blocks), TEST_CASE(misuse_has_cudas_error_codes),
