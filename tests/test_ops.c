@@ -4555,9 +4555,9 @@ TEST(cuda_dropout_with_norms)
     TEST_CLOSE(ctx, &a);
 }
 
-/* Parameters after two steps of three blocks with dropout, whose norms come behind it (as BERT's) or in front
-   of what it drops (as GPT-2's); how many launches are of dropout and a norm. apart: of none, and storages are
-   overwritten as soon as they are dead. */
+/* Trains three blocks with dropout for two steps; their norms come behind it (as BERT's) or in front of what
+   it drops (as GPT-2's). Writes the parameters and returns how many launches are of dropout and a norm. apart:
+   none is, and storages are overwritten as soon as they are dead. */
 enum { NORMED_D = 24, NORMED_BLOCKS = 3, NORMED_PARAMS = 4 * NORMED_BLOCKS };
 static int blocks_with_dropout(const char *precision, bool behind, bool apart, float *to)
 {
