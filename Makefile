@@ -42,6 +42,7 @@ CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_ten
 CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
                       cuda_kernels_of_each_dtype cuda_column_sums_of_attention cuda_dropout_kept_for_keys \
+                      cuda_dropout_with_norms cuda_programs_with_dropout_and_norms \
                       biases_of_attention_cuda cuda_products_of_one_x matmul_in_tf32 quantize \
                       history_of_fp8_scales matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device \
                       device_described_cuda
@@ -274,7 +275,7 @@ EMU_C_trace       := plain
 # Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer
 # tensors a launch, and fewer blocks, each of which does more.
 EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__PEERS=64 -DTT__SORT_TILES=2 \
-                     -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=20992 -DTT__PROBE_BYTES=8192 \
+                     -DTT__RANKED=512 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=20992 -DTT__PROBE_BYTES=8192 \
                      -DTT__CUDA_LOSS_CHUNK=5 -Itests/cuda_emu -I.
 EMU_PARTS         := cuda_emu cuda_emu_blas
 EMU_PARTS_trace   := cuda_emu_trace

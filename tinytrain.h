@@ -2293,7 +2293,9 @@ typedef struct tt__backend {
     tt_status (*after)(tt__device *d, int stream, void *event);
     void (*release_event)(tt__device *d, void *event);
     /* One instruction, or several of one op and stream of which none reads what another writes: these may be
-       done at once, or, where they have a workspace, one after another. */
+       done at once, or, where they have a workspace, one after another. Or two of different ops, of which the
+       second reads result 0 of the first: dropout and a norm, or a norm's backward and dropout. These may be
+       done at once where the results of the second do not lie where operands of the first do. */
     tt_status (*launch)(const tt__launch *l, int n);
     /* Launches after capture are recorded, not done; captured ends that (NULL: it failed, nothing is left);
        replay does them, any number of times, until forget. Between the two, computation is first, and waits
@@ -23020,6 +23022,21 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
     return status;
 }
 
+/* Is instruction k launched in one call with the next, which is of another op and reads its result? A kernel
+   of the device does both at once where it can. Not where something is done in between. */
+static bool tt__leads_to_next(const tt_program *p, int k)
+{
+    const tt__instr *i = &p->built.t->code[k], *next = i + 1;
+    const bool alone = p->settings.kind->host || p->poison || p->ctx->profile || p->arena->paging || p->stage;
+    if (alone || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
+    if (i->stream || next->stream || i->on_host || next->on_host) return false;
+    if (i->with_next || next->with_next || i->later || next->later) return false;
+    if (i->always != next->always || next->in[0] != i->out[0]) return false;
+    if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
+    const bool norm_backward = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
+    return norm_backward && next->op == TT__OP_DROPOUT;
+}
+
 /* Launches the instructions from number k on that run together, in one call. */
 static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
 {
@@ -23036,7 +23053,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     if (p->settings.crew->world)
         tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
-    for (int n = 0; n == 0 || i[n - 1].with_next; n++) {
+    for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
         tt__launch *l = &r->launches[some];
         if (tt__is_left_out(p, at, &i[n])) continue;
         *l = at->like;
@@ -23115,7 +23132,7 @@ static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *l
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
         if (p->stage) tt__go_on_passing(p, rank);
-        for (n = 1; i[n - 1].with_next; n++) {}
+        for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
         else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
         else status = tt__launch_together(p, rank, &at, k);

@@ -2121,8 +2121,8 @@ cudaError_t run_patches(const tt__launch *l)
         g.shift[c] = -o->mean[c] / o->std[c];
     }
     // So all lines of images begin at multiples of 4 bytes, as 8 pixels of C channels are.
-    g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels))
-        % 4 == 0;
+    const uintptr_t pitches = (uintptr_t)g.ld | (uintptr_t)(o->width * o->channels);
+    g.words = o->patch % 8 == 0 && ((uintptr_t)g.pixels | pitches) % 4 == 0;
     if (!y->rows) return cudaSuccess;
     const auto kernel = o->channels == 1 ? patches<1> : o->channels == 2 ? patches<2>
         : o->channels == 3 ? patches<3> : patches<4>;
@@ -2396,8 +2396,8 @@ __device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_t
     }
 }
 
-// The sums of N numbers (1, 2 or 4) over the threads of a row, at most MOST warps of which the first is number
-// `first` of the block. All threads of the block call it; `part` is of all warps, and free.
+// The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
+// number `first` of the block. All threads of the block call it; `part` is of all warps, and free.
 template <int MOST, int N>
 __device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
@@ -2439,8 +2439,8 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
 // residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-// A block for NARROW rows, of up to 1,024 columns, has several teams of threads, of which each has two rows in
-// its turn, or one of operands of any dtype; for others, one team with one row. EACH: teams.
+// A block for NARROW rows, of up to 1,024 columns, has several teams of threads (EACH), of which each has two
+// rows in its turn, or one row of operands of any dtype. For other rows, a block is one team with one row.
 template <bool NARROW, int X, int EACH> struct norm_block {
     static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
     static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
@@ -2461,7 +2461,6 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     constexpr int ROWS = B::ROWS;
     TT__SHARED(float, sum_part, [B::WARPS][ROWS]);
     TT__SHARED(float, square_part, [B::WARPS][ROWS]);
-    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         x.dtype = y.dtype = (tt_dtype)X;
         w.dtype = b.dtype = (tt_dtype)W;
@@ -2474,12 +2473,6 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
     row_bits<X> next[ROWS] = {}, residual[ROWS] = {};
     row_bits<W> bits;
     float scale[8], shift[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    fetch_row(bits, w, 0, t);
-    widen_row(scale, bits);
-    if (b.data) {
-        fetch_row(bits, b, 0, t);
-        widen_row(shift, bits);
-    }
     // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
     int64_t r = (int64_t)blockIdx.x * B::TURN + team;
     const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
@@ -2502,6 +2495,13 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         if (DROP) move(drop.residual, step);
     };
     if (AHEAD) fetch(r);
+    fetch_row(bits, w, 0, t);
+    widen_row(scale, bits);
+    if (b.data) {
+        fetch_row(bits, b, 0, t);
+        widen_row(shift, bits);
+    }
+    if constexpr (DROP) drop.op.begin();
     for (; r - team < rows; r += step) { // a whole block
         float v[ROWS][8], u[8], sum[ROWS], squares[ROWS];
         if (!AHEAD) fetch(r);
@@ -2574,8 +2574,8 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     if (stats.data && threadIdx.x == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
-// Runs CODE with X, W and NARROW for rows of so many columns, up to TT__ROW_COLUMNS: kernels for dtypes x and w
-// of operands that are `typed`, alike and in vectors.
+// Runs CODE with X, W and NARROW for rows of so many columns, up to TT__ROW_COLUMNS: kernels for dtypes x and
+// w of operands that are `typed`, alike and in vectors.
 #define TT__WITH_NORM(cols, typed, x, w, ...)                                                          \
     do {                                                                                               \
         const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                                 \
@@ -2650,7 +2650,6 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
     TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
     TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
-    if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
         w.dtype = (tt_dtype)W;
@@ -2664,11 +2663,7 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     float dw[8], db[8], ds[8], scale[8];
     row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
     row_stats next[ROWS];
-    {
-        row_bits<W> bits;
-        fetch_row(bits, w, 0, t);
-        widen_row(scale, bits);
-    }
+    row_bits<W> bits;
     TT__UNROLL for (int j = 0; j < 8; j++) dw[j] = db[j] = ds[j] = 0;
     // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
     // the next; `left`: rows of the block from there on.
@@ -2699,6 +2694,9 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     };
     if (AHEAD) fetch(left);
     if (AHEAD) fetch_old(left);
+    fetch_row(bits, w, 0, t);
+    widen_row(scale, bits);
+    if constexpr (DROP) drop.op.begin();
     for (int turn = 0; left + team > 0; left -= B::TURN, turn ^= 1) { // a whole block
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
         if (X == TT_F32) fetch(left);
@@ -2834,9 +2832,9 @@ cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int6
                                       bool vector, bool sums, const norm_dropout &drop)
 {
     const unsigned threads = (unsigned)(backward_block<NARROW, X>::TEAMS * row_threads(l->in[1].cols));
-    return TT__LAUNCH((layernorm_backward<X, W, NARROW, DROP>), blocks, threads, 0, l->device->stream, l->in[0],
-                      l->in[1], l->in[2], l->in[3], l->out[0], rows_each, partial, l->add[0], vector, sums,
-                      1.0f / (float)l->in[1].cols, drop);
+    return TT__LAUNCH((layernorm_backward<X, W, NARROW, DROP>), blocks, threads, 0, l->device->stream,
+                      l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each, partial, l->add[0],
+                      vector, sums, 1.0f / (float)l->in[1].cols, drop);
 }
 
 // dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
@@ -3022,16 +3020,18 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) scatter_digits(const int32_t 
     }
 }
 
-// The same for up to RANKED ids at once: the place of an id is how many come before it, which each counts.
-// 32 ids a block, an eighth of all to compare them with a warp. The other blocks fill zero_vectors with zeros.
-enum { TT__RANKED = 8192 };
+// The same for up to TT__RANKED ids at once: the place of an id is how many come before it. A block counts
+// for 32 ids, and each of its warps compares them with an eighth of all. Blocks behind these write zeros.
+#ifndef TT__RANKED // tests make it smaller
+#define TT__RANKED 8192
+#endif
 __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, int n, int32_t *to_ids,
                                                             int32_t *to_rows, uint4 *zero,
                                                             int64_t zero_vectors)
 {
     tt__begin_kernel();
     const int ranking = (n + 31) / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    TT__SHARED(int32_t, all, [TT__RANKED]);
+    TT__SHARED(int32_t, all, [(TT__RANKED + 255) / 256 * 256]);
     TT__SHARED(int, before, [8][32]);
     if ((int)blockIdx.x >= ranking) {
         const int64_t step = (int64_t)(gridDim.x - ranking) * TT__ROW_THREADS;
@@ -3100,15 +3100,15 @@ __global__ void __launch_bounds__(128) sum_ids(const int32_t *ids, const int32_t
     }
 }
 
-// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does. A
-// column a thread.
+// Adds up what ids whose rows lie in several chunks left in `partial`: the chunk in which they begin does.
 __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, tt__mat to, int64_t first,
-                                                bool add, int64_t chunk, const float *partial)
+                                                bool add, bool vector, int64_t chunk, float *partial)
 {
     tt__begin_kernel();
     const int64_t from = (int64_t)blockIdx.x * chunk, end = from + chunk;
-    const int64_t c = (int64_t)blockIdx.y * blockDim.x + threadIdx.x;
-    if (end >= n || c >= to.cols || ids[end] != ids[end - 1]) return;
+    const int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * 8;
+    const int width = (int)min(to.cols - c, (int64_t)8);
+    if (end >= n || width <= 0 || ids[end] != ids[end - 1]) return;
     const int32_t id = ids[end];
     const int64_t row = id - first;
     if ((from > 0 && ids[from - 1] == id) || row < 0 || row >= to.rows) return;
@@ -3118,15 +3118,24 @@ __global__ void __launch_bounds__(128) join_ids(const int32_t *ids, int64_t n, t
         if (ids[middle] == id) low = middle;
         else high = middle;
     }
-    float sum = partial[((int64_t)blockIdx.x * 2 + 1) * to.cols + c];
-    for (int64_t b = blockIdx.x + 1; b <= low / chunk; b += 8) { // 8 loads are under way at a time
-        float v[8];
+    const int64_t last = low / chunk;
+    const tt__mat parts = {partial, TT_F32, 2 * last + 2, to.cols, to.cols};
+    const bool whole = to.cols % 8 == 0;
+    float sum[8], v[8][8];
+    load_group(sum, parts, (int64_t)blockIdx.x * 2 + 1, c, width, whole);
+    for (int64_t b = blockIdx.x + 1; b <= last; b += 8) { // 8 loads are under way at a time
+        int64_t at[8];
+        TT__UNROLL for (int u = 0; u < 8; u++) at[u] = b + u <= last ? (b + u) * 2 : -1;
+        load_rows(v, parts, at, c, width, whole);
         TT__UNROLL for (int u = 0; u < 8; u++)
-            v[u] = b + u <= low / chunk ? partial[(b + u) * 2 * to.cols + c] : 0;
-        TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[u][j];
     }
-    if (add) sum += load_any(to.data, to.dtype, row * to.ld + c);
-    store_any(to.data, to.dtype, row * to.ld + c, sum);
+    if (add) {
+        float old[8];
+        load_group(old, to, row, c, width, vector);
+        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += old[j];
+    }
+    store8(row_at(to, row), to.dtype, c, width, vector, sum);
 }
 
 cudaError_t run_table_backward(const tt__launch *l)
@@ -3150,8 +3159,8 @@ cudaError_t run_table_backward(const tt__launch *l)
     if (e == cudaSuccess && ranked) {
         const int64_t vectors = l->add[0] || !filled ? 0 : (int64_t)(bytes / 16);
         const int64_t fill = min((vectors + 4095) / 4096, 8 * (int64_t)d->properties.multiProcessorCount);
-        e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids, (int)n,
-                       array[0], array[1], (uint4 *)to->data, vectors);
+        e = TT__LAUNCH(rank_ids, blocks_for(n, 32) + (unsigned)fill, TT__ROW_THREADS, 0, d->stream, ids,
+                       (int)n, array[0], array[1], (uint4 *)to->data, vectors);
         ids = array[0];
         rows = array[1];
     }
@@ -3170,15 +3179,16 @@ cudaError_t run_table_backward(const tt__launch *l)
         rows = to_rows;
     }
     const int64_t room = max((int64_t)1, (int64_t)(resident_workspace::BYTES / ((size_t)dy->cols * 8)));
-    const int64_t chunk = max((int64_t)(ranked ? 8 : 16), (n + room - 1) / room);
+    const int64_t chunk = max((int64_t)(ranked ? 16 : 32), (n + room - 1) / room);
     const unsigned threads = dy->cols <= 256 ? 32 : dy->cols <= 512 ? 64 : dy->cols <= 768 ? 96 : 128;
+    const dim3 grid(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8));
+    const bool vector = is_wide(dy) && is_wide(to);
     if (e == cudaSuccess)
-        e = TT__LAUNCH(sum_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, threads * 8)), threads, 0,
-                       d->stream, ids, rows, n, *dy, *to, first, l->add[0], is_wide(dy) &&
-                       is_wide(to), chunk, resident_of(l)->sums);
+        e = TT__LAUNCH(sum_ids, grid, threads, 0, d->stream, ids, rows, n, *dy, *to, first, l->add[0], vector,
+                       chunk, resident_of(l)->sums);
     if (e == cudaSuccess && n > chunk)
-        e = TT__LAUNCH(join_ids, dim3(blocks_for(n, chunk), blocks_for(dy->cols, 128)), 128, 0, d->stream,
-                       ids, n, *to, first, l->add[0], chunk, resident_of(l)->sums);
+        e = TT__LAUNCH(join_ids, grid, threads, 0, d->stream, ids, n, *to, first, l->add[0], vector, chunk,
+                       resident_of(l)->sums);
     return e;
 }
 

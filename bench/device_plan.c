@@ -86,8 +86,8 @@ static attention_kernels kernels_of(const tt_tape *t, const tt__instr *i)
     return a;
 }
 
-/* Sums of columns by the kernel that writes them: 264 chunks of rows (two a processor) leave a part each,
-   which another launch adds up: for norms the one that also adds up the parts of dw and db, for attention one
+/* Sums of columns by the kernel that writes them: chunks of rows (rows_of_sums in tinytrain_cuda.cu, of 132
+   processors) leave a part each, which another launch adds up: for norms the one that also adds up the parts of dw and db, for attention one
    for dq, dk and dv, of which each tile leaves a part. Those of a GELU by tanh are taken to be the same work
    in the product's epilogue (DGELU_BGRAD). */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
@@ -99,7 +99,8 @@ static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
         const int32_t sums = i->out[tt__column_sums(i, o)];
         const tt__shape *y = &t->values[i->out[o]].shape;
         if (!tt__column_sums(i, o)) continue;
-        double parts = 264;
+        const double whole = floor((y->cols <= 1024 ? 1024 : 4096) / (double)y->cols);
+        double parts = 132 * fmin(4, fmax(1, whole));
         if (attention) {
             const attention_kernels a = kernels_of(t, i);
             const double tiles = (double)y->rows / (a.wide && o ? 64 : 128);

@@ -4448,6 +4448,212 @@ TEST(cuda_dropout_kept_for_keys)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Dropout and a norm of its result, or a norm's backward and dropout of its dx, in one call and in two leave
+   the same bits in memory. Matrices of the rows lie one behind the other; places: which of these each has,
+   and `shift`: of the second launch's result, rows from there on. */
+typedef struct norm_places {
+    const char *what;
+    int from, residual, h, y; /* forward: operands and result of dropout, result of the norm */
+    int dy, dx, masked;       /* backward, of which h is an operand */
+    int shift;
+} norm_places;
+
+static void dropout_with_norm_on_cuda(tt__device *d, unsigned char *memory, size_t room, void *resident,
+                                      const norm_places *at, bool forward, bool centred, tt_dtype x,
+                                      tt_dtype of_w, int cols, uint64_t *s)
+{
+    enum { ROWS_ = 37, MATRICES = 6, SMALL = 7 };
+    const tt__backend *b = &tt__cuda_backend;
+    const size_t rows_bytes = ((size_t)(ROWS_ + 1) * (size_t)cols * 4 + 255) / 256 * 256;
+    const size_t small_bytes = ((size_t)cols * 4 + 1023) / 256 * 256, all = MATRICES * rows_bytes +
+                               SMALL * small_bytes;
+    unsigned char *before = (unsigned char *)calloc(all, 1), *after[2];
+    tt__run run;
+    tt__instr drop = tt__new_instr(TT__OP_DROPOUT), norm = tt__new_instr(TT__OP_LAYERNORM);
+    memset(&run, 0, sizeof run);
+    run.seed = 5;
+    run.step = 3;
+    snprintf(where, sizeof where, "%s, %s, %s/%s, %d columns", at->what, forward ? "forward" : "backward",
+             tt_dtype_name(x), tt_dtype_name(of_w), cols);
+    for (int k = 0; k < MATRICES + SMALL; k++) {
+        const bool rows = k < MATRICES, f32 = k >= MATRICES + 2;
+        const size_t place = rows ? (size_t)k * rows_bytes
+                                  : MATRICES * rows_bytes + (size_t)(k - MATRICES) * small_bytes;
+        const tt__mat m = some(rows ? x : f32 ? TT_F32 : of_w, rows ? ROWS_ + 1 : 1, cols,
+                               f32 ? 0.1f : -2, 2, s);
+        memcpy(before + place, m.data, (size_t)(m.rows * m.cols) * tt_dtype_bytes(m.dtype));
+        free(m.data);
+    }
+    memcpy(before + all - small_bytes, &run, sizeof run);
+    drop.attr.dropout = 0.3f;
+    drop.random = 4;
+    norm.attr.eps = 1e-5f;
+    norm.op = forward ? centred ? TT__OP_LAYERNORM : TT__OP_RMSNORM
+        : centred ? TT__OP_LAYERNORM_BACKWARD : TT__OP_RMSNORM_BACKWARD;
+    for (int together = 0; together < 2; together++) {
+        tt__launch l[2], *dropout = &l[!forward], *of_norm = &l[forward];
+        memset(l, 0, sizeof l);
+        after[together] = (unsigned char *)calloc(all, 1);
+        dropout->instr = &drop;
+        of_norm->instr = &norm;
+        l[0].device = l[1].device = d;
+        l[0].resident = l[1].resident = resident;
+#define ROWS_AT(place) (tt__mat){memory + (size_t)(place) * rows_bytes, x, ROWS_, cols, cols}
+#define SMALL_AT(place, type, n) \
+    (tt__mat){memory + MATRICES * rows_bytes + (place) * small_bytes, type, 1, n, n}
+        const tt__mat stats = {memory + MATRICES * rows_bytes + 5 * small_bytes, TT_F32, ROWS_,
+                               centred ? 2 : 1, centred ? 2 : 1};
+        dropout->in[TT__RUN_IN] = SMALL_AT(6, TT_U8, (int64_t)sizeof run);
+        if (forward) {
+            dropout->in[0] = ROWS_AT(at->from);
+            if (at->residual >= 0) dropout->in[1] = ROWS_AT(at->residual);
+            dropout->out[0] = of_norm->in[0] = ROWS_AT(at->h);
+            of_norm->in[1] = SMALL_AT(0, of_w, cols);
+            if (centred) of_norm->in[2] = SMALL_AT(1, of_w, cols);
+            of_norm->out[0] = ROWS_AT(at->y);
+            of_norm->out[1] = stats;
+        } else {
+            of_norm->in[0] = ROWS_AT(at->dy);
+            of_norm->in[1] = ROWS_AT(at->h);
+            of_norm->in[2] = SMALL_AT(0, of_w, cols);
+            of_norm->in[3] = stats;
+            of_norm->out[0] = dropout->in[0] = ROWS_AT(at->dx);
+            of_norm->add[0] = at->dx != at->dy;
+            of_norm->out[1] = SMALL_AT(2, TT_F32, cols);
+            if (centred) of_norm->out[2] = SMALL_AT(3, TT_F32, cols);
+            dropout->out[0] = ROWS_AT(at->masked);
+            dropout->out[1] = SMALL_AT(4, TT_F32, cols);
+            dropout->add[1] = true;
+        }
+        l[1].out[0].data = (char *)l[1].out[0].data + (size_t)(at->shift * cols) * tt_dtype_bytes(x);
+        bool ok = all <= room && b->copy(d, TT__COMPUTE_STREAM, memory, before, all) == TT_OK &&
+                  b->wait(d) == TT_OK;
+        if (ok && together) ok = b->launch(l, 2) == TT_OK;
+        else if (ok) ok = b->launch(&l[0], 1) == TT_OK && b->launch(&l[1], 1) == TT_OK;
+        if (ok) ok = b->read(d, after[together], memory, all) == TT_OK;
+        report(ok, "fails: %s", b->error(d));
+#undef ROWS_AT
+#undef SMALL_AT
+    }
+    report(memcmp(before, after[0], all) != 0, "nothing is written");
+    report(memcmp(after[0], after[1], all) == 0, "one launch does not leave what two leave");
+    for (int k = 0; k < 2; k++) free(after[k]);
+    free(before);
+}
+
+TEST(cuda_dropout_with_norms)
+{
+    enum { ROOM = 2 << 20 };
+    static const norm_places places[] = {
+        {"apart", 0, 1, 2, 3, 3, 4, 5, 0},
+        {"without a residual", 0, -1, 2, 3, 3, 4, 5, 0},
+        {"in place", 0, 1, 0, 1, 3, 3, 2, 0},
+        {"in the place of what dropout reads", 0, 1, 2, 0, 3, 4, 3, 0},
+        {"a row behind what dropout reads", 0, 1, 2, 0, 3, 4, 3, 1},
+        {"in the place of dx", 0, 1, 1, 1, 3, 4, 4, 0},
+    };
+    static const tt_dtype norm[][2] = {
+        {TT_F32, TT_F32}, {TT_BF16, TT_F32}, {TT_BF16, TT_BF16}, {TT_F16, TT_F32}};
+    static const int width[] = {40, 384, 1024, 1504, 77};
+    const tt__backend *b = &tt__cuda_backend;
+    char error[256] = "";
+    test_allocator a;
+    uint64_t s = 9;
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)16 << 20, 1, 1);
+#endif
+    const tt_context_options co = test_options(&a);
+    tt_context *ctx = tt_open(&co);
+    tt__device *d = b->open(ctx, 0, 1, error, sizeof error);
+    unsigned char *memory = d ? (unsigned char *)b->allocate(d, ROOM) : NULL;
+    void *resident = d ? b->allocate(d, TT__CUDA_RESIDENT) : NULL;
+    if (!report(memory && resident, "no memory: %s", d ? b->error(d) : error)) return;
+    for (int p = 0; p < TT__COUNT(places); p++)
+        for (int t = 0; t < TT__COUNT(norm); t++)
+            for (int w = 0; w < TT__COUNT(width); w++)
+                for (int forward = 0; forward < 2; forward++)
+                    dropout_with_norm_on_cuda(d, memory, ROOM, resident, &places[p], forward,
+                                              (p + t + w) % 3 != 0, norm[t][0], norm[t][1], width[w], &s);
+    b->release(d, memory);
+    b->release(d, resident);
+    b->close(d);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Trains three blocks with dropout for two steps; their norms come behind it (as BERT's) or in front of what
+   it drops (as GPT-2's). Writes the parameters and returns how many launches are of dropout and a norm. apart:
+   none is, and storages are overwritten as soon as they are dead. */
+enum { NORMED_D = 24, NORMED_BLOCKS = 3, NORMED_PARAMS = 4 * NORMED_BLOCKS };
+static int blocks_with_dropout(const char *precision, bool behind, bool apart, float *to)
+{
+    enum { ROWS = 37, D = NORMED_D };
+    static const char *const names[] = {"w", "b", "norm", "shift"};
+    const tt_init init[] = {
+        {TT_INIT_NORMAL, 0.4f}, {TT_INIT_NORMAL, 0.4f}, {TT_INIT_ONES, 0}, {TT_INIT_ZEROS, 0}};
+    const int64_t dims[] = {D, D};
+    const tt_value none = {0};
+    test_allocator a;
+    tt_param *params[NORMED_PARAMS];
+    float x[ROWS * D], y[ROWS * D];
+    uint64_t s = 3;
+    int found = 0;
+#ifdef TT_EMULATE
+    emu_configure(1, (size_t)64 << 20, 1, 3);
+#endif
+    tt_context *ctx = open_isa(test_options(&a), "cuda");
+    ctx->options.verify = true;
+    tt_tape *t = tt_tape_new(ctx);
+    const tt_value in = tt_input(t, "x", TT_F32, ROWS, D), target = tt_input(t, "y", TT_F32, ROWS, D);
+    tt_value h = in;
+    for (int k = 0; k < ROWS * D; k++) x[k] = (float)test_random(&s) * 0x1p-31f - 1;
+    for (int k = 0; k < ROWS * D; k++) y[k] = (float)test_random(&s) * 0x1p-31f - 1;
+    for (int k = 0; k < NORMED_PARAMS; k++) {
+        char name[16];
+        snprintf(name, sizeof name, "%s%d", names[k % 4], k / 4);
+        params[k] = tt_param_new(ctx, name, k % 4 ? 1 : 2, dims, init[k % 4]);
+    }
+    for (int k = 0; k < NORMED_BLOCKS; k++) {
+        tt_param **w = params + 4 * k;
+        tt_value of = h;
+        if (!behind) of = k == 1 ? tt_rmsnorm(t, h, w[2], 1e-5f) : tt_layernorm(t, h, w[2], w[3], 1e-5f);
+        h = tt_add(t, h, tt_dropout(t, tt_linear(t, of, w[0], w[1]), 0.3f));
+        if (behind) h = k == 1 ? tt_rmsnorm(t, h, w[2], 1e-5f) : tt_layernorm(t, h, w[2], w[3], 1e-5f);
+    }
+    tt_compile_options o = tt_compile_options_default();
+    o.device = "cuda";
+    o.precision = precision;
+    o.loss_scale.init = 16;
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, none), &o);
+    if (!CHECK(p != NULL)) printf("%s\n", tt_error(ctx));
+    if (p) p->poison = apart;
+    for (int k = 0; p && k < p->built.t->n_code; k++) found += tt__leads_to_next(p, k);
+    for (int step = 0; step < 2 && p; step++)
+        CHECK(tt_set(p, in, x, ROWS) == TT_OK && tt_set(p, target, y, ROWS) == TT_OK &&
+              tt_step(p, 0.1f, NULL) == TT_OK);
+    memset(to, 0, sizeof *to * NORMED_PARAMS * D * D);
+    for (int k = 0; k < NORMED_PARAMS && p; k++) CHECK(tt_param_get(params[k], to + k * D * D) == TT_OK);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+    return found;
+}
+
+/* In programs the two are one launch, for the same bits. */
+TEST(cuda_programs_with_dropout_and_norms)
+{
+    static const char *const precision[] = {"32-true", "bf16-mixed", "bf16-true"};
+    static float of[2][NORMED_PARAMS * NORMED_D * NORMED_D];
+    for (int c = 0; c < 2 * TT__COUNT(precision); c++) {
+        snprintf(where, sizeof where, "%s, norms %s", precision[c / 2], c % 2 ? "behind" : "in front");
+        const int together = blocks_with_dropout(precision[c / 2], c % 2, false, of[0]);
+        const int apart = blocks_with_dropout(precision[c / 2], c % 2, true, of[1]);
+        /* Forward and backward, but of what comes behind the last norm in front, or before the first one. */
+        const int expected = c % 2 ? 2 * NORMED_BLOCKS : 2 * (NORMED_BLOCKS - 1);
+        report(together == expected && apart == 0, "%d launches are of both, not %d", together, expected);
+        report(memcmp(of[0], of[1], sizeof of[0]) == 0, "parameters differ");
+    }
+}
+
 /* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
    of these is left to chance. */
 TEST(cuda_kernels_of_each_dtype)
@@ -4513,7 +4719,7 @@ TEST(cuda_kernels_of_each_dtype)
         same_on_both(&l, 1, "embedding");
     }
     for (int w = 0; w < TT__COUNT(width); w++)
-        for (int t = 0; t < (width[w] <= 1024 ? TT__COUNT(norm) : 1); t++) {
+        for (int t = 0; t < (width[w] <= 4096 ? TT__COUNT(norm) : 1); t++) {
             const tt_dtype x = norm[t][0], of_w = norm[t][1];
             i = tt__new_instr(TT__OP_LAYERNORM);
             i.attr.eps = 1e-5f;
@@ -4565,6 +4771,8 @@ TEST(cuda_kernels_of_each_dtype)
 TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_column_sums_of_attention) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_dropout_kept_for_keys) { SKIP("this build is without TINYTRAIN_CUDA"); }
+TEST(cuda_dropout_with_norms) { SKIP("this build is without TINYTRAIN_CUDA"); }
+TEST(cuda_programs_with_dropout_and_norms) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
 /* fp8 by its definition: 3 or 2 bits of mantissa, exponents from -6 or -14 on, E4M3 up to 448, E5M2 up to
@@ -5186,6 +5394,7 @@ static const test_case tests[] = {
     TEST_CASE(cuda_products_of_one_x), TEST_CASE(cuda_tensors_share_launches),
     TEST_CASE(cuda_kernels_of_each_dtype),
     TEST_CASE(cuda_column_sums_of_attention), TEST_CASE(cuda_dropout_kept_for_keys),
+    TEST_CASE(cuda_dropout_with_norms), TEST_CASE(cuda_programs_with_dropout_and_norms),
     TEST_CASE(biases_of_attention_cuda), TEST_CASE(matmul_in_tf32), TEST_CASE(quantize),
     TEST_CASE(history_of_fp8_scales), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8),
     TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
