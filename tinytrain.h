@@ -650,8 +650,8 @@ typedef struct tt_compile_options {
        precisions: "f32" (as PyTorch's autocast) or "16-bit". NULL (default): "f32" with "16-mixed", whose
        range such sums could leave, else "16-bit", as results of norms, activations and attention always. */
     const char *residual;
-    /* What device "cuda" may round operands of matrix products to; sums are fp32. "fp32" (default): nothing
-       less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
+    /* What device "cuda" may round operands of matrix products to; sums are fp32, but of fp8. "fp32"
+       (default): nothing less. "tf32": 10 bits of mantissa, of fp32 matrices (as PyTorch's
        set_float32_matmul_precision("high")), except in attention; other devices take it as "fp32". "fp8":
        E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats for deep learning", 2022), in linear layers
        with 16-bit operands, widths that are multiples of 16, and a size that pays (6,144 rows and widths of
@@ -660,7 +660,9 @@ typedef struct tt_compile_options {
        of two: the largest with which twice the largest magnitude of the 16 steps before is in range (delayed
        scaling, as NVIDIA's Transformer Engine), saved with a run's state. What is larger saturates, and what
        is not finite becomes NaN. In a first step, without training, and on tensor ranks the largest magnitude
-       of the tensor itself decides. */
+       of the tensor itself decides. Hopper's tensor cores add products of fp8 in 14 bits (DeepSeek-V3, arXiv
+       2412.19437, section 3.3.2); of gradients cuBLASLt moves such sums to fp32 every few products, of
+       results, for speed, only at the end, as Transformer Engine has it. */
     const char *matmul;
     tt_loss_scale loss_scale; /* read with "16-mixed" and "16-true" only */
     /* What the backward computes again instead of keeping it, for the same bits (on "cuda", those of a

@@ -1214,10 +1214,6 @@ tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, 
 // Ops that work row by row or element by element.
 
 #define TT__ROW_THREADS 256
-#ifndef TT__SUM_BLOCKS
-#define TT__SUM_BLOCKS 1
-#endif
-
 struct loss_sums { double loss, weight, right; };
 
 // The resident bytes that a launch may use. Of matrix products cuBLASLt has the first part, and bias
@@ -1253,25 +1249,26 @@ __device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
 struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
 struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
 
-// 32 columns a block; its warps take every eighth part.
-__global__ void __launch_bounds__(TT__ROW_THREADS) finish_sums(const __grid_constant__ all_sums_to_finish all)
+// 32 columns a block, whose 32 warps take parts in turn, 8 loads under way at a time: of the parts that there
+// are, all at once.
+__global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
 {
     tt__begin_kernel();
-    TT__SHARED(float, sums, [8][33]);
+    TT__SHARED(float, sums, [32][33]);
     const sums_to_finish &s = all.of[blockIdx.y];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t c = (int64_t)blockIdx.x * 32 + lane;
     float sum = 0;
-    for (int64_t k = warp; k < s.parts && c < s.cols; k += 64) { // 8 loads are under way at a time
+    for (int64_t k = warp; k < s.parts && c < s.cols; k += 256) {
         float v[8];
         TT__UNROLL for (int u = 0; u < 8; u++)
-            v[u] = k + 8 * u < s.parts ? s.partial[(k + 8 * u) * s.stride + c] : 0;
+            v[u] = k + 32 * u < s.parts ? s.partial[(k + 32 * u) * s.stride + c] : 0;
         TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
     }
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp || c >= s.cols) return;
-    for (int k = 1; k < 8; k++) sum += sums[k][lane];
+    TT__UNROLL for (int k = 1; k < 32; k++) sum += sums[k][lane];
     if (s.add) sum += load_any(s.to, (tt_dtype)s.dtype, c);
     store_any(s.to, (tt_dtype)s.dtype, c, sum);
 }
@@ -1298,8 +1295,8 @@ cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
             some.of[some.count++] = all->of[k];
             columns = max(columns, all->of[k].cols);
         }
-        e = TT__LAUNCH(finish_sums, dim3(blocks_for(columns, 32), (unsigned)some.count), TT__ROW_THREADS, 0,
-                       d->stream, some);
+        e = TT__LAUNCH(finish_sums, dim3(blocks_for(columns, 32), (unsigned)some.count), 1024, 0, d->stream,
+                       some);
     }
     return e;
 }
@@ -1325,27 +1322,31 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// How many blocks sum rows: two for each of the device's processors, if there is room for their f32 sums of
-// so many bytes.
-int64_t sum_blocks(const tt__device *d, int64_t pieces, size_t used, size_t bytes)
+// How many blocks sum rows: so many for each of the device's processors, if there is room for their f32 sums
+// of so many bytes.
+int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
-    return max((int64_t)1, min(min(pieces, TT__SUM_BLOCKS * (int64_t)d->properties.multiProcessorCount), room));
+    return max((int64_t)1, min(min(pieces, each * (int64_t)d->properties.multiProcessorCount), room));
 }
+
+#define TT__ROW_COLUMNS 4096 // of rows that fit the registers of a block
 
 // Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
 // sum itself what it gets from the next: of the numbers as they are stored, in chunks of so many rows, which
 // the teams of a block (sum_teams) take in turn.
 int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
 {
-    const int64_t most = sum_blocks(d, (rows + 7) / 8, 0, (size_t)(3 * columns) * sizeof(float));
+    // As many as layernorm_backward's blocks fit a processor.
+    const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
+    const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
+                                    (size_t)(3 * columns) * sizeof(float));
     return max(((rows + most - 1) / most + 7) / 8 * 8, (int64_t)8);
 }
 
-#define TT__ROW_COLUMNS 8192 // of rows that fit the registers of a block; of a warp, up to 1,024
 __host__ __device__ inline int sum_teams(int64_t columns)
 {
-    return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : TT__ROW_THREADS / 32;
+    return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
 }
 
 // Rounds v to numbers of this dtype: in pairs, as a single number takes a GPU's slow units.
@@ -1508,8 +1509,16 @@ __global__ void __launch_bounds__(TT__ROW_THREADS, 4)
         TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
         return;
     }
-    const float all = sum_warps(sum);
-    if (column + threadIdx.x < g.y.cols) of_block[column + threadIdx.x] = all;
+    TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
+    part[threadIdx.x / 64][0][threadIdx.x % 64] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    part[threadIdx.x / 64][1][threadIdx.x % 64] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    __syncthreads();
+    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += TT__ROW_THREADS) {
+        float all = 0;
+        TT__UNROLL for (int team = 0; team < 4; team++)
+            all += ((const float *)&part[team][k / 4 % 2][k / 8])[k % 4];
+        of_block[column + k] = all;
+    }
 }
 
 // What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it;
@@ -1948,11 +1957,11 @@ struct op_dropout {
         __syncthreads();
         key = shared;
     }
-    // Columns [c, c + 8) of row r.
-    __device__ void apply(int64_t r, int64_t c, float (&v)[8]) const
+    // Group number `group` of row r.
+    __device__ void apply(int64_t r, int64_t group, float (&v)[8]) const
     {
         const int64_t row = number ? number[r] : first_row + r;
-        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)((first_col + c) / 8), 0, 0};
+        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(first_col / 8) + (uint32_t)group, 0, 0};
         uint32_t u[4];
         philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
@@ -1961,7 +1970,7 @@ struct op_dropout {
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         load_group(v, g.a, r, c, n, g.vector);
-        apply(r, c, v);
+        apply(r, c / 8, v);
         if (g.b.data) {
             float residual[8];
             load_group(residual, g.b, r, c, n, g.vector);
@@ -2293,7 +2302,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
     cudaError_t e = run_mark_rows(l, dy->rows);
     if (e == cudaSuccess && l->out[1].data) { // first, as dx may take the place of dy
         const int64_t all = (dy->rows + 31) / 32;
-        const int64_t blocks = sum_blocks(d, (all + 7) / 8, used, (size_t)dy->cols * 4);
+        const int64_t blocks = sum_blocks(d, 2, (all + 7) / 8, used, (size_t)dy->cols * 4);
         const int64_t words = (all + blocks - 1) / blocks;
         e = TT__LAUNCH(sum_set_rows, dim3((unsigned)blocks, blocks_for(dy->cols, 256)), TT__ROW_THREADS, 0,
                        d->stream, *dy, bits, words, partial, is_wide(dy));
@@ -2306,46 +2315,41 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
 
 // ---- layernorm
 
-// A row in registers: V groups of 8 columns in each of LANES threads. vector: a group is 8 neighbours;
-// otherwise they are LANES apart.
-template <int LANES> __device__ __forceinline__ int64_t column_of(int group, int j, int lane, bool vector)
-{
-    return vector ? ((int64_t)group * LANES + lane) * 8 + j : ((int64_t)group * 8 + j) * LANES + lane;
-}
+// Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
+// as far apart as there are threads.
+struct row_thread {
+    int at, of; // its number among so many
+    bool vector;
+    __device__ int64_t column(int j) const { return vector ? at * 8 + j : j * of + at; }
+};
+inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
 
-// A thread's group of a row as it comes from memory: of vectors of dtype X their bits, of ANY numbers.
-template <int X> struct group_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
-template <> struct group_bits<ANY> { float v[8]; };
+// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
+template <> struct row_bits<ANY> { float v[8]; };
 
-// Whether group k of a vector row has columns: all 8, or none. Only a warp's last group may have none.
-template <int V, int LANES> __device__ __forceinline__ bool has_columns(int64_t cols, int k, int lane)
-{
-    return (LANES == 32 && k < V - 1) || lane * 8 + k * LANES * 8 < (int)cols;
-}
-
-// Group k of row r; beyond the last column 0.
-template <int V, int LANES, int X>
-__device__ __forceinline__ void fetch_group(group_bits<X> &to, const tt__mat &m, int64_t r, int k, int lane,
-                                            bool vector)
+// Beyond the last column, and of a row that is not there, 0.
+template <int X>
+__device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
+                                          bool there = true)
 {
     if constexpr (X == ANY) {
-        const int64_t c = column_of<LANES>(k, 0, lane, vector), at = r * m.ld + c;
-        if (vector) {
-            load_group(to.v, m, r, c, c < m.cols ? 8 : 0, true);
+        const int64_t cols = there ? m.cols : 0;
+        if (t.vector) {
+            load_group(to.v, m, r, t.column(0), t.column(0) < cols ? 8 : 0, true);
         } else {
             TT__UNROLL for (int j = 0; j < 8; j++)
-                to.v[j] = c + j * LANES < m.cols ? load_any(m.data, m.dtype, at + j * LANES) : 0;
+                to.v[j] = t.column(j) < cols ? load_any(m.data, m.dtype, r * m.ld + t.column(j)) : 0;
         }
     } else {
         constexpr int N = X == TT_F32 ? 2 : 1;
-        const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + lane * N;
-        const bool there = has_columns<V, LANES>(m.cols, k, lane);
+        const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
         TT__UNROLL for (int h = 0; h < N; h++)
-            to.q[h] = there ? p[k * LANES * N + h] : make_uint4(0, 0, 0, 0);
+            to.q[h] = there && t.at * 8 < (int)m.cols ? p[h] : make_uint4(0, 0, 0, 0);
     }
 }
 
-template <int X> __device__ __forceinline__ void widen_group(float (&v)[8], const group_bits<X> &from)
+template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
 {
     if constexpr (X == ANY) {
         TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
@@ -2359,24 +2363,22 @@ template <int X> __device__ __forceinline__ void widen_group(float (&v)[8], cons
     }
 }
 
-// m[r] = v, of group k; v becomes what was stored.
-template <int V, int LANES, int X>
-__device__ __forceinline__ void put_group(const tt__mat &m, int64_t r, int k, int lane, bool vector,
-                                          float (&v)[8])
+// m[r] = v; v becomes what was stored.
+template <int X>
+__device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
 {
     if constexpr (X == ANY) {
-        const int64_t c = column_of<LANES>(k, 0, lane, vector);
-        if (vector) {
-            if (c < m.cols) store8(row_at(m, r), m.dtype, c, 8, true, v);
+        if (t.vector) {
+            if (t.column(0) < m.cols) store8(row_at(m, r), m.dtype, t.column(0), 8, true, v);
         } else {
             TT__UNROLL for (int j = 0; j < 8; j++)
-                if (c + j * LANES < m.cols) store_any(m.data, m.dtype, r * m.ld + c + j * LANES, v[j]);
+                if (t.column(j) < m.cols) store_any(m.data, m.dtype, r * m.ld + t.column(j), v[j]);
         }
         round8(v, m.dtype);
     } else {
         constexpr int N = X == TT_F32 ? 2 : 1;
-        uint4 *p = (uint4 *)((char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + lane * N + k * LANES * N;
-        const bool there = has_columns<V, LANES>(m.cols, k, lane);
+        uint4 *p = (uint4 *)((char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
+        const bool there = t.at * 8 < (int)m.cols;
         if constexpr (X == TT_F32) {
             if (there) store8(p, TT_F32, 0, 8, true, v);
         } else {
@@ -2388,10 +2390,25 @@ __device__ __forceinline__ void put_group(const tt__mat &m, int64_t r, int k, in
     }
 }
 
-// The sum over the threads of a row: a warp, or the block.
-template <int LANES> __device__ __forceinline__ float row_sum(float v)
+// The sums of N numbers (1, 2 or 4) over the threads of a row, at most MOST warps of which the first is number
+// `first` of the block. All threads of the block call it; `part` is of all warps, and free.
+template <int MOST, int N>
+__device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
 {
-    return LANES == 32 ? warp_sum(v) : block_sum<TT__ROW_THREADS>(v);
+    const int lane = threadIdx.x % 32;
+    int m = 16;
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // a lane goes on with half of the numbers
+        TT__UNROLL for (int k = 0; k < n / 2; k++) {
+            const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
+            v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
+        }
+    TT__UNROLL for (; m; m >>= 1) v[0] += __shfl_xor_sync(0xffffffffu, v[0], m);
+    if (lane % (32 / N) == 0) part[threadIdx.x / 32][lane / (32 / N)] = v[0];
+    __syncthreads();
+    TT__UNROLL for (int n = 0; n < N; n++) v[n] = 0;
+    TT__UNROLL for (int k = 0; k < MOST; k++)
+        if (k < warps)
+            TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
 }
 
 // The statistics of a row: mean and 1 / std, or of rmsnorm, which is not centred, 1 / rms alone.
@@ -2416,89 +2433,113 @@ __device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
 // residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
 struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
 
-#ifndef TT__NORM_RESIDENT
-#define TT__NORM_RESIDENT(V, X, DROP) \
-    ((X) == ANY ? 2 : (V) < 3 ? 3 : (X) != TT_F32 && !(DROP) ? 3 : (V) == 4 && (X) == TT_F32 && (DROP) ? 1 : 2)
-#endif
+// A block for NARROW rows, of up to 1,024 columns, has several teams of threads, of which each has two rows in
+// its turn, or one of operands of any dtype; for others, one team with one row. EACH: teams.
+template <bool NARROW, int X, int EACH> struct norm_block {
+    static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
+    static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
+};
+template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // as sum_teams says
 
 // y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
-// registers of LANES threads (a warp, or the block), read once; of typed operands, a warp's next row is on
-// its way meanwhile. X: dtype of x and y, W: of w and b. DROP: with dropout, of typed operands.
-template <int V, int LANES, int X, int W, bool DROP>
-__global__ void __launch_bounds__(TT__ROW_THREADS, TT__NORM_RESIDENT(V, X, DROP))
+// registers of its threads, read once; of typed operands, the next rows are on their way meanwhile. X: dtype
+// of x and y, W: of w and b. DROP: with dropout, of typed operands.
+template <int X, int W, bool NARROW, bool DROP>
+__global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
     layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
               bool vector, norm_dropout drop)
 {
     tt__begin_kernel();
+    typedef forward_block<NARROW, X> B;
+    constexpr int ROWS = B::ROWS;
+    TT__SHARED(float, sum_part, [B::WARPS][ROWS]);
+    TT__SHARED(float, square_part, [B::WARPS][ROWS]);
     if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         x.dtype = y.dtype = (tt_dtype)X;
         w.dtype = b.dtype = (tt_dtype)W;
         vector = true;
     }
-    constexpr int TEAMS = TT__ROW_THREADS / LANES;
     constexpr bool AHEAD = X != ANY;
-    const int lane = threadIdx.x % LANES;
-    const int64_t step = (int64_t)gridDim.x * TEAMS;
+    const int width = (int)blockDim.x / B::TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
+    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
     const float each = 1.0f / (float)x.cols;
-    int64_t r = (int64_t)blockIdx.x * TEAMS + threadIdx.x / LANES;
-    group_bits<X> next[V] = {}, residual[DROP ? V : 1] = {};
-    const auto fetch = [&](int64_t row) {
-        TT__UNROLL for (int k = 0; k < V; k++) {
-            fetch_group<V, LANES>(next[k], DROP ? drop.from : x, row, k, lane, vector);
-            if (DROP && drop.residual.data)
-                fetch_group<V, LANES>(residual[k], drop.residual, row, k, lane, vector);
+    row_bits<X> next[ROWS] = {}, residual[ROWS] = {};
+    row_bits<W> bits;
+    float scale[8], shift[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    fetch_row(bits, w, 0, t);
+    widen_row(scale, bits);
+    if (b.data) {
+        fetch_row(bits, b, 0, t);
+        widen_row(shift, bits);
+    }
+    // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
+    int64_t r = (int64_t)blockIdx.x * B::TURN + team;
+    const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
+    tt__mat from = DROP ? drop.from : x;
+    const bool adds_residual = DROP && drop.residual.data, keeps = stats.data;
+    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
+    move(from, r);
+    move(y, r);
+    if (DROP) move(x, r);
+    if (DROP) move(drop.residual, r);
+    move(stats, r);
+    const auto fetch = [&](int64_t first) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const bool there = first + i * B::TEAMS < rows;
+            fetch_row(next[i], from, i * B::TEAMS, t, there);
+            if constexpr (DROP)
+                fetch_row(residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
         }
+        move(from, step);
+        if (DROP) move(drop.residual, step);
     };
-    if (AHEAD && r < x.rows) fetch(r);
-    for (; r < x.rows; r += step) { // a whole warp
-        float v[V][8], u[8], sum = 0, squares = 0;
+    if (AHEAD) fetch(r);
+    for (; r - team < rows; r += step) { // a whole block
+        float v[ROWS][8], u[8], sum[ROWS], squares[ROWS];
         if (!AHEAD) fetch(r);
-        TT__UNROLL for (int k = 0; k < V; k++) {
-            widen_group(v[k], next[k]);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            widen_row(v[i], next[i]);
             if constexpr (DROP) {
-                drop.op.apply(r, column_of<LANES>(k, 0, lane, true), v[k]);
-                if (drop.residual.data) {
-                    widen_group(u, residual[k]);
-                    TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+                drop.op.apply(min(r + i * B::TEAMS, rows - 1), t.at, v[i]);
+                if (adds_residual) {
+                    widen_row(u, residual[i]);
+                    TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
                 }
-                put_group<V, LANES, X>(x, r, k, lane, vector, v[k]);
+                if (r + i * B::TEAMS < rows) put_row<X>(x, i * B::TEAMS, t, v[i]);
             }
+            sum[i] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[i] += v[i][j];
         }
-        if (AHEAD && r + step < x.rows) fetch(r + step);
-        uint32_t again = 0; // w and b are read for each row, for want of registers
-        tt__forget(again);
-        TT__UNROLL for (int k = 0; k < V; k++)
-            TT__UNROLL for (int j = 0; j < 8; j++) sum += v[k][j];
-        const float mean = centred ? row_sum<LANES>(sum) * each : 0.0f;
-        TT__UNROLL for (int k = 0; k < V; k++) {
-            const bool there = has_columns<V, LANES>(x.cols, k, lane);
+        if (AHEAD) fetch(r + step);
+        if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            sum[i] = centred ? sum[i] * each : 0.0f; // the mean
+            squares[i] = 0;
             TT__UNROLL for (int j = 0; j < 8; j++) {
-                v[k][j] -= mean;
-                if (vector ? there : column_of<LANES>(k, j, lane, false) < x.cols)
-                    squares += v[k][j] * v[k][j];
+                v[i][j] -= sum[i];
+                if (t.column(vector ? 0 : j) < x.cols) squares[i] += v[i][j] * v[i][j];
             }
         }
-        const float rstd = rsqrtf(row_sum<LANES>(squares) * each + eps);
-        group_bits<W> of_w;
-        group_bits<X> old;
-        TT__UNROLL for (int k = 0; k < V; k++) {
-            fetch_group<V, LANES>(of_w, w, again, k, lane, vector);
-            widen_group(u, of_w);
-            TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] *= rstd * u[j];
-            if (b.data) {
-                fetch_group<V, LANES>(of_w, b, again, k, lane, vector);
-                widen_group(u, of_w);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
-            }
+        row_sums<B::ROW_WARPS>(squares, square_part, team * warps, warps);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const float rstd = rsqrtf(squares[i] * each + eps);
+            if (r + i * B::TEAMS >= rows) continue;
+            TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * (rstd * scale[j]) + shift[j];
             if (add) {
-                fetch_group<V, LANES>(old, y, r, k, lane, vector);
-                widen_group(u, old);
-                TT__UNROLL for (int j = 0; j < 8; j++) v[k][j] += u[j];
+                row_bits<X> old;
+                fetch_row(old, y, i * B::TEAMS, t);
+                widen_row(u, old);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
             }
-            put_group<V, LANES, X>(y, r, k, lane, vector, v[k]);
+            put_row<X>(y, i * B::TEAMS, t, v[i]);
+            if (keeps && t.at == 0) set_stats(stats, i * B::TEAMS, centred, sum[i], rstd);
         }
-        if (stats.data && lane == 0) set_stats(stats, r, centred, mean, rstd);
+        move(y, step);
+        move(stats, step);
+        if (DROP) move(x, step);
+        if (!centred) __syncthreads(); // square_part is read
     }
 }
 
@@ -2527,40 +2568,36 @@ __global__ void __launch_bounds__(TT__ROW_THREADS)
     if (stats.data && threadIdx.x == 0) set_stats(stats, r, centred, mean, rstd);
 }
 
-// Runs CODE with V, LANES, X and W for rows of so many columns, up to TT__ROW_COLUMNS; the widths of today's
-// transformers have kernels of their own for dtypes x and w of operands that are `typed`, alike and in
-// vectors.
-#define TT__WITH_ROW(cols, typed, x, w, ...)                                                    \
-    do {                                                                                        \
-        if ((cols) <= 256) TT__WITH_ROW_TYPES(1, typed, x, w, __VA_ARGS__);                     \
-        else if ((cols) <= 512) TT__WITH_ROW_TYPES(2, typed, x, w, __VA_ARGS__);                \
-        else if ((cols) <= 768) TT__WITH_ROW_TYPES(3, typed, x, w, __VA_ARGS__);                \
-        else if ((cols) <= 1024) TT__WITH_ROW_TYPES(4, typed, x, w, __VA_ARGS__);               \
-        else if ((cols) <= 2048) TT__ROW_OF(1, 256, ANY, ANY, __VA_ARGS__)                      \
-        else if ((cols) <= 4096) TT__ROW_OF(2, 256, ANY, ANY, __VA_ARGS__)                      \
-        else TT__ROW_OF(4, 256, ANY, ANY, __VA_ARGS__)                                          \
+// Runs CODE with X, W and NARROW for rows of so many columns, up to TT__ROW_COLUMNS: kernels for dtypes x and w
+// of operands that are `typed`, alike and in vectors.
+#define TT__WITH_NORM(cols, typed, x, w, ...)                                                          \
+    do {                                                                                               \
+        const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                                 \
+        if (typed_ && (x) == TT_F32 && (w) == TT_F32) TT__NORM_ROWS(cols, TT_F32, TT_F32, __VA_ARGS__)  \
+        else if (typed_ && (x) == TT_BF16 && (w) == TT_F32)                                            \
+            TT__NORM_ROWS(cols, TT_BF16, TT_F32, __VA_ARGS__)                                          \
+        else if (typed_ && (x) == TT_BF16) TT__NORM_ROWS(cols, TT_BF16, TT_BF16, __VA_ARGS__)           \
+        else TT__NORM_ROWS(cols, ANY, ANY, __VA_ARGS__)                                                \
     } while (0)
-#define TT__WITH_ROW_TYPES(v, typed, x, w, ...)                                                 \
-    do {                                                                                        \
-        const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                          \
-        if (typed_ && (x) == TT_F32 && (w) == TT_F32) TT__ROW_OF(v, 32, TT_F32, TT_F32, __VA_ARGS__) \
-        else if (typed_ && (w) == TT_F32) TT__ROW_OF(v, 32, TT_BF16, TT_F32, __VA_ARGS__)       \
-        else if (typed_ && (x) == TT_BF16) TT__ROW_OF(v, 32, TT_BF16, TT_BF16, __VA_ARGS__)     \
-        else TT__ROW_OF(v, 32, ANY, ANY, __VA_ARGS__)                                           \
-    } while (0)
-#define TT__ROW_OF(v, lanes, x, w, ...) { constexpr int V = v, LANES = lanes, X = x, W = w; __VA_ARGS__; }
+#define TT__NORM_ROWS(cols, x, w, ...)                                                                 \
+    {                                                                                                  \
+        constexpr int X = x, W = w;                                                                    \
+        if ((cols) <= 1024) { constexpr bool NARROW = true; __VA_ARGS__; }                             \
+        else { constexpr bool NARROW = false; __VA_ARGS__; }                                           \
+    }
 
 const norm_dropout no_dropout = {{NULL, NULL, 0, 0, 0, 0, 0, 0}, no_operand, no_operand, no_operand};
 
-template <int V, int LANES, int X, int W, bool DROP>
+template <int X, int W, bool NARROW, bool DROP>
 cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, const norm_dropout &drop)
 {
     const tt__mat *x = &l->in[0];
-    const auto kernel = layernorm<V, LANES, X, W, DROP>;
+    const auto kernel = layernorm<X, W, NARROW, DROP>;
+    typedef forward_block<NARROW, X> B;
+    const int threads = B::TEAMS * row_threads(x->cols);
     unsigned grid;
-    const cudaError_t e = grid_of(l->device, kernel, TT__ROW_THREADS, 1,
-                                  blocks_for(x->rows, TT__ROW_THREADS / LANES), &grid);
-    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, l->device->stream, *x,
+    const cudaError_t e = grid_of(l->device, kernel, threads, 1, blocks_for(x->rows, B::TURN), &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, (unsigned)threads, 0, l->device->stream, *x,
                                              l->in[1], l->in[2], l->out[0], l->out[1], l->instr->attr.eps,
                                              centred, l->add[0], vector, drop);
 }
@@ -2583,192 +2620,161 @@ cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
         drop.from = dropout->in[0];
         drop.residual = dropout->in[1];
     }
-    TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                 constexpr bool DROP = X != ANY;
-                 return DROP && dropout ? launch_layernorm<V, LANES, X, W, DROP>(l, centred, vector, drop)
-                                        : launch_layernorm<V, LANES, X, W, false>(l, centred, vector, drop));
+    TT__WITH_NORM(x->cols, typed, x->dtype, w->dtype,
+                  constexpr bool DROP = X != ANY;
+                  return DROP && dropout ? launch_layernorm<X, W, NARROW, DROP>(l, centred, vector, drop)
+                                         : launch_layernorm<X, W, NARROW, false>(l, centred, vector, drop));
 }
 
 cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
 
-// Rows of typed operands that a warp of layernorm_backward has on their way to shared memory.
-#ifndef TT__NORM_STAGES
-#define TT__NORM_STAGES 2
-#endif
-template <int V, int X> struct norm_ring {
-    static constexpr int HALVES = X == TT_F32 ? 2 : 1; // 16 bytes each, of 8 columns
-    static constexpr int STAGES = X == TT_F32 && TT__NORM_STAGES > 2 ? 2 : TT__NORM_STAGES;
-    static constexpr int ROW = V * HALVES * 32, WARP = STAGES * 3 * ROW; // in 16 bytes
-    static constexpr size_t BYTES = X == ANY ? 0 : (size_t)WARP * 16 * (TT__ROW_THREADS / 32);
-    static constexpr size_t SUMS = (size_t)3 * V * 1024 * (TT__ROW_THREADS / 32); // afterwards
-    static constexpr size_t SHARED = BYTES > SUMS ? BYTES : SUMS;
-};
-
-// What layernorm_backward takes of typed rows of so many columns.
-size_t norm_shared(int64_t cols, tt_dtype x)
-{
-    const bool f32 = x == TT_F32;
-    return cols <= 256 ? f32 ? norm_ring<1, TT_F32>::SHARED : norm_ring<1, TT_BF16>::SHARED
-        : cols <= 512 ? f32 ? norm_ring<2, TT_F32>::SHARED : norm_ring<2, TT_BF16>::SHARED
-        : cols <= 768 ? f32 ? norm_ring<3, TT_F32>::SHARED : norm_ring<3, TT_BF16>::SHARED
-        : f32 ? norm_ring<4, TT_F32>::SHARED : norm_ring<4, TT_BF16>::SHARED;
-}
-
 // With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
 // = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
-// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. Threads keep their sums
-// in registers. Typed rows come to shared memory in the background, TT__NORM_STAGES of a warp at a time, and
-// a thread reads what it has copied itself, twice; others are read twice where they lie. Bytes: dy, x and dx
-// once, and what dx is added to. DROP: with dropout, of typed operands; dx is there.
-template <int V, int LANES, int X, int W, bool DROP>
-__global__ void __launch_bounds__(TT__ROW_THREADS, 1)
+// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
+// of its threads, and so are sums over rows. bf16 rows of
+// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
+// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
+template <int X, int W, bool NARROW, bool DROP>
+__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
-                       float *partial, bool add, bool vector, bool sums, norm_dropout drop)
+                       float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
 {
     tt__begin_kernel();
+    typedef backward_block<NARROW, X> B;
+    constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
     if constexpr (DROP) drop.op.begin();
     if (X != ANY) {
         dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
         w.dtype = (tt_dtype)W;
         vector = true;
     }
-    typedef norm_ring<V, X> R;
-    constexpr int TEAMS = TT__ROW_THREADS / LANES;
-    constexpr bool RING = X != ANY;
-    const float each = 1.0f / (float)x.cols;
-    const int lane = threadIdx.x % LANES, team = threadIdx.x / LANES;
-    const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
-    add = add && dx.data;
-    TT__DYN_SHARED(uint4, memory);
-    uint4 *const ring = memory + team * R::WARP + lane; // [stage][dy, x, dx][k][half][lane]
-    const auto fetch = [&](int64_t r, int stage) {
-        if (r < to)
-            TT__UNROLL for (int o = 0; o < 3; o++) {
-                const tt__mat &m = o == 0 ? dy : o == 1 ? x : dx;
-                if (o == 2 && !add) continue;
-                const uint4 *const p = (const uint4 *)row_at(m, r);
-                uint4 *const at = ring + (stage * 3 + o) * R::ROW;
-                TT__UNROLL for (int k = 0; k < V; k++) {
-                    const bool there = has_columns<V, LANES>(x.cols, k, lane); // otherwise zeros
-                    TT__UNROLL for (int h = 0; h < R::HALVES; h++)
-                        tt__cp_async_16(at + (k * R::HALVES + h) * 32,
-                                        p + (there ? (k * 32 + lane) * R::HALVES + h : 0), there ? 16 : 0);
-                }
-            }
-        tt__cp_async_commit();
-    };
-    float dw[V][8], db[V][8], ds[V][8];
-    TT__UNROLL for (int k = 0; k < V; k++)
-        TT__UNROLL for (int j = 0; j < 8; j++) dw[k][j] = db[k][j] = ds[k][j] = 0;
-    if (RING)
-        TT__UNROLL for (int s = 0; s < R::STAGES; s++) fetch(from + team + s * TEAMS, s);
-    int stage = 0;
-    row_stats next = {false, 0, 0};
-    if (from + team < to) next = get_stats(stats, from + team);
-    for (int64_t r = from + team; r < to; r += TEAMS) {
-        const row_stats s = next;
-        const float rstd = s.rstd, shift = -s.mean * rstd;
-        if (r + TEAMS < to) next = get_stats(stats, r + TEAMS);
-        if (RING) tt__cp_async_wait<R::STAGES - 1>();
-        uint32_t again = 0;
-        const auto part = [&](float (&v)[8], int o, int k) {
-            group_bits<X> bits;
-            if constexpr (RING) {
-                const uint4 *p = ring + (stage * 3 + o) * R::ROW + k * R::HALVES * 32;
-                TT__UNROLL for (int h = 0; h < R::HALVES; h++) bits.q[h] = p[h * 32];
-            } else { // beyond the last column dy is 0
-                fetch_group<V, LANES>(bits, o == 0 ? dy : o == 1 ? x : dx, r + again, k, lane, vector);
-            }
-            widen_group(v, bits);
-        };
-        const auto weights = [&](float (&v)[8], int k) {
-            group_bits<W> bits;
-            fetch_group<V, LANES>(bits, w, again, k, lane, vector);
-            widen_group(v, bits);
-        };
-        float g[8], n[8], scale[8], sum_g = 0, sum_gn = 0;
-        TT__UNROLL for (int k = 0; k < V; k++) {
-            part(g, 0, k);
-            part(n, 1, k);
-            weights(scale, k);
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                n[j] = n[j] * rstd + shift;
-                dw[k][j] += g[j] * n[j];
-                db[k][j] += g[j];
-                g[j] *= scale[j];
-                sum_g += g[j];
-                sum_gn += g[j] * n[j];
-            }
-        }
-        if (dx.data) {
-            const float avg_g = s.centred ? row_sum<LANES>(sum_g) * each : 0.0f;
-            const float avg_gn = row_sum<LANES>(sum_gn) * each;
-            // (g - avg_g - (x rstd + shift) avg_gn) rstd = g rstd + x of_x + rest
-            const float of_x = -rstd * rstd * avg_gn, rest = -rstd * (avg_g + shift * avg_gn);
-            tt__forget(again);
-            TT__UNROLL for (int k = 0; k < V; k++) {
-                part(g, 0, k);
-                part(n, 1, k);
-                weights(scale, k);
-                TT__UNROLL for (int j = 0; j < 8; j++) g[j] = g[j] * scale[j] * rstd + (n[j] * of_x + rest);
-                if (add) {
-                    part(n, 2, k);
-                    TT__UNROLL for (int j = 0; j < 8; j++) g[j] += n[j];
-                }
-                put_group<V, LANES, X>(dx, r, k, lane, vector, g);
-                if constexpr (DROP) {
-                    drop.op.apply(r, column_of<LANES>(k, 0, lane, true), g);
-                    put_group<V, LANES, X>(drop.to, r, k, lane, vector, g);
-                }
-                TT__UNROLL for (int j = 0; j < 8; j++) ds[k][j] += g[j];
-            }
-        }
-        if (RING) {
-            fetch(r + R::STAGES * TEAMS, stage);
-            stage = stage + 1 < R::STAGES ? stage + 1 : 0;
-        }
+    constexpr bool AHEAD = X == TT_BF16;
+    const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
+    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
+    const bool leaves = dx.data != NULL, centred = stats.cols == 2;
+    add = add && leaves;
+    float dw[8], db[8], ds[8], scale[8];
+    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
+    row_stats next[ROWS];
+    {
+        row_bits<W> bits;
+        fetch_row(bits, w, 0, t);
+        widen_row(scale, bits);
     }
-    const int kinds = sums ? 3 : 2;
-    float *const to_sums = partial + (int64_t)blockIdx.x * kinds * x.cols;
-    if (TEAMS == 1) {
-        TT__UNROLL for (int k = 0; k < V; k++)
-            TT__UNROLL for (int j = 0; j < 8; j++) {
-                const int64_t c = column_of<LANES>(k, j, lane, vector);
-                if (c >= x.cols) continue;
-                to_sums[c] = dw[k][j];
-                to_sums[x.cols + c] = db[k][j];
-                if (sums) to_sums[2 * x.cols + c] = ds[k][j];
-            }
-        return;
-    }
-    float4 *const halves = (float4 *)memory; // [dw, db, dx][team][k][half][lane]
-    const auto leave = [&](int kind, const float (&v)[V][8]) {
-        TT__UNROLL for (int k = 0; k < V; k++)
-            TT__UNROLL for (int h = 0; h < 2; h++)
-                halves[((kind * TEAMS + team) * V + k) * 2 * LANES + h * LANES + lane] =
-                    make_float4(v[k][4 * h], v[k][4 * h + 1], v[k][4 * h + 2], v[k][4 * h + 3]);
+    TT__UNROLL for (int j = 0; j < 8; j++) dw[j] = db[j] = ds[j] = 0;
+    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
+    // the next; `left`: rows of the block from there on.
+    const int64_t from = (int64_t)blockIdx.x * rows_each;
+    const int64_t end = min(x.rows, from + rows_each);
+    int left = (int)(end - from) - team;
+    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
+    move(dy, from + team);
+    move(x, from + team);
+    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
+    move(dx, from + team);
+    move(stats, from + team);
+    const auto fetch_one = [&](int i, int many) {
+        const bool there = i * TEAMS < many;
+        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
+        fetch_row(next_x[i], x, i * TEAMS, t, there);
+        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
     };
-    __syncthreads(); // the ring has no reader any more
-    leave(0, dw);
-    leave(1, db);
-    if (sums) leave(2, ds);
-    __syncthreads();
-    constexpr int KIND = V * 2 * LANES;
-    for (int i = threadIdx.x; i < kinds * KIND; i += TT__ROW_THREADS) {
-        const int kind = i / KIND, p = i % KIND, k = p / (2 * LANES), h = p / LANES % 2;
-        float4 sum = make_float4(0, 0, 0, 0);
-        TT__UNROLL for (int t = 0; t < TEAMS; t++) {
-            const float4 v = halves[(kind * TEAMS + t) * KIND + p];
-            sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
+    const auto fetch = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
+        move(dy, B::TURN);
+        move(x, B::TURN);
+        move(stats, B::TURN);
+    };
+    const auto fetch_old = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++)
+            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
+    };
+    if (AHEAD) fetch(left);
+    if (AHEAD) fetch_old(left);
+    for (int turn = 0; left + team > 0; left -= B::TURN, turn ^= 1) { // a whole block
+        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
+        if (X == TT_F32) fetch(left);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (X == ANY) fetch_one(i, left);
+            const float shift = -next[i].mean * next[i].rstd;
+            rstd[i] = next[i].rstd;
+            widen_row(g[i], next_dy[i]);
+            widen_row(n[i], next_x[i]);
+            sum[2 * i] = sum[2 * i + 1] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                n[i][j] = n[i][j] * rstd[i] + shift;
+                dw[j] += g[i][j] * n[i][j];
+                db[j] += g[i][j];
+                g[i][j] *= scale[j];
+                sum[2 * i] += g[i][j];
+                sum[2 * i + 1] += g[i][j] * n[i][j];
+            }
         }
-        const float of[4] = {sum.x, sum.y, sum.z, sum.w};
-        const int64_t c = column_of<LANES>(k, 4 * h, p % LANES, vector);
-        float *const at = to_sums + kind * x.cols + c;
-        if (vector) {
-            if (c < x.cols) *(float4 *)at = sum;
-        } else {
-            TT__UNROLL for (int j = 0; j < 4; j++) if (c + j * LANES < x.cols) at[j * LANES] = of[j];
+        if (AHEAD) fetch(left - B::TURN);
+        if (X == ANY) {
+            move(dy, B::TURN);
+            move(x, B::TURN);
+            move(stats, B::TURN);
         }
+        if (!leaves) continue;
+        if (X == TT_F32) fetch_old(left);
+        row_sums<B::ROW_WARPS>(sum, sum_part[turn], team * warps, warps);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
+            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
+            if (i * TEAMS >= left) continue;
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
+            if (add) {
+                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
+                widen_row(n[i], old[i]);
+                TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] += n[i][j];
+            }
+            put_row<X>(dx, i * TEAMS, t, g[i]);
+            if constexpr (DROP) {
+                drop.op.apply(end - left + i * TEAMS, t.at, g[i]);
+                drop.to.data = (char *)dx.data + dropped;
+                put_row<X>(drop.to, i * TEAMS, t, g[i]);
+            }
+            TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
+        }
+        move(dx, B::TURN);
+        if (AHEAD) fetch_old(left - B::TURN);
+    }
+    float *const to_sums = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols;
+    const auto store = [&](int kind, const float (&v)[8]) {
+        TT__UNROLL for (int j = 0; j < 8; j++)
+            if (t.column(j) < x.cols) to_sums[kind * x.cols + t.column(j)] = v[j];
+    };
+    if constexpr (TEAMS == 1) {
+        store(0, dw);
+        store(1, db);
+        if (sums) store(2, ds);
+    } else { // of columns: over the teams; halves of 4 columns apart
+        float4 *const own = memory + team * 2 * width + t.at;
+        const auto leave = [&](int place, const float (&v)[8]) {
+            own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
+            own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
+        };
+        const auto sum_up = [&](int kind, int place, int count) { // a team does a kind
+            float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            for (int k = place; k < place + count; k++) {
+                const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
+                all[0] += a.x; all[1] += a.y; all[2] += a.z; all[3] += a.w;
+                all[4] += b.x; all[5] += b.y; all[6] += b.z; all[7] += b.w;
+            }
+            store(kind, all);
+        };
+        leave(0, dw);
+        leave(TEAMS, db);
+        __syncthreads();
+        if (team < 2) sum_up(team, team * TEAMS, TEAMS);
+        if (!sums) return;
+        __syncthreads();
+        leave(0, ds);
+        __syncthreads();
+        if (team == 2) sum_up(2, 0, TEAMS);
     }
 }
 
@@ -2817,17 +2823,14 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat d
     partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
 }
 
-template <int V, int LANES, int X, int W, bool DROP>
+template <int X, int W, bool NARROW, bool DROP>
 cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int64_t rows_each, float *partial,
                                       bool vector, bool sums, const norm_dropout &drop)
 {
-    const auto kernel = layernorm_backward<V, LANES, X, W, DROP>;
-    const size_t shared = LANES == 32 ? norm_ring<V, X>::SHARED : 0;
-    const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               (int)shared);
-    return e != cudaSuccess ? e : TT__LAUNCH(kernel, blocks, TT__ROW_THREADS, shared, l->device->stream,
-                                             l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each,
-                                             partial, l->add[0], vector, sums, drop);
+    const unsigned threads = (unsigned)(backward_block<NARROW, X>::TEAMS * row_threads(l->in[1].cols));
+    return TT__LAUNCH((layernorm_backward<X, W, NARROW, DROP>), blocks, threads, 0, l->device->stream, l->in[0],
+                      l->in[1], l->in[2], l->in[3], l->out[0], rows_each, partial, l->add[0], vector, sums,
+                      1.0f / (float)l->in[1].cols, drop);
 }
 
 // dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
@@ -2856,16 +2859,14 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
             drop.op = dropout_of(dropout);
             drop.to = dropout->out[0];
         }
-        // Devices with less shared memory than a block of 8.0 may have take the rows where they lie.
-        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype) &&
-            norm_shared(x->cols, x->dtype) <= d->properties.sharedMemPerBlockOptin;
-        TT__WITH_ROW(x->cols, typed, x->dtype, w->dtype,
-                     constexpr bool DROP = X != ANY;
-                     e = DROP && dropout
-                         ? launch_layernorm_backward<V, LANES, X, W, DROP>(l, (unsigned)blocks, each, partial,
-                                                                           vector, kinds == 3, drop)
-                         : launch_layernorm_backward<V, LANES, X, W, false>(l, (unsigned)blocks, each, partial,
-                                                                            vector, kinds == 3, drop));
+        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype);
+        TT__WITH_NORM(x->cols, typed, x->dtype, w->dtype,
+                      constexpr bool DROP = X != ANY;
+                      e = DROP && dropout
+                          ? launch_layernorm_backward<X, W, NARROW, DROP>(l, (unsigned)blocks, each, partial,
+                                                                        vector, kinds == 3, drop)
+                          : launch_layernorm_backward<X, W, NARROW, false>(l, (unsigned)blocks, each, partial,
+                                                                         vector, kinds == 3, drop));
     }
     const tt__mat *const of[3] = {&l->out[1], biased ? &l->out[2] : &no_operand,
                                   kinds == 3 ? sums : &no_operand};
@@ -2906,7 +2907,7 @@ cudaError_t run_with_dropout(const tt__launch *l)
     const tt__mat *x = forward ? &norm->in[0] : &norm->in[1], *w = forward ? &norm->in[1] : &norm->in[2];
     const tt__mat *const rows[] = {&dropout->in[0], &dropout->in[1], &dropout->out[0], &norm->in[0],
                                    forward ? x : &norm->in[1], &norm->out[0]};
-    bool one = x->cols % 8 == 0 && x->cols <= 1024 && x->dtype != TT_F16 && w->dtype != TT_F16 &&
+    bool one = x->cols % 8 == 0 && x->cols <= TT__ROW_COLUMNS && x->dtype != TT_F16 && w->dtype != TT_F16 &&
         (x->dtype == TT_BF16 || w->dtype == TT_F32) && is_wide(w) && !dropout->add[0];
     for (const tt__mat *m : rows) one = one && is_wide(m) && (!m->data || m->dtype == x->dtype);
     if (forward) {
@@ -2918,7 +2919,7 @@ cudaError_t run_with_dropout(const tt__launch *l)
     } else {
         const int sums = norm->instr->op == TT__OP_LAYERNORM_BACKWARD ? 3 : 2;
         one = one && norm->out[0].data && !norm->out[sums].data && !dropout->in[1].data &&
-            norm_shared(x->cols, x->dtype) <= norm->device->properties.sharedMemPerBlockOptin;
+            norm->out[0].ld == dropout->out[0].ld;
         for (int k = 0; k < 4; k++) one = one && is_apart(dropout->out[0], norm->in[k]);
     }
     if (one) return forward ? run_layernorm_with(norm, dropout) : run_layernorm_backward_with(norm, dropout);
@@ -3258,7 +3259,7 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
 // relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax",
 // 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit `own` is the
 // first of the greatest, as argmax has it.
-struct row_sums {
+struct logit_sums {
     float m, s, sx, own;
     bool right;
 
@@ -3307,7 +3308,7 @@ template <int THREADS>
 __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
                                                         int64_t target, float smoothing)
 {
-    row_sums sums;
+    logit_sums sums;
     sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
     for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
         float v[8];
@@ -3624,7 +3625,7 @@ __global__ void __launch_bounds__(1024, 1)
     while (r < z.rows) {
         const int64_t next = r + gridDim.x;
         const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
-        row_sums sums;
+        logit_sums sums;
         tt__cp_async_wait<0>(); // for the thread's own columns
         sums.begin(own);
         const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed

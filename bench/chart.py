@@ -2,7 +2,9 @@
 """Draws bench/results/speed.svg from bench/results/speed.json: time and peak memory of a training step beside
 PyTorch's, on each kind of CPU. And bench/results/ranks.svg from ranks.json, which is what
 `build/memory_ladder --ranks 8 --json` prints: memory of a rank by how ranks share the work; and devices.svg
-from devices.json, which is what `build/ranks --only devices --json` prints. Standard library only.
+from devices.json, which is what `build/ranks --only devices --json` prints; and gpu.svg from the newest
+gpu_NAME_DATE.json, which is what bench/gpu.sh writes: time and memory of a training step on a GPU beside
+PyTorch's. Standard library only.
 
     python3 bench/chart.py             draws the pictures
     python3 bench/chart.py --tables    prints README.md's lines below the pictures, bench/README.md's tables
@@ -24,15 +26,19 @@ A value is null where it was not kept or not measured. Both sides use two thread
 turn."""
 import argparse
 import datetime
+import glob
 import json
 import os
 import re
 import sys
 from xml.sax.saxutils import escape
 
+import gpu
+
 RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
 RECORDS, PICTURE = os.path.join(RESULTS, "speed.json"), os.path.join(RESULTS, "speed.svg")
 DEVICES, DEVICES_PICTURE = os.path.join(RESULTS, "devices.json"), os.path.join(RESULTS, "devices.svg")
+GPU_PICTURE = os.path.join(RESULTS, "gpu.svg")
 RANKS, RANKS_PICTURE = os.path.join(RESULTS, "ranks.json"), os.path.join(RESULTS, "ranks.svg")
 KEYS = ["task", "model", "shape", "precision", "cpu", "isa", "vs", "unit", "speed", "peer_speed",
         "speed_ratio", "mb", "peer_mb", "memory_ratio", "commit", "date", "command"]
@@ -174,6 +180,88 @@ def picture(records):
         y += 22
     out.append(text(20, y + 2, note, 11, fill=QUIET))
     return framed(title, y + 18, out)
+
+
+def read_gpu():
+    """the newest of the records that bench/gpu.sh wrote"""
+    return max((json.loads(open(path, encoding="utf-8").read()) for path in
+                glob.glob(os.path.join(RESULTS, "gpu_*.json"))), key=lambda record: record["date"])
+
+
+# Of the picture of a GPU: sides of gpu.SIDES that do tinytrain's work, and those without dropout, each with
+# the name of ours; of PyTorch's compiled ones the fastest is drawn, and eager.
+GPU_WORK = [("", ("tinytrain", "tuned"), ("compile", "reduce", "nano_dropout", "nano_dropout_reduce")),
+            (", without dropout", ("nodrop",), ("nano", "nano_padded", "nano_padded_reduce"))]
+GPU_MODELS = {"vit": "ViT-", "fixed": "DistilBERT, ", "gpt2": "GPT-2, "}
+GPU_LEFT, GPU_RIGHT, GPU_BAR = 228, 496, 150
+
+
+def gpu_groups(record):
+    """[(heading, [(side, ours?, ms, MB, waits for its host?)])] of a record of bench/gpu.sh"""
+    value = {r["name"]: r for r in record["rows"]}
+    labels = dict.fromkeys(name[:-len(", tinytrain: time of a step")] for name in value
+                           if name.endswith(", tinytrain: time of a step"))
+    groups = []
+
+    def row(label, side, ours):
+        who = gpu.SIDES[side]
+        of = label if side == "tinytrain" else f"{label}, {who}"
+        time = value.get(f"{label}, {who}: time of a step")
+        memory = value.get(f"{of}: memory measured beside the plan" if ours
+                           else f"{label}: memory measured beside {who}")
+        if not time or not memory:
+            return None
+        busy = value.get(f"{label}, {who}: the GPU is busy")
+        waits = bool(busy) and busy["of_peak"] < gpu.BUSY
+        return who, ours, time["value"], memory["value" if ours else "peer"], waits
+    for label in labels:
+        kind = next((k for k in GPU_MODELS if label.startswith(gpu.WHAT[k] + ", ")), None)
+        if not kind or label.startswith(gpu.WHAT["imdb"]):
+            continue
+        for work, ours, compiled in GPU_WORK:
+            mine = [r for r in (row(label, side, True) for side in ours) if r]
+            peers = [r for r in (row(label, side, False) for side in compiled) if r]
+            rows = mine + sorted(peers, key=lambda r: r[2])[:1]
+            rows += [r for r in [row(label, "eager", False)] if r and not work]
+            if mine and len(rows) > len(mine):
+                name = GPU_MODELS[kind] + label[len(gpu.WHAT[kind]) + 2:]
+                groups.append((name + work, rows))
+    return groups
+
+
+def gpu_picture(record):
+    title = f"Time and memory of a training step on an {record['gpu']} beside PyTorch's"
+    out, y = [], TOP
+    for x, heading in ((GPU_LEFT, "Time of a training step"), (GPU_RIGHT, "Memory of the GPU")):
+        out += [text(x, 28, heading, 14, bold=True), bar(x, 38, 14, OURS), text(x + 20, 50, "tinytrain"),
+                bar(x + 90, 38, 14, THEIRS), text(x + 110, 50, "PyTorch")]
+    some_wait = False
+    for heading, rows in gpu_groups(record):
+        out.append(text(20, y + 4, escape(heading), bold=True))
+        y += 12
+        most = [max(r[k] for r in rows) for k in (2, 3)]
+        for who, ours, time, memory, waits in rows:
+            some_wait = some_wait or waits
+            name = re.sub(", (no )?dropout$", "", who).replace("plain PyTorch", "plain") + "*" * waits
+            out.append(text(GPU_LEFT - 12, y + 12, escape(name), 11, fill=QUIET, anchor="end"))
+            for x, amount, all_of, words in ((GPU_LEFT, time, most[0], f"{short(time):g}</tspan> ms"),
+                                             (GPU_RIGHT, memory, most[1], f"{memory / 1e3:.1f}</tspan> GB")):
+                width = GPU_BAR * amount / all_of
+                out += [bar(x, y + 1, width, OURS if ours else THEIRS),
+                        text(f"{x + width + 6:.1f}", y + 12, '<tspan font-weight="600">' + words)]
+            y += 20
+        y += 22
+    peers = re.match(r"PyTorch [\d.]+", record["peers"])
+    notes = [f"{record['gpu']}, {record['date']}, commit {record['revision']}; "
+             f"{peers[0] if peers else 'PyTorch'}; of its compiled variants the fastest. Shorter bars are "
+             "better."]
+    notes += ["* The GPU waits for its host: what PyTorch's Python takes, and not the GPU."] * some_wait
+    plain = any(row[0].startswith("plain") for _, rows in gpu_groups(record) for row in rows)
+    notes += ["plain: GPT-2 in one file of PyTorch, with a vocabulary of 50,257 or padded to 50,304."] * plain
+    notes += record.get("notes", [])
+    for k, note in enumerate(notes):
+        out.append(text(20, y + 2 + 16 * k, escape(note), 11, fill=QUIET))
+    return framed(title, y + 2 + 16 * len(notes), out)
 
 
 # Of the picture of ranks: categories of a plan, as tt_plan_svg colours them, and cards to compare with.
@@ -363,7 +451,8 @@ def main():
     if args.add:
         add(args.add, args)
     for path, drawn in ((PICTURE, picture(read())), (RANKS_PICTURE, ranks_picture(read_ranks())),
-                        (DEVICES_PICTURE, devices_picture(read_lines(DEVICES)))):
+                        (DEVICES_PICTURE, devices_picture(read_lines(DEVICES))),
+                        (GPU_PICTURE, gpu_picture(read_gpu()))):
         with open(path, "w", encoding="utf-8") as f:
             f.write(drawn)
 

@@ -78,10 +78,11 @@ def tokens_of(inputs, args):
 
 
 class Turn:
-    """The GPU under a lock: this process holds it whenever it uses the GPU, so at all times but while torch.compile
-    compiles, which several processes do at once. --turn PREFIX: after the first compilation, and without one
-    before the first use of the GPU, the process writes PREFIX.ready and waits for PREFIX.go; it writes
-    PREFIX.timed once it needs the GPU no longer. Compilation gives way to what is measured (nice 19)."""
+    """The GPU under a lock: this process holds the lock whenever it uses the GPU, that is always but while
+    torch.compile compiles, which several processes do at once. With --turn PREFIX the process writes
+    PREFIX.ready after the first compilation, or without one before the first use of the GPU, and waits for
+    PREFIX.go; it writes PREFIX.timed once it needs the GPU no longer. Compilation gives way to measurements
+    (nice 19)."""
 
     def __init__(self, args, wait):
         self.prefix, self.wait, self.used, self.taken = args.turn, wait, 0, False
@@ -306,11 +307,11 @@ def in_short(prefix):
     with open(prefix + ".out") as f:
         rows = pytorch.rows_of(f.read())
     value = lambda name: rows[name]["value"] if name in rows else float("nan")
+    step = lambda what: f"{value('time of a step' + what):.2f}"
     with open(prefix + ".log") as f:
         skipped = [line.strip() for line in f if "cudagraph" in line.lower() and "skip" in line.lower()]
-    return (f"ms a step: median {value('time of a step, median'):.2f} least "
-            f"{value('time of a step, least'):.2f} mean {value('time of a step, mean'):.2f} GPU busy "
-            f"{value('time of a step that the GPU is busy'):.2f}; {value('tokens a second, mean'):.0f} tokens/s; "
+    return (f"ms a step: median {step(', median')} least {step(', least')} mean {step(', mean')} GPU busy "
+            f"{step(' that the GPU is busy')}; {value('tokens a second, mean'):.0f} tokens/s; "
             f"MB: tensors {value('memory of tensors at most'):.0f} allocator "
             f"{value('memory of the allocator at most'):.0f} device grew by "
             f"{value('device memory grew by'):.0f}; not recorded: "
@@ -322,8 +323,13 @@ def run_peers(args):
     has one after another measure, in the order of the list: from when all have compiled, or --compile seconds
     after the start those that have. Writes the files of stages as they end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu.py: ended"))
+    parent = os.getppid()
     began = time.monotonic()
-    since = lambda: time.monotonic() - began
+
+    def since():
+        if os.getppid() != parent:
+            sys.exit("gpu.py: who started the peers has ended")
+        return time.monotonic() - began
     with open(args.list) as f:
         waiting = [Peer(args, line) for line in f if line.strip()]
     closing = []      # have measured, and write their figures
@@ -337,8 +343,8 @@ def run_peers(args):
             p.start()
         while since() < args.compile and any(p.running() and not p.is_there("ready") for p in waiting):
             time.sleep(0.1)
-        print(f"compiled: {sum(p.is_there('ready') for p in waiting)} of {len(waiting)} after {since():.0f} s",
-              flush=True)
+        ready = sum(p.is_there("ready") for p in waiting)
+        print(f"compiled: {ready} of {len(waiting)} after {since():.0f} s", flush=True)
         while args.after and not os.path.exists(args.after) and since() < args.limit:
             time.sleep(0.1)
         limit = min(args.limit, since() + args.time)
@@ -380,7 +386,8 @@ def run_training(args):
     if args.metrics:
         with open(args.metrics, newline="") as f:
             steps = sum(float(r["seconds"]) for r in csv.DictReader(f) if r["split"] == "train")
-        accuracy, memory = last(r"accuracy ([\d.]+), .* test texts"), last(r"memory plan for \w+: ([\d.]+) MB")
+        accuracy = last(r"accuracy ([\d.]+), .* test texts")
+        memory = last(r"memory plan for \w+: ([\d.]+) MB")
     else:
         steps, accuracy = last(r"training took ([\d.]+) s"), last(r"test accuracy ([\d.]+)")
         memory = last(r"memory of tensors at most (\d+) MB" if "MB\n" in out.stdout
@@ -510,7 +517,7 @@ def make_report(args):
     for name, r in measured.get("peaks", {}).items():
         row(name, r["value"], r["unit"])
     value = lambda run, name: measured.get(run, {}).get(name, {}).get("value")
-    runs = [tuple(name.split(".")) for name in measured if name.count(".") == 2 and name.split(".")[0] in WHAT]
+    runs = [r for r in (tuple(name.split(".")) for name in measured) if len(r) == 3 and r[0] in WHAT]
     for what, precision in dict.fromkeys(r[:2] for r in runs):
         label = f"{WHAT[what]}, {shapes[what]}, {precision}"
         speeds = {side: value(f"{what}.{precision}.{side}", "tokens a second, mean") for side in SIDES}
@@ -522,7 +529,8 @@ def make_report(args):
             if not speed:
                 continue
             millis, memory, ratio, of_peak = value(run, "time of a step, mean"), grown(side), None, None
-            median, busy = value(run, "time of a step, median"), value(run, "time of a step that the GPU is busy")
+            median = value(run, "time of a step, median")
+            busy = value(run, "time of a step that the GPU is busy")
             own = "nodrop" if side in NO_DROPOUT and speeds["nodrop"] else "tinytrain"
             rate = measured[run].get("matmuls and attention, whole step, mean")
             planned = value(run, "planned memory")
@@ -567,12 +575,12 @@ def make_report(args):
              "The share is of cuBLASLt's products in the same process; there peers are taken to do the FLOPs "
              "of tinytrain's first row. TFLOP: of a step's matmuls and attention, with what is recomputed, "
              "as each side counts its own (torch.utils.flop_counter, in eager mode).", ""]
-    columns = ["what", "side", "ms a step", "median", "GPU busy", "tokens/s", "ratio", "TFLOP", "matmuls and attention", "tensors",
-               "measured"]
+    columns = ["what", "side", "ms a step", "median", "GPU busy", "tokens/s", "ratio", "TFLOP",
+               "matmuls and attention", "tensors", "measured"]
     text += table(columns, lines) if lines else ["Nothing was measured."]
     if trained:
-        text += (["", "DistilBERT from the same random weights on IMDb, bf16-mixed; PyTorch pads and groups by "
-                  "length, tinytrain has no padding:", ""] +
+        text += (["", "DistilBERT from the same random weights on IMDb, bf16-mixed; PyTorch pads and groups "
+                  "by length, tinytrain has no padding:", ""] +
                  table(["side"] + [f"{what}, {unit}" for what, unit in TRAINED], trained))
     peaks = {name: r["value"] for name, r in measured.get("peaks", {}).items()}
     for name in [name for name in measured if ".ops_wgmma_" in name]:

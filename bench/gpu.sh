@@ -1,11 +1,11 @@
 #!/bin/sh
-# Everything that is to be known of tinytrain on a GPU, in one command of at most 9 minutes: tests, training steps
-# beside PyTorch's, a training from start to end beside PyTorch's, the time of each op, and small shares of the
-# tests under compute-sanitizer. Each stage has a limit of its own, and the report is written again as
-# stages end, so that a run that is cut leaves what it has found.
+# Measures and tests tinytrain on a GPU, in one command of at most 9 minutes: tests, training steps beside
+# PyTorch's, a training from its start to its end beside PyTorch's, the time of each op, and small shares of
+# the tests under compute-sanitizer. Each stage has a limit of its own, and the report is written again
+# every 5 seconds, so that a run that is cut leaves its results.
 #
-#   PYTHON=python3 bench/gpu.sh      builds first; needs an NVIDIA GPU, the CUDA toolkit, and for the peers torch
-#                                    and transformers
+#   PYTHON=python3 bench/gpu.sh      builds first; needs an NVIDIA GPU, the CUDA toolkit, and for the peers
+#                                    torch and transformers
 #   bench/gpu.sh --test --measure    these parts only (--build --test --measure --train --ops --sanitize)
 #
 # Where a GPU is at hand for minutes only: bench/gpu.sh --build --arch 90a on another machine, and there
@@ -18,8 +18,8 @@
 #                   (bench/results)
 #   --limit N       seconds for all of this call; what no longer fits is skipped (530)
 #   --revision TEXT of the sources, where there is no git (what git says)
-#   --imdb DIR, --vocab DIR   aclImdb and a folder with vocab.txt (bench/minilm_imdb.py --make-vocab makes one):
-#                             for the training, and real reviews instead of lengths drawn as IMDb's are
+#   --imdb DIR, --vocab DIR   aclImdb and a folder with vocab.txt (bench/minilm_imdb.py --make-vocab makes
+#                             one): for the training, and real reviews instead of lengths drawn as IMDb's are
 #   --cache DIR     what torch.compile compiled, for calls on another GPU of the same kind: read where it is
 #                   there, else written
 #   --only LIST     of vit, fixed, imdb and gpt2, what to measure: ViT-L/16, DistilBERT on 12 x 512 tokens and
@@ -37,7 +37,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 B=${B:-build} CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} PYTHON=${PYTHON:-python3} began=$(date +%s)
 NVCC=${NVCC:-$CUDA_HOME/bin/nvcc} GPU_LOCK=${GPU_LOCK:-/tmp/gpu.lock}
-command="bench/gpu.sh $*" parts='' out=bench/results limit=530 dry='' peers=yes imdb='' vocab='' cache=''
+command="bench/gpu.sh $*" parts='' out=bench/results limit='' dry='' peers=yes imdb='' vocab='' cache=''
 only='vit fixed imdb gpt2' prebuilt='' arch=''
 revision=$(git rev-parse --short HEAD 2> /dev/null || echo unknown)
 die() { echo "gpu.sh: $*" >&2; exit 1; }
@@ -71,6 +71,8 @@ if [ -z "$parts" ]; then
     parts=' test measure train ops sanitize'
     [ -n "$prebuilt" ] || parts=" build$parts"
 fi
+# Only a build, which a machine without a GPU makes, may take its time.
+[ -n "$limit" ] || case $parts in ' build') limit=3600 ;; *) limit=530 ;; esac
 for kind in $only; do
     case $kind in vit | fixed | imdb | gpt2) ;;
     *) die "--only '$kind': there are vit, fixed, imdb and gpt2" ;; esac
@@ -203,6 +205,7 @@ report() {
 }
 # Every few seconds, for a call that is ended from outside.
 rm -f "$state/done"
+[ "$parts" != ' build' ] || : > "$state/done"
 (
     seconds=0
     while sleep 1 && kill -0 $$ 2> /dev/null && [ ! -e "$state/done" ]; do
@@ -217,8 +220,8 @@ reporter=$!
 if part build && [ -n "$dry" ]; then stage build 300 make "$B/step" "$B/tt_doctor" "$B/distilbert_imdb"
 elif part build; then
     # shellcheck disable=SC2046
-    stage build 500 make -j 2 "$B/cuda/step" "$B/cuda/tt_doctor" "$B/cuda/distilbert_imdb" "$B/cuda/test_emu" \
-        $(test_list | sed "s|^\([^ ]*\).*|$B/cuda/\1|")
+    stage build 3600 make -j 2 "$B/cuda/step" "$B/cuda/tt_doctor" "$B/cuda/distilbert_imdb" \
+        "$B/cuda/test_emu" $(test_list | sed "s|^\([^ ]*\).*|$B/cuda/\1|")
     test_list > "$B/cuda/tests"
 fi
 
@@ -230,12 +233,13 @@ peer() {
     case " $only " in *" $kind "*) ;; *) return ;; esac
     case " $(of precisions "$kind") " in *" $precision "*) ;; *) return ;; esac
     echo "$kind.$precision.$side --device $device --batches $state/$kind.safetensors --variant '$v'" \
-        "--warm $(of warm "$kind") --steps $(of steps "$kind")${cache:+ --cache $cache/$kind.$precision.$side}" \
-        "$*" >> "$state/peers"
+        "--warm $(of warm "$kind") --steps $(of steps "$kind")" \
+        "${cache:+--cache $cache/$kind.$precision.$side}" "$*" >> "$state/peers"
 }
-# What matters most comes first, as time may run out. Images and GPT-2 have a batch's shape in each step, which
-# recorded launches (reduce-overhead) need. The plain GPT-2 (bench/nano_gpt.py) of a padded vocabulary and
-# without dropout is the fastest; that of 50,257 with dropout does what tinytrain does.
+# What matters most comes first, as time may run out. With DistilBERT PyTorch waits for its host, so recorded
+# launches (reduce-overhead) are the fair peer there; they need the same shape in each step. The plain GPT-2
+# (bench/nano_gpt.py) with a padded vocabulary and without dropout is the fastest; that with 50,257 and
+# dropout does tinytrain's work.
 list_peers() {
     peer reduce vit bf16-true reduce --whole "$model_vit"
     for precision in bf16-mixed bf16-true; do
@@ -274,8 +278,8 @@ fi
 if part measure && [ -n "$torch" ]; then
     : > "$state/peers"
     list_peers
-    "$PYTHON" bench/gpu.py peers --list "$state/peers" --state "$state" --lock "$GPU_LOCK" --after "$state/go" \
-        --compile 200 --each 40 --time 210 --limit "$(($(left) - 5))" &
+    "$PYTHON" bench/gpu.py peers --list "$state/peers" --state "$state" --lock "$GPU_LOCK" \
+        --after "$state/go" --compile 200 --each 40 --time 210 --limit "$(($(left) - 5))" &
     coordinator=$!
 elif part measure; then
     skip peers 'PyTorch with transformers is not there, or not asked for'
@@ -309,15 +313,16 @@ ours() {
     kind=$1 precision=$2 run=$1.$2.$3
     shift 3
     # shellcheck disable=SC2046,SC2086
-    stage "$run" 30 $alone "$step" --json --device $device --precision "$precision" \
+    stage "$run" ${dry:+1}30 $alone "$step" --json --device $device --precision "$precision" \
         --batches "$state/$kind.safetensors" --warm "$(of warm "$kind")" --steps "$(of steps "$kind")" \
         $(model_of "$kind") $quick "$@"
 }
 has() { "$step" --help 2>&1 | grep -q -- " $1 "; }
 if part measure; then
     # shellcheck disable=SC2086
-    stage peaks 30 $alone "$step" --json --device $device --peaks $quick
-    for side in tinytrain tuned none nodrop; do for kind in $only; do for precision in $(of precisions "$kind"); do
+    stage peaks ${dry:+1}30 $alone "$step" --json --device $device --peaks $quick
+    for side in tinytrain tuned none nodrop; do for kind in $only; do
+    for precision in $(of precisions "$kind"); do
         case $side.$kind in
         tinytrain.*) ours "$kind" "$precision" tinytrain ;;
         tuned.imdb) ;;
@@ -338,7 +343,7 @@ elif part train; then
     # shellcheck disable=SC2086
     stage train.bf16-mixed.tinytrain 90 $alone "$PYTHON" bench/gpu.py training \
         --metrics "$state/run/metrics.csv" -- "$train_program" --device $device --data "$imdb" \
-        --model "$state/start" --out "$state/run" --precision bf16-mixed $train_options
+        --model "$state/start" --out "$state/run" --precision bf16-mixed --max-tokens 16384 $train_options
     # shellcheck disable=SC2086
     stage train.bf16-mixed.eager 120 $alone "$PYTHON" bench/gpu.py training -- \
         "$PYTHON" bench/minilm_imdb.py --device $device --imdb "$imdb" --start "$state/start" \
@@ -365,7 +370,7 @@ if part ops; then
     done; done
 fi
 
-# A tool on a few ops, some at once, as many as there is time for. Arguments: compute-sanitizer, tool, program,
+# A tool on some ops, side by side, as many as there is time for. Arguments: compute-sanitizer, tool, program,
 # seconds, a folder for logs.
 # shellcheck disable=SC2016
 sanitize='mkdir -p "$5" && end=$(($(date +%s) + $4))
@@ -373,13 +378,14 @@ export TINYTRAIN_DEVICE=cuda
 one() {
     ops=$1
     shift
-    TT_TEST_CASE=$ops timeout $((end - $(date +%s))) "$tool" --tool "$kind" --error-exitcode 9 --print-limit 5 \
-        "$program" "$@" > "$logs/$ops.log" 2>&1
+    TT_TEST_CASE=$ops timeout $((end - $(date +%s))) "$tool" --tool "$kind" --error-exitcode 9 \
+        --print-limit 5 "$program" "$@" > "$logs/$ops.log" 2>&1
     echo $? > "$logs/$ops.status"
 }
 tool=$1 kind=$2 program=$3 logs=$5
 one attention_by_warpgroups attention_by_warpgroups &
-for ops in layernorm linear_gelu embedding cross_entropy_linear dropout attention mean_pool set_rows patches; do
+for ops in layernorm linear_gelu embedding cross_entropy_linear dropout attention mean_pool set_rows \
+    patches; do
     one $ops reference_cuda gradient_cuda &
 done
 wait
@@ -402,8 +408,8 @@ if part sanitize; then
         elif [ "$(left)" -lt 30 ]; then skip $tool 'no time left'
         else
             most=$(($(left) - 20))
-            stage $tool $((most + 10)) sh -c "$sanitize" sanitize "$sanitizer" $tool "$B/cuda/test_ops" $most \
-                "$state/$tool" &
+            stage $tool $((most + 10)) sh -c "$sanitize" sanitize "$sanitizer" $tool "$B/cuda/test_ops" \
+                $most "$state/$tool" &
             waiting="$waiting $!"
         fi
     done

@@ -119,8 +119,9 @@ def autocast(args):
 def load_model(args, dropout):
     off = ({} if dropout
            else dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0))
-    return AutoModelForSequenceClassification.from_pretrained(args.start, num_labels=2, dtype=torch.float32,
-                                                              attn_implementation="sdpa", **off).to(args.device)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        args.start, num_labels=2, dtype=torch.float32, attn_implementation="sdpa", **off)
+    return model.to(args.device)
 
 
 class Trainer:

@@ -1,7 +1,7 @@
-"""GPT-2 as one bare file of PyTorch, in the manner of nanoGPT: the strongest common baseline for a training step of
-GPT-2 on one GPU. Attention by scaled_dot_product_attention, the loss within the model, so that torch.compile
-has all of the forward, no key-value cache and no masks. bench/pytorch.py trains it with fused AdamW and bf16
-autocast.
+"""GPT-2 as one bare file of PyTorch, in the manner of nanoGPT: the strongest common baseline for a training
+step of GPT-2 on one GPU. Attention by scaled_dot_product_attention, the loss within the model, so that
+torch.compile has all of the forward, no key-value cache and no masks. bench/pytorch.py trains it, with fused
+AdamW and in bf16 by autocast or with weights in bf16.
 
 Model and start: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"; weights
 normal(0, 0.02), those of the projections that end on the residual stream divided by sqrt(2 layers)."""

@@ -163,9 +163,10 @@ VITS = {"Ti": (192, 12, 3), "S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 2
 
 
 def attention_of(args):
-    """The name under which a model of transformers finds scaled_dot_product_attention. Under torch.compile "sdpa"
-    makes a mask even where all sequences are whole, and with a mask PyTorch has no kernel for 197 tokens but
-    multiplies in fp32; --whole registers the same function under a name for which no mask is made."""
+    """The name under which a model of transformers finds scaled_dot_product_attention. Under torch.compile
+    transformers makes a mask for "sdpa" even where all sequences are whole, and with that mask PyTorch
+    multiplies in fp32; --whole registers the same function under a name for which transformers makes no
+    mask."""
     if not getattr(args, "whole", False):
         return "sdpa"
     from transformers import AttentionInterface

@@ -91,7 +91,7 @@ def ranks_wrong(lines):
 def check_gpu_script():
     """all that bench/gpu.sh can do without a GPU, and its report"""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["sh", "bench/gpu.sh", "--dry-run", "--measure", "--no-peers", "--out", folder]
+        command = ["sh", "bench/gpu.sh", "--dry-run", "--prebuilt", "--no-peers", "--out", folder]
         out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              env=dict(os.environ, B=B, PYTHON=sys.executable))
         files = {name.rsplit(".", 1)[-1]: os.path.join(folder, name) for name in os.listdir(folder)}
@@ -106,7 +106,8 @@ def check_gpu_script():
                   for name in ("ViT, Ti/16 of 1 layer, 2 images, bf16-true, tinytrain",
                                "DistilBERT, 1 layer, 2 x 16, bf16-true, tinytrain",
                                "DistilBERT, IMDb lengths, 1 layer, batch 2, bf16-mixed, tinytrain",
-                               "GPT-2, 1 layer, 1 x 16, bf16-true, tinytrain, nothing recomputed")
+                               "GPT-2, 1 layer, 1 x 16, bf16-true, tinytrain, nothing recomputed",
+                               "GPT-2, 1 layer, 1 x 16, bf16-true, tinytrain, no dropout")
                   if name not in measured]
         beside = [row for row in report["rows"] if row["name"].endswith("beside the plan")]
         # Of the whole process.
@@ -115,9 +116,52 @@ def check_gpu_script():
         with open(files["md"]) as f:
             text = f.read()
         wrong += [f"{name} is not in the table"
-                  for name in ("| tinytrain |", "| vit.bf16-true.tinytrain | ok |", "GFLOP/s")
+                  for name in ("| tinytrain |", "| vit.bf16-true.tinytrain | ok |", "GFLOP/s",
+                               "| doctor | ok", "| tests | skipped: no GPU |", "| train | skipped: no --imdb",
+                               "| vit.bf16-true.ops | skipped: no GPU |", "| racecheck | skipped: no GPU |")
                   if name not in text]
         return wrong
+
+
+def check_gpu_peers():
+    """PyTorch's peers in turn, by stand-ins for `gpu.py torch`: each measures when the one before has, one
+    that fails and one that takes too long do not keep the others from it"""
+    programs = {"one": "open(p + '.ready', 'w').close()\nwait('.go')\nprint(row)\nsay()\n"
+                       "open(p + '.timed', 'w').close()\n",
+                "fails": "sys.exit(3)\n",
+                "hangs": "open(p + '.ready', 'w').close()\nwait('.never')\n",
+                "two": "open(p + '.ready', 'w').close()\nwait('.go')\nsay()\nprint(row)\n"}
+    start = ("import os, sys, time\np = sys.argv[3]\n"
+             "def wait(what):\n    while not os.path.exists(p + what): time.sleep(0.01)\n"
+             "def say():\n"
+             "    with open(os.path.dirname(p) + '/order', 'a') as f: f.write(os.path.basename(p) + ' ')\n"
+             f"row = {json.dumps({'name': 'time of a step, mean', 'value': 1.0})!r}\n")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in programs.items():
+            with open(os.path.join(folder, name + ".py"), "w") as f:
+                f.write(start + text)
+        with open(os.path.join(folder, "list"), "w") as f:
+            f.write("\n".join(programs) + "\n")
+        run_here = ("import sys; sys.path.insert(0, 'bench'); import gpu, os\n"
+                    "start = gpu.Peer.start\n"
+                    "def stand_in(self):\n"
+                    "    self.command[1] = os.path.join(self.args.state, self.name + '.py')\n"
+                    "    start(self)\n"
+                    "gpu.Peer.start = stand_in\ngpu.main()\n")
+        out = subprocess.run([sys.executable, "-c", run_here, "peers", "--list", os.path.join(folder, "list"),
+                              "--state", folder, "--lock", os.path.join(folder, "lock"), "--each", "1"],
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if out.returncode:
+            return [f"status {out.returncode}: {out.stdout[-300:]}"]
+        result = {}
+        for name in programs:
+            with open(os.path.join(folder, name + ".stage")) as f:
+                result[name] = f.read().split("\t")[1]
+        with open(os.path.join(folder, "order")) as f:
+            order = f.read()
+    wanted = {"one": "ok", "fails": "failed with status 3", "hangs": "ended after its 1 s", "two": "ok"}
+    return ([f"they ended so: {result}"] * (result != wanted) +
+            [f"their order is {order}"] * (order != "one two "))
 
 
 # For `make bench-peers`: a compiler that does not find OpenBLAS and oneDNN, a python3 whose venv has a pip
@@ -205,6 +249,7 @@ def main():
         check("bench refuses " + arguments,
               [] if out.returncode and not out.stdout and len(out.stderr.splitlines()) == 1 else
               [f"status {out.returncode}, says {out.stdout[:100]!r} and {out.stderr[:200]!r}"])
+    check("bench/gpu.py peers", check_gpu_peers())
     if not missing:
         check("bench/gpu.sh --dry-run", check_gpu_script())
     if os.access(os.path.join(B, "cuda_emu", "step.plain"), os.X_OK):

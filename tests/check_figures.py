@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Checks that the figures shown are those that were committed or planned: bench/results/speed.svg and
-ranks.svg are what bench/chart.py draws from speed.json and ranks.json, README.md and bench/README.md show its
+"""Checks that the figures shown are those that were committed or planned: the pictures in bench/results are
+what bench/chart.py draws from the records beside them, README.md and bench/README.md show its
 tables, the records agree with themselves, and bench/chart.py takes the lines of bench/pytorch.py. Where
 memory_ladder is built, the tables of planned memory and ranks.json are what it prints. Standard library only;
 run from the repository's root.
 
     python3 tests/check_figures.py           B: folder of the built benchmarks (build), from the environment
 """
+import glob
 import json
 import os
 import re
@@ -67,9 +68,10 @@ def check_added():
     with tempfile.TemporaryDirectory() as folder:
         copy, lines = os.path.join(folder, "bench"), os.path.join(folder, "rows.json")
         os.makedirs(os.path.join(copy, "results"))
-        shutil.copy("bench/chart.py", copy)
-        for name in ("speed.json", "ranks.json", "devices.json"):
-            shutil.copy(os.path.join("bench/results", name), os.path.join(copy, "results"))
+        for name in ("chart.py", "gpu.py", "pytorch.py"):
+            shutil.copy(os.path.join("bench", name), copy)
+        for path in glob.glob("bench/results/*.json"):
+            shutil.copy(path, os.path.join(copy, "results"))
         with open(lines, "w", encoding="utf-8") as f:
             f.write("".join(json.dumps(r) + "\n" for r in rows))
         command = [sys.executable, os.path.join(copy, "chart.py"), "--add", lines, "--cpu", "AMD Zen 3",
@@ -183,6 +185,8 @@ def main():
     check("picture_of_ranks", ["ranks.svg is not what ranks.json gives: run bench/chart.py"] * stale)
     stale = text_of(chart.DEVICES_PICTURE) != chart.devices_picture(chart.read_lines(chart.DEVICES))
     check("picture_of_devices", ["devices.svg is not what devices.json gives: run bench/chart.py"] * stale)
+    stale = text_of(chart.GPU_PICTURE) != chart.gpu_picture(chart.read_gpu())
+    check("picture_of_a_gpu", ["gpu.svg is not what the newest gpu_*.json gives: run bench/chart.py"] * stale)
     for name, path, want in (("speed", "README.md", chart.summary(records)),
                              ("speed", "bench/README.md", chart.table(records)),
                              ("ranks", "README.md", chart.ranks_summary(ranks)),

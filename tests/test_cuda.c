@@ -110,7 +110,7 @@ typedef struct trained {
     tt_trainer *trainer;
 } trained;
 
-static const char *offload, *update, *precision, *residual, *tuned; /* of all programs */
+static const char *offload, *update, *precision, *residual; /* of all programs */
 static const char everything[] = "optimizer,gradients,parameters,activations";
 
 static bool open_training(trained *t, const char *device, bool images, float dropout, bool accumulate)
@@ -826,10 +826,17 @@ TEST(training_in_fp8_keeps_its_bits)
        same, of which one is still there in fp8, and 5 gradients, each rounded once for two products. The two
        layers before have 7 more, as the gradient that both read changes in between. */
     CHECK(first.plain == 0 && first.fp8 == exact.plain && first.quantized == 2 * 20 + 7);
-    for (int k = 0; k < FP8_STEPS; k++) { /* fp8 numbers err by up to 6% */
-        CHECK_NEAR(first.loss[k] / exact.loss[k], 1, 0.08);
+    /* A number of E4M3 errs by up to 2^-4 of itself, a product of two by up to 13%. A loss, of a sum of many,
+       is nearer, and the mean over the steps within 2^-4: with 12 seeds on the emulator, where small changes
+       of a start lead to other roundings, the worst step was 10.7% off and the worst mean 4.6%. */
+    double mean = 0;
+    for (int k = 0; k < FP8_STEPS; k++) {
+        const double ratio = first.loss[k] / exact.loss[k];
+        CHECK_NEAR(ratio, 1, (1 + 0x1p-4) * (1 + 0x1p-4) - 1);
         CHECK(first.loss[k] != exact.loss[k]);
+        mean += ratio / FP8_STEPS;
     }
+    CHECK_NEAR(mean, 1, 0x1p-4);
     CHECK(first.loss[FP8_STEPS - 1] < 0.2 * first.loss[0]);
     for (int k = 0; k < TEST_COUNT(others); k++) {
         static fp8_run run;
@@ -948,7 +955,6 @@ static tt_status small_open(tt_context *ctx, small_net *n, bool accumulate)
     o.optimizer.clip_norm = 1;
     o.offload = offload;
     o.update = update;
-    o.tune = tuned;
     n->p = tt_compile(n->t, tt_cross_entropy(n->t, n->out, n->y, NULL), &o);
     return n->p ? TT_OK : tt_error_code(ctx);
 }
@@ -1769,11 +1775,13 @@ typedef struct tuned_run {
     tt_status status;         /* that is expected */
     const char *error;        /* ... and a part of it */
     unsigned refused;         /* algorithms, by their bits, after the first step */
+    long fault, faults;       /* from the first step on calls number `fault` ... fault + faults - 1 fail */
     /* Results */
     float w[TUNED_WEIGHTS];
     double loss[TUNED_STEPS];
     emu_counts first, later;  /* of the first step, which times; of those after it */
     char log[256];            /* the last line */
+    bool fault_met;
 } tuned_run;
 
 static void tuned_log(void *user, tt_log_level level, const char *id, const char *text)
@@ -1836,8 +1844,17 @@ static bool run_tuned(tuned_run *r)
     tt_status status = p ? TT_OK : tt_error_code(ctx);
     if (p && r->from) status = tt_program_load(p, r->state);
     emu_reset_counts();
+    const long calls = emu_api_calls();
+    if (r->fault) emu_inject_fault(r->fault, r->faults == 1 ? FAULT : LOST, r->faults);
     for (int k = r->from; k < r->to && status == TT_OK; k++) {
         status = tuned_step(r, p, x, y, k);
+        if (status != TT_OK && r->fault) {
+            const bool told = (status == TT_ERR_DEVICE || status == TT_ERR_MEMORY) &&
+                              names_the_fault(tt_error(ctx));
+            if (!told) fault_failed(r->fault, r->faults, tt_status_name(status), tt_error(ctx));
+            if (r->faults > 1) break;
+            status = tuned_step(r, p, x, y, k); /* which goes on */
+        }
         if (k == r->from) {
             r->first = emu_get_counts();
             emu_reset_counts();
@@ -1851,7 +1868,8 @@ static bool run_tuned(tuned_run *r)
         status = tt_param_get(ctx->params[k], w);
         w += tt_param_size(ctx->params[k]);
     }
-    const bool ok = status == r->status && (!r->error || strstr(tt_error(ctx), r->error));
+    r->fault_met = r->fault && emu_api_calls() >= calls + r->fault;
+    const bool ok = (r->faults > 1 || status == r->status) && (!r->error || strstr(tt_error(ctx), r->error));
     if (!ok) printf("%s, not %s: %s\n", tt_status_name(status), tt_status_name(r->status), tt_error(ctx));
     CHECK(ok && (status != TT_OK || w == r->w + TUNED_WEIGHTS));
     for (int d = 1; d < (p ? p->settings.crew->ranks : 0) && status == TT_OK && r->tune; d++) {
@@ -2205,13 +2223,13 @@ TEST(an_op_that_fails_is_named)
     unsetenv("TINYTRAIN_CUDA_SYNC");
 }
 
-/* Call n of CUDA fails, or all from it on do, for each `stride`th n up to the last of closing. A run that
-   fails says why, and one that does not has the right results. After a single failure the program goes on. */
-static void sweep(long count, long stride)
+/* Call n of CUDA fails, or all from it on do, for each n up to the last of closing. A run that fails says
+   why, and one that does not has the right results. After a single failure the program goes on. */
+static void sweep(long count)
 {
     small_result reference;
     long tolerated = 0, n = 0;
-    for (bool reached = true; reached; n += n ? stride : 1) { /* 0: none fails */
+    for (bool reached = true; reached; n++) { /* 0: none fails */
         test_allocator a;
         small_net net;
         small_result result;
@@ -2237,13 +2255,13 @@ static void sweep(long count, long stride)
         reached = n == 0 || emu_api_calls() >= n;
         check_nothing_left(n, count);
     }
-    CHECK(n > 200 && tolerated < n / stride / 2); /* most calls matter */
+    CHECK(n > 200 && tolerated < n / 2); /* most calls matter */
 }
 
 TEST(any_call_may_fail_once) /* with copies between the memories, too */
 {
     offload = everything;
-    sweep(1, 1);
+    sweep(1);
     offload = NULL;
 }
 
@@ -2251,7 +2269,7 @@ TEST(any_call_may_fail_for_ever)
 {
     update = "host";
     reads_later = true;
-    sweep(1L << 40, 1);
+    sweep(1L << 40);
     reads_later = false;
     update = NULL;
 }
@@ -2260,10 +2278,18 @@ TEST(any_call_may_fail_for_ever)
    on, and nothing is left. */
 TEST(any_call_may_fail_while_tuning)
 {
-    tuned = "on";
-    sweep(1, 11);
-    sweep(1L << 40, 29);
-    tuned = NULL;
+    for (int endless = 0; endless < 2; endless++) {
+        static tuned_run r;
+        long n = 1;
+        r.tune = "on";
+        r.to = 1;
+        r.faults = endless ? 1L << 40 : 1;
+        for (r.fault_met = true; r.fault_met; n += endless ? 501 : 151) { /* most calls repeat others */
+            r.fault = n;
+            run_tuned(&r);
+        }
+        CHECK(n > 1500);
+    }
 }
 
 /* The same where a trainer's state and its model are saved, and loaded again. A state that could not be
