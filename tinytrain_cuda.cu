@@ -234,14 +234,10 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
 #define TT__WGMMA_LIST                                                                            \
     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"       \
     "%24,%25,%26,%27,%28,%29,%30,%31"
-#define TT__WGMMA_LIST_96 \
-    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define TT__WGMMA_LIST_112 TT__WGMMA_LIST_96 ",%48,%49,%50,%51,%52,%53,%54,%55"
-#define TT__WGMMA_LIST_128 TT__WGMMA_LIST_112 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define TT__WGMMA_LIST_128                                                                        \
+    TT__WGMMA_LIST ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
+    "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define TT__WGMMA_SUMS_64(d) TT__WGMMA_SUMS(d, 0)
-#define TT__WGMMA_SUMS_96(d) \
-    TT__WGMMA_SUMS(d, 0), TT__WGMMA_ROW(d, 8), TT__WGMMA_ROW(d, 9), TT__WGMMA_ROW(d, 10), TT__WGMMA_ROW(d, 11)
-#define TT__WGMMA_SUMS_112(d) TT__WGMMA_SUMS_96(d), TT__WGMMA_ROW(d, 12), TT__WGMMA_ROW(d, 13)
 #define TT__WGMMA_SUMS_128(d) TT__WGMMA_SUMS(d, 0), TT__WGMMA_SUMS(d, 8)
 // d = a b^T, or d += a b^T if `add`, of 64 rows of a and 8 TILES rows of b, of 16 columns each: matrices of
 // tt__wgmma_matrix.
@@ -261,8 +257,6 @@ template <int N> __device__ __forceinline__ void tt__cp_async_wait()
     TT__WGMMA_ROWS(__nv_bfloat16, "bf16", TILES, n, list, sums, ra, rb, radd, rhigh)              \
     TT__WGMMA_ROWS(__half, "f16", TILES, n, list, sums, ra, rb, radd, rhigh)
 TT__WGMMA_ROWS_OF(8, "n64", TT__WGMMA_LIST, TT__WGMMA_SUMS_64, "%32", "%33", "%34", "%35")
-TT__WGMMA_ROWS_OF(12, "n96", TT__WGMMA_LIST_96, TT__WGMMA_SUMS_96, "%48", "%49", "%50", "%51")
-TT__WGMMA_ROWS_OF(14, "n112", TT__WGMMA_LIST_112, TT__WGMMA_SUMS_112, "%56", "%57", "%58", "%59")
 TT__WGMMA_ROWS_OF(16, "n128", TT__WGMMA_LIST_128, TT__WGMMA_SUMS_128, "%64", "%65", "%66", "%67")
 // d += a b of a (64 x 16) in registers, those of a warp as in tt__mma_16816, and of 16 rows of 64 columns.
 template <class T>
@@ -5989,17 +5983,24 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
 }
 
 // ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a block
-// copies queries, keys and values, up to STAGES tiles of KEYS ahead, and draws which weights dropout keeps;
-// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
-// the device holds; each takes one tile of queries after another, so that the copies for the next run while
-// this one's products do.
+// copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the GROUPS
+// others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as the
+// device holds; each takes one tile of queries after another, so that copies for the next run while products
+// of this one do. Of heads of 64 a multiprocessor has two blocks, which fill each other's waits; of 128 it has
+// one, whose products of a tile with values run beside those of the next tile's scores (OVERLAPS).
+template <int D> struct attention_wide_sizes {
+    enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
+           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
+};
 
-// A tile of 64 GROUPS queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
+// A tile of QUERIES queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
 // ... begin + length - 1. count < 0: there are no more.
 struct attention_item { int begin, length, at, first, count, head; };
 
 // Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
-template <class T, int D, int KEYS, int GROUPS, int STAGES, bool DROPS> struct attention_wide_tiles {
+template <class T, int D, bool DROPS> struct attention_wide_tiles {
+    typedef attention_wide_sizes<D> S;
+    enum { GROUPS = S::GROUPS, STAGES = S::STAGES, KEYS = S::KEYS };
     T q[2][GROUPS][64 * D], k[STAGES][KEYS * D], v[STAGES][KEYS * D];
     uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
 };
@@ -6077,12 +6078,15 @@ __device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const in
     }
 }
 
-template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
-__global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_wide(attention_args p)
+template <class T, int D, bool DROPS>
+__global__ __launch_bounds__(128 * (attention_wide_sizes<D>::GROUPS + 1), attention_wide_sizes<D>::BLOCKS)
+void attention_forward_wide(attention_args p)
 {
     tt__begin_kernel();
-    enum { QUERIES = 64 * GROUPS, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8,
-           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+    typedef attention_wide_sizes<D> S;
+    enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES,
+           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (S::GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+    const bool OVERLAPS = S::OVERLAPS;
     TT__SHARED(uint64_t, q_there, [2]); // and `items`
     TT__SHARED(uint64_t, q_used, [2]);
     TT__SHARED(uint64_t, k_there, [STAGES]);
@@ -6092,7 +6096,7 @@ __global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_
     TT__SHARED(attention_item, items, [2]);
     TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
     TT__DYN_SHARED(T, shared);
-    auto &tile = *(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS> *)attention_room<GROUPS>(shared);
+    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room<GROUPS>(shared);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
     if (threadIdx.x == 0) {
         for (int k = 0; k < 2; k++) {
@@ -6246,24 +6250,28 @@ __global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_
                         TT__UNROLL for (int e = 0; e < 2; e++)
                             if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
                 }
+            // Both rows side by side, each in two chains: the latency of a chain is what this takes.
+            float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
+            TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
+            TT__UNROLL for (int m = 1; m < 4; m *= 2)
+                TT__UNROLL for (int h = 0; h < 2; h++)
+                    now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
+            float offset[2];
             TT__UNROLL for (int h = 0; h < 2; h++) {
-                float now[2] = {most[h], s[0][2 * h]}, total[2] = {0, 0};
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT__UNROLL for (int e = 0; e < 2; e++) now[e] = fmaxf(now[e], s[n][2 * h + e]);
-                now[0] = fmaxf(now[0], now[1]);
-                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 1));
-                now[0] = fmaxf(now[0], __shfl_xor_sync(0xffffffffu, now[0], 2));
-                correction[h] = tt__exp2((most[h] - now[0]) * factor);
+                correction[h] = tt__exp2((most[h] - now[h]) * factor);
                 // Before a window there are tiles of which a query sees nothing.
-                const float offset = now[0] == -3.4028235e38f ? 0 : -now[0] * factor;
-                most[h] = now[0];
-                TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
-                    TT__UNROLL for (int e = 0; e < 2; e++) {
-                        s[n][2 * h + e] = tt__exp2(fmaf(s[n][2 * h + e], factor, offset));
-                        total[n % 2] += s[n][2 * h + e];
-                    }
-                sum[h] = sum[h] * correction[h] + (total[0] + total[1]);
+                offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
+                most[h] = now[h];
             }
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 0; i < 4; i++) {
+                    s[n][i] = tt__exp2(fmaf(s[n][i], factor, offset[i / 2]));
+                    total[i] += s[n][i];
+                }
+            TT__UNROLL for (int h = 0; h < 2; h++)
+                sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
         };
         const auto round = [&]() { // weights that are kept, as the operand of a product
             TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
@@ -6285,7 +6293,7 @@ __global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
         int key = begin;
         for (; key < end; key += KEYS) {
-            if (OVERLAP && key > begin) {
+            if (OVERLAPS && key > begin) {
                 used++;
                 multiply();
                 add_values(used - 1);
@@ -6307,7 +6315,7 @@ __global__ __launch_bounds__(128 * (GROUPS + 1), BLOCKS) void attention_forward_
                 TT__UNROLL for (int n = 0; n < D / 8; n++)
                     TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
             round();
-            if (OVERLAP && key + KEYS < end) continue;
+            if (OVERLAPS && key + KEYS < end) continue;
             add_values(used);
             tt__wgmma_wait<0>();
             tt__wgmma_done(out);
@@ -7268,16 +7276,16 @@ cudaError_t attention_launch(tt__device *d, K kernel, const attention_args *p, i
     return e == cudaSuccess ? TT__LAUNCH(kernel, blocks, threads, shared, d->stream, *p) : e;
 }
 
-template <class T, int D, int KEYS, int GROUPS, int BLOCKS, int STAGES, bool DROPS, bool OVERLAP>
-cudaError_t attention_forward_wide_of(tt__device *d, const attention_args *p)
+template <class T, int D, bool DROPS>
+cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
 {
-    enum { QUERIES = 64 * GROUPS };
-    const auto kernel = attention_forward_wide<T, D, KEYS, GROUPS, BLOCKS, STAGES, DROPS, OVERLAP>;
-    const size_t shared = sizeof(attention_wide_tiles<T, D, KEYS, GROUPS, STAGES, DROPS>) + TT__WIDE_ROOM;
-    const int64_t items = (int64_t)attention_tiles(p, p->q.rows, QUERIES) * p->heads;
-    const int64_t most = (int64_t)d->properties.multiProcessorCount * BLOCKS;
+    typedef attention_wide_sizes<D> S;
+    const auto kernel = attention_forward_wide<T, D, DROPS>;
+    const size_t shared = sizeof(attention_wide_tiles<T, D, DROPS>) + TT__WIDE_ROOM;
+    const int64_t items = (int64_t)attention_tiles(p, p->q.rows, S::QUERIES) * p->heads;
+    const int64_t most = (int64_t)d->properties.multiProcessorCount * S::BLOCKS;
     const int64_t blocks = items < most ? items : most, heads = (int64_t)p->seqs * p->heads;
-    const int64_t tiles = ((p->query_row ? p->q.rows : p->longest) + QUERIES - 1) / QUERIES;
+    const int64_t tiles = ((p->query_row ? p->q.rows : p->longest) + S::QUERIES - 1) / S::QUERIES;
     const int64_t groups = (heads * tiles + 2 * blocks - 1) / (2 * blocks);
     attention_args args = *p;
     args.item_tiles = (int)tiles;
@@ -7285,15 +7293,8 @@ cudaError_t attention_forward_wide_of(tt__device *d, const attention_args *p)
     args.item_rounds = (int)((groups * args.item_group * tiles + blocks - 1) / blocks);
     const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                (int)shared);
-    return e == cudaSuccess ? TT__LAUNCH(kernel, (unsigned)blocks, 128 * (GROUPS + 1), shared, d->stream, args)
-                            : e;
-}
-
-template <class T, int D, bool DROPS>
-cudaError_t attention_forward_wide_on(tt__device *d, const attention_args *p)
-{
-    return D == 64 ? attention_forward_wide_of<T, 64, 64, 2, 2, 4, DROPS, false>(d, p)
-                   : attention_forward_wide_of<T, 128, 128, 2, 1, 2, DROPS, true>(d, p);
+    if (e != cudaSuccess) return e;
+    return TT__LAUNCH(kernel, (unsigned)blocks, 128 * (S::GROUPS + 1), shared, d->stream, args);
 }
 
 // Rows of 16 for each warp and rows of the tiles that pass by: as many as the registers hold (255 a thread,

@@ -38,7 +38,7 @@ LINKED = {
         ("tests/test_ops.c", [],
          r"TEST_CASE(?:_IN_PARTS)?\((stochastic_rounding_of_each_isa|cuda_\w+|matmul_in_\w+|training_in_fp8|"
          r"attention_by_warpgroups|parameters_begin_on_the_device|biases_of_attention_cuda)\)", None),
-        ("tests/test_cuda.c", [], r"TEST_CASE\((\w+)\)", None),
+        ("tests/test_cuda.c", [], r"TEST_CASE(?:_IN_PARTS)?\((\w+)\)", None),
     ],
 }
 
