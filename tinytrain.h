@@ -5761,7 +5761,8 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     const bool listed = i->in[at.numbers] > 0;
     const int64_t bits = listed ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
     const int64_t parts = listed ? 0 : tt__cuda_attention_parts(&i->attr, &all);
-    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)tt__max(bits, parts);
+    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN)
+        + (size_t)tt__max(bits, parts);
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,

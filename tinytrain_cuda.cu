@@ -4875,8 +4875,8 @@ struct attention_args {
     // columns; NULL: none are asked for.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    float *parts;                           // (slots, rows of q, heads, head_size): see attention_backward_wide
-    int pass;
+    float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: one block has all
+    int pass;     // of blocks that leave such parts
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
@@ -6901,17 +6901,20 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // leaves it in the slot of p.parts that is its own among so many that follow each other in a sequence, to
 // which later passes add; see attention_sum_parts.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 4 };
+// Weights as the first operand of a product, those that are not kept as 0.
 template <class T, class F>
-__device__ __forceinline__ void wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4], F kept)
+__device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
+                                                         F kept)
 {
     TT__UNROLL for (int k = 0; k < 4; k++)
         TT__UNROLL for (int i = 0; i < 4; i++) {
             const int n = 2 * k + i / 2, first = i % 2 * 2;
-            to[k][i] = pack<T>(kept(n, first) ? w[0][n][first] : 0, kept(n, first + 1) ? w[0][n][first + 1] : 0);
+            to[k][i] = pack<T>(kept(n, first) ? w[0][n][first] : 0,
+                               kept(n, first + 1) ? w[0][n][first + 1] : 0);
         }
 }
 
-template <class T, bool DROPS, bool EARLY>
+template <class T, bool DROPS>
 __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args p)
 {
     tt__begin_kernel();
@@ -6995,7 +6998,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                 continue;
             }
             const int64_t slot = at / KEYS % TT__SPAN_SLOTS;
-            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size
+                + lane % 4 * 2;
             TT__UNROLL for (int n = 0; n < 8; n++) {
                 if (8 * n >= p.head_size) break;
                 float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
@@ -7036,7 +7040,9 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
             if (DROPS)
                 keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
                                                           head);
-            const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
+            const auto kept = [&](int n, int i) {
+                return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1;
+            };
             tt__wgmma_wait<1>();
             tt__wgmma_done(s[0]);
             TT__UNROLL for (int n = 0; n < 8; n++) {
@@ -7051,17 +7057,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                         if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
                     }
             uint32_t w[4][4], dw[4][4];
-            if (EARLY) {
-                wide_pack_kept<T>(w, s, kept);
-                tt__wgmma_fence();
-                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
-                tt__wgmma_commit();
-                tt__wgmma_wait<1>();
-                tt__wgmma_done(g[0]);
-            } else {
-                tt__wgmma_wait<0>();
-                tt__wgmma_done(g[0]);
-            }
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(g[0]);
             TT__UNROLL for (int n = 0; n < 8; n++) {
                 const float2 sums = *(const float2 *)(delta + 8 * n);
                 TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -7070,18 +7067,17 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                     y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
                 }
             }
-            if (!EARLY) {
-                wide_pack_kept<T>(w, s, kept);
-                tt__wgmma_fence();
-                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
-                tt__wgmma_commit();
-            }
+            attention_wide_pack_kept<T>(w, s, kept);
+            tt__wgmma_fence();
+            attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+            tt__wgmma_commit();
             attention_wide_pack<T>(dw, g);
             tt__wgmma_fence();
             attention_wide_add<T>(*(float (*)[1][8][4])dk[m], dw, qt);
             tt__wgmma_commit();
             // Tile (64, 64) of keys and queries: the 16 bytes n of a row lie at n ^ row % 8.
-            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128 + pair * 2;
+            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128
+                + pair * 2;
             TT__UNROLL for (int n = 0; n < 8; n++)
                 TT__UNROLL for (int h = 0; h < 2; h++)
                     *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
@@ -7121,7 +7117,8 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
 {
     tt__begin_kernel();
     TT__SHARED(float, part, [16][64]);
-    const int head = p.first_head + (int)(blockIdx.x % p.heads), r = threadIdx.x / 16, c = threadIdx.x % 16 * 4;
+    const int head = p.first_head + (int)(blockIdx.x % p.heads);
+    const int r = threadIdx.x / 16, c = threadIdx.x % 16 * 4;
     const attention_tile t = attention_find<64>(p, p.query_start, (int)(blockIdx.x / p.heads));
     float sums[4] = {0, 0, 0, 0};
     if (t.at >= 0 && c < p.head_size) {
@@ -7355,7 +7352,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    const auto kernel = p->drop ? attention_backward_wide<T, true, true> : attention_backward_wide<T, false, true>;
+    const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)
         e = TT__LAUNCH(kernel, (unsigned)(p->parts_k * key_heads), 256, shared, d->stream, *p);
@@ -7522,7 +7519,8 @@ cudaError_t run_attention_backward(const tt__launch *l)
     }
     p.sums_q = partial[0]; p.sums_k = partial[1]; p.sums_v = partial[2];
     p.warps = attention_warps(d, &p);
-    p.sums_deltas = fast && p.warps == 0 && !attention_spans(d, &p) && p.dq.data && attention_aligned(&p.out, p.q.dtype);
+    p.sums_deltas = fast && p.warps == 0 && !attention_spans(d, &p) && p.dq.data
+        && attention_aligned(&p.out, p.q.dtype);
     if (p.seqs > 0 && p.q.rows > 0 && !p.sums_deltas) e = attention_deltas(d, &p);
     if (p.seqs > 0 && e == cudaSuccess) e = fast ? attention_on_cores(d, &p) : attention_backward_any(d, &p);
     all_sums_to_finish all;
