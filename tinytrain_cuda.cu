@@ -6894,13 +6894,14 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
 }
 
-// The backward by warpgroups in one pass, with five products. A block of two has TILES tiles of 64 keys of a
-// sequence, in turn one of each group, with dk and dv in registers, and goes through tiles of queries. The
-// gradients of scores of a tile come to one of the groups, in turn, by shared memory: times keys they are
-// the block's part of dq. It is all of it where no sequence has more keys (p.parts is NULL); else the block
-// leaves it in the slot of p.parts that is its own among so many that follow each other in a sequence, to
-// which later passes add; see attention_sum_parts.
-enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 4 };
+// The backward by warpgroups in one pass, with five products. A block of two warpgroups owns 256 keys of a
+// sequence: tiles of 64, the even ones of one group and the odd ones of the other, with dk and dv in registers.
+// The block goes through the tiles of queries. Both groups write the gradients of a tile's scores to shared
+// memory, and the groups take turns at multiplying them by the keys, while the other begins the next tile. The
+// product is the block's part of dq: all of it where no sequence has more than 256 keys (p.parts is NULL), else
+// written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence have a slot each; later
+// passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the slots up.
+enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 2 };
 // Weights as the first operand of a product, those that are not kept as 0.
 template <class T, class F>
 __device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
