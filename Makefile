@@ -43,7 +43,8 @@ CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stoch
                       pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
                       cuda_kernels_of_each_dtype cuda_column_sums_of_attention cuda_dropout_kept_for_keys \
                       cuda_dropout_with_norms cuda_programs_with_dropout_and_norms \
-                      biases_of_attention_cuda cuda_products_of_one_x matmul_in_tf32 quantize \
+                      cuda_backward_by_warpgroups biases_of_attention_cuda cuda_products_of_one_x \
+                      matmul_in_tf32 quantize \
                       history_of_fp8_scales matmul_in_fp8 training_in_fp8 parameters_begin_on_the_device \
                       device_described_cuda
 CUDA_T_test_tensor := gradients_of_ranks_cuda

@@ -2230,16 +2230,15 @@ static inline size_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, c
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* By warpgroups, of more than 256 rows, the backward leaves parts of dq for the keys of each 256 rows of a
-   sequence, in f32, and adds them up: the bytes of as many as there are, of four at most, to which those of
-   later keys are added. */
+/* The backward by warpgroups leaves dq of sequences of more than 256 rows in two parts in f32, which are added
+   up: of the first, third, fifth ... 256 keys of a sequence, and of the others. Their bytes. */
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
     const int64_t head = q->cols / a->heads;
     const bool plain = !a->window && !a->alibi_heads && !a->block && head > 32 && head <= 64;
     if (!plain || q->dtype == TT_F32 || longest <= 256) return 0;
-    return (longest > 768 ? 4 : (longest + 255) / 256) * q->rows * q->cols * 4;
+    return 2 * q->rows * q->cols * 4;
 }
 
 /* ALiBi: log2 of the slope of head `head` of so many. Of n heads, a power of two, it is -8 (head + 1) / n; of
@@ -5763,7 +5762,8 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
     const bool listed = i->in[at.numbers] > 0;
     const int64_t bits = listed ? 0 : tt__cuda_attention_bits(&i->attr, &all, (int64_t)starts - 1);
     const int64_t parts = listed ? 0 : tt__cuda_attention_parts(&i->attr, &all);
-    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN) + (size_t)tt__max(bits, parts);
+    return order + tt__align_to(rows * (size_t)i->attr.heads * 4, TT__CUDA_ALIGN)
+        + (size_t)tt__max(bits, parts);
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,

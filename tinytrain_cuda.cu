@@ -4879,8 +4879,8 @@ struct attention_args {
     // columns; NULL: none are asked for.
     float *sums_q, *sums_k, *sums_v;
     int parts_q, parts_k;
-    float *parts;                           // (slots, rows of q, heads, head_size): see attention_backward_wide
-    int pass;
+    float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
+    int pass;     // of blocks that leave such parts
     int drop;                               // of 16 random bits, those below this drop
     uint32_t random;
     unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
@@ -5544,27 +5544,13 @@ __device__ __forceinline__ void attention_fetch(T *to, const tt__mat &m, const i
     }
 }
 
-// By warpgroups (WIDE, a block's GROUPS > 0): each has 64 rows of the block's tile and each of its warps 16,
-// so that sums lie as by mma.sync with MT = 1. For heads up to 64, by tiles of 64 rows. Tiles begin at
-// multiples of 1,024 bytes, for which so much more shared memory is asked for.
+// By warpgroups (WIDE), with tiles of 64 rows for heads of up to 64: each of a group's four warps has 16
+// rows, whose sums lie as by mma.sync with MT = 1. Tiles begin at multiples of 1,024 bytes, for which a
+// launch asks for as much more shared memory.
 enum { TT__WIDE_ROOM = 1024 };
-template <int GROUPS, class T> __device__ __forceinline__ T *attention_room(T *shared)
+template <class T> __device__ __forceinline__ T *attention_room(T *shared)
 {
-    return GROUPS ? shared + (-tt__shared_address(shared) & 1023) / sizeof(T) : shared;
-}
-
-// The first row of those that go one way with the warp's, of which the first is `mine`: by warpgroups, its
-// group's. The compiler sees that a warp has one number.
-template <int GROUPS> __device__ __forceinline__ int attention_team(int mine)
-{
-    return GROUPS ? __shfl_sync(0xffffffffu, mine & -64, 0) : mine;
-}
-
-// The thread's copies are done; a barrier follows.
-template <int GROUPS> __device__ __forceinline__ void attention_wait()
-{
-    tt__cp_async_wait<0>();
-    if (GROUPS) tt__wgmma_publish();
+    return shared + (-tt__shared_address(shared) & 1023) / sizeof(T);
 }
 
 // s (64, 64) = a b^T of tiles of 64 rows
@@ -5592,20 +5578,6 @@ __device__ __forceinline__ void attention_wide_pack(uint32_t (&to)[4][4], const 
     TT__UNROLL for (int k = 0; k < 4; k++)
         TT__UNROLL for (int i = 0; i < 4; i++)
             to[k][i] = pack<T>(w[0][2 * k + i / 2][i % 2 * 2], w[0][2 * k + i / 2][i % 2 * 2 + 1]);
-}
-
-// attention_mma_add of sums w and a tile y, and the wait for it
-template <class T>
-__device__ __forceinline__ void attention_wide_mma_add(float (&to)[1][8][4], const float (&w)[1][8][4],
-                                                       const T *y)
-{
-    uint32_t packed[4][4];
-    attention_wide_pack<T>(packed, w);
-    tt__wgmma_fence();
-    attention_wide_add<T>(to, packed, y);
-    tt__wgmma_commit();
-    tt__wgmma_wait<0>();
-    tt__wgmma_done(to[0]);
 }
 
 // s (16 MT, N) = a b^T of a (16 MT, D), b (N, D) in shared memory
@@ -5793,11 +5765,11 @@ __device__ __forceinline__ bool attention_kept(const uint32_t (&keep)[MT * KEYS 
 // The kernels of plain and causal attention; of a window and ALiBi; by blocks of a multiple of 64 rows.
 enum attention_kind { PLAIN, NEARBY, BY_BLOCKS };
 
-// Whether keys from `key` on are all behind those that the warp's queries, or its group's, from `at` on see.
-template <int MT, int GROUPS, attention_kind KIND>
+// Whether keys from `key` on are all behind those that the warp's queries, from `at` on, see.
+template <int MT, attention_kind KIND>
 __device__ __forceinline__ bool attention_behind(const attention_args &p, int at, int key)
 {
-    return KIND == PLAIN && p.causal && !p.query_row && key >= at + (GROUPS ? 64 : 16 * MT);
+    return KIND == PLAIN && p.causal && !p.query_row && key >= at + 16 * MT;
 }
 
 // What forward and dq begin with: the block's tile of queries, and the part of its warp, which begins at
@@ -5860,17 +5832,14 @@ __device__ __forceinline__ bool attention_find_queries(attention_queries<MT> &b,
 }
 
 // Tile `key` of a sequence's keys and values, of their two stages. head: of q.
-template <class T, int D, int KEYS, int GROUPS = 0>
+template <class T, int D, int KEYS>
 __device__ __forceinline__ void attention_fetch_keys(T *ks, T *vs, const attention_args &p,
                                                      const attention_tile &t, int key, int stage, int head)
 {
-    enum { WIDE = GROUPS > 0, THREADS = WIDE ? 128 * GROUPS : 128 };
-    const int at = stage * KEYS * (WIDE ? D : D + 8);
+    const int at = stage * KEYS * (D + 8);
     head /= p.group;
-    attention_fetch<T, D, KEYS, THREADS, WIDE>(ks + at, p.k, NULL, t.begin + key, t.length - key, head,
-                                               p.head_size);
-    attention_fetch<T, D, KEYS, THREADS, WIDE>(vs + at, p.v, NULL, t.begin + key, t.length - key, head,
-                                               p.head_size);
+    attention_fetch<T, D, KEYS>(ks + at, p.k, NULL, t.begin + key, t.length - key, head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs + at, p.v, NULL, t.begin + key, t.length - key, head, p.head_size);
     tt__cp_async_commit();
 }
 
@@ -5913,7 +5882,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
         if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
         // The warp has no queries, or none that sees any of the keys.
-        if (mine >= count || attention_behind<MT, 0, KIND>(p, t.at + mine, key)) continue;
+        if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1; // how often its queries see the keys
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
@@ -6096,7 +6065,7 @@ void attention_forward_wide(attention_args p)
     TT__SHARED(attention_item, items, [2]);
     TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
     TT__DYN_SHARED(T, shared);
-    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room<GROUPS>(shared);
+    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room(shared);
     const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
     if (threadIdx.x == 0) {
         for (int k = 0; k < 2; k++) {
@@ -6376,21 +6345,16 @@ __device__ __forceinline__ float attention_delta_of(const attention_args &p, int
     return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
-// Of a query: log-sum-exp of its scores, in powers of 2; sum of dout * out; row of the batch.
-struct attention_sums { float lse, delta; int row; };
-
-template <class T, int D, int MT, int KEYS, attention_kind KIND, int GROUPS = 0>
-__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(attention_args p)
+template <class T, int D, int MT, int KEYS, attention_kind KIND>
+__global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, QUERIES = 16 * MT * WARPS,
-           PITCH = GROUPS ? D : D + 8 };
+    enum { WARPS = 4, QUERIES = 16 * MT * WARPS, PITCH = D + 8 };
     TT__SHARED(uint64_t, random, ); // here, as else the keys of Philox's ten rounds are kept in registers
-    TT__SHARED(attention_sums, sums, [GROUPS ? QUERIES : 1]); // which take registers else
     TT__SHARED(float, part, [WARPS][D]);
     TT__SHARED(unsigned char *, kept_at, [WARPS]); // attention_bits of the warp's first query and of key 0
-    TT__DYN_SHARED(T, shared);
-    T *qs = attention_room<GROUPS>(shared), *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
+    TT__DYN_SHARED(T, qs);
+    T *ds = qs + QUERIES * PITCH, *ks = ds + QUERIES * PITCH;
     T *vs = ks + 2 * KEYS * PITCH;
     attention_queries<MT> b;
     const bool NEAR = KIND == NEARBY, BLOCKS = KIND == BY_BLOCKS;
@@ -6402,7 +6366,6 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
     }
     const attention_tile &t = b.t;
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
-    const int team = attention_team<GROUPS>(mine);
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
@@ -6410,11 +6373,9 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
     if (keeps && threadIdx.x % 32 == 0)
         kept_at[threadIdx.x / 32] = attention_bits(p, attention_bits_begin(p, t), (t.at + mine) / 64, 0, head)
             + mine % 64 * 2;
-    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(qs, p.q, p.query_at, first, count, head,
-                                                          p.head_size);
-    attention_fetch<T, D, QUERIES, THREADS, (GROUPS > 0)>(ds, p.dout, p.query_at, first, count, head,
-                                                          p.head_size);
-    attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, begin, 0, head);
+    attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
+    attention_fetch<T, D, QUERIES>(ds, p.dout, p.query_at, first, count, head, p.head_size);
+    attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
     float lse[MT][2], delta[MT][2], dq[MT][D / 8][4];
     TT__UNROLL for (int m = 0; m < MT; m++) {
         TT__UNROLL for (int h = 0; h < 2; h++) {
@@ -6428,8 +6389,6 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
             } else {
                 delta[m][h] = p.delta[at];
             }
-            if (GROUPS && b.pair == 0)
-                sums[mine + 8 * h + (int)threadIdx.x % 32 / 4] = {lse[m][h], delta[m][h], b.row[m][h]};
         }
         TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) dq[m][n][i] = 0;
     }
@@ -6437,17 +6396,14 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
         const T *kt = ks + stage * KEYS * PITCH, *vt = vs + stage * KEYS * PITCH;
         next = key + KEYS;
         if (BLOCKS && next < b.end) next = attention_seen_from<false>(p, sparse, head, next, b.end);
-        attention_wait<GROUPS>();
+        tt__cp_async_wait<0>();
         __syncthreads();
-        if (next < b.end) attention_fetch_keys<T, D, KEYS, GROUPS>(ks, vs, p, t, next, stage ^ 1, head);
-        if (team >= count || attention_behind<MT, GROUPS, KIND>(p, t.at + team, key)) continue;
+        if (next < b.end) attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, next, stage ^ 1, head);
+        if (mine >= count || attention_behind<MT, KIND>(p, t.at + mine, key)) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, (t.at + mine) / p.block, key / p.block);
         if (often == 0) continue;
-        if (GROUPS)
-            TT__UNROLL for (int h = 0; h < 2; h++)
-                b.row[0][h] = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4].row;
         uint32_t keep[MT * KEYS / 64];
         float s[MT][KEYS / 8][4], g[MT][KEYS / 8][4];
         unsigned char *bits = NULL;
@@ -6455,24 +6411,8 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
             bits = kept_at[threadIdx.x / 32] + key / 64 * ((int64_t)p.heads * TT__CUDA_ATTENTION_BITS)
                 + key % 64 * 8;
         attention_draw_rows<MT, KEYS>(keep, p, random, b.row, key, head, bits);
-        if constexpr (GROUPS > 0) {
-            tt__wgmma_fence();
-            attention_wide<T>(s, qs + team * PITCH, kt);
-            attention_wide<T>(g, ds + team * PITCH, vt);
-            tt__wgmma_commit();
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(s[0]);
-            tt__wgmma_done(g[0]);
-            TT__UNROLL for (int h = 0; h < 2; h++) {
-                const attention_sums &row = sums[mine + 8 * h + (int)threadIdx.x % 32 / 4];
-                lse[0][h] = row.lse;
-                delta[0][h] = row.delta;
-                b.row[0][h] = row.row;
-            }
-        } else {
-            attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
-            attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
-        }
+        attention_mma<T, D, MT, KEYS>(s, qs + mine * PITCH, kt);
+        attention_mma<T, D, MT, KEYS>(g, ds + mine * PITCH, vt);
         TT__UNROLL for (int m = 0; m < MT; m++)
             TT__UNROLL for (int h = 0; h < 2; h++) {
                 const int last = key + KEYS <= b.all ? KEYS + 0
@@ -6491,9 +6431,7 @@ __global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, 2) void attention_dq(a
                                   : 0) - delta[m][h]);
                     }
             }
-        if constexpr (GROUPS > 0) {
-            attention_wide_mma_add<T>(dq, g, kt);
-        } else attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
+        attention_mma_add<T, D, MT, KEYS>(dq, g, kt);
     }
     attention_columns<T, D> columns;
     columns.clear();
@@ -6554,20 +6492,18 @@ __device__ __forceinline__ void attention_fetch_bits(unsigned char *to, const at
 }
 
 // A row of scores is here a key, a column a query. READS: which weights dropout keeps is in p.bits.
-template <class T, int D, int MT, int QUERIES, attention_kind KIND, int GROUPS = 0, bool READS = false>
-__global__ __launch_bounds__(GROUPS ? 128 * GROUPS : 128, GROUPS == 1 ? 3 : 2)
-void attention_dkdv(attention_args p)
+template <class T, int D, int MT, int QUERIES, attention_kind KIND, bool READS = false>
+__global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
 {
     tt__begin_kernel();
-    enum { THREADS = GROUPS ? 128 * GROUPS : 128, WARPS = THREADS / 32, KEYS = MT * THREADS / 2,
-           PITCH = GROUPS ? D : D + 8, WIDE = GROUPS > 0 };
+    enum { THREADS = 128, WARPS = 4, KEYS = 64 * MT, PITCH = D + 8 };
     TT__SHARED(int64_t, sums_begin, ); // here, as else they take registers of the loop's
     TT__SHARED(int64_t, bits_begin, );
     TT__SHARED(uint64_t, random, );
     TT__SHARED(attention_sparse, sparse, ); // these two of kernels that have no registers left for them
     TT__SHARED(attention_tile, tile, );
-    TT__DYN_SHARED(T, shared);
-    T *ks = attention_room<GROUPS>(shared), *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
+    TT__DYN_SHARED(T, ks);
+    T *vs = ks + KEYS * PITCH, *qs = vs + KEYS * PITCH;
     T *ds = qs + 2 * QUERIES * PITCH;
     float *lses = (float *)(ds + 2 * QUERIES * PITCH), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                       // of the batch
@@ -6610,12 +6546,12 @@ void attention_dkdv(attention_args p)
     TT__UNROLL for (int m = 0; m < MT; m++)
         TT__UNROLL for (int n = 0; n < D / 8; n++)
             TT__UNROLL for (int i = 0; i < 4; i++) dk[m][n][i] = dv[m][n][i] = 0;
-    attention_fetch<T, D, KEYS, THREADS, WIDE>(ks, p.k, NULL, t.begin + t.at, count, key_head, p.head_size);
-    attention_fetch<T, D, KEYS, THREADS, WIDE>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS>(ks, p.k, NULL, t.begin + t.at, count, key_head, p.head_size);
+    attention_fetch<T, D, KEYS>(vs, p.v, NULL, t.begin + t.at, count, key_head, p.head_size);
     tt__cp_async_commit();
     const auto fetch = [&](int from, int head, int stage) { // queries from ... of the sequence
         if (READS) attention_fetch_bits<KEYS, QUERIES>(kept + stage * BITS, p, t, bits_begin, from, head);
-        attention_fetch_queries<T, D, QUERIES, THREADS, WIDE>(qs, lses, rows, p, t.first + from,
+        attention_fetch_queries<T, D, QUERIES, THREADS>(qs, lses, rows, p, t.first + from,
                                                               t.queries - from, head, stage);
     };
     const int begin = NEAR ? attention_queries_begin(p, t) : diagonal ? t.at : 0;
@@ -6627,46 +6563,31 @@ void attention_dkdv(attention_args p)
         if (BLOCKS && to < end) to = attention_seen_from<true>(p, sparse, of, to, end);
         if (to >= end) { to = begin; of++; }
     };
-    const int team = attention_team<GROUPS>(mine);
     if (head < heads_end) fetch(from, head, 0);
     for (int stage = 0; head < heads_end; advance(from, head), stage ^= 1) {
         const T *qt = qs + stage * QUERIES * PITCH, *dt = ds + stage * QUERIES * PITCH;
         const float *lse = lses + stage * QUERIES + pair, *delta = deltas + stage * QUERIES + pair;
         const int *row = rows + stage * QUERIES;
-        attention_wait<GROUPS>();
+        tt__cp_async_wait<0>();
         __syncthreads();
         int next = from, next_head = head;
         advance(next, next_head);
         if (next_head < heads_end) fetch(next, next_head, stage ^ 1);
         // No keys, or none of them is seen.
-        if (team >= count || (diagonal && t.at + team > from + QUERIES - 1)) continue;
+        if (mine >= count || (diagonal && t.at + mine > from + QUERIES - 1)) continue;
         int often = 1;
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
         const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
-        // `mine`, by warpgroups computed again, so that no register keeps it.
-        const int own = WIDE ? tt__opaque((int)threadIdx.x) / 32 * 16 * MT : mine;
-        const int first = t.at + own; // of the warp's keys
+        const int first = t.at + mine; // of the warp's keys
         const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
-        if constexpr (GROUPS > 0) {
-            tt__wgmma_fence();
-            attention_wide<T>(s, ks + team * PITCH, qt);
-            attention_wide<T>(g, vs + team * PITCH, dt);
-            tt__wgmma_commit();
-        }
         const uint32_t keep = READS
-            ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + own / 8 * QUERIES)
+            ? attention_read_columns<MT, QUERIES>(kept + stage * BITS + mine / 8 * QUERIES)
             : attention_draw_columns<MT, QUERIES>(p, random, row, first / 8, head);
-        if constexpr (GROUPS > 0) {
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(s[0]);
-            tt__wgmma_done(g[0]);
-        } else {
-            attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
-            attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
-        }
+        attention_mma<T, D, MT, QUERIES>(s, ks + mine * PITCH, qt);
+        attention_mma<T, D, MT, QUERIES>(g, vs + mine * PITCH, dt);
         TT__UNROLL for (int n = 0; n < QUERIES / 8; n++)
             TT__UNROLL for (int e = 0; e < 2; e++) {
                 // Of the warp's keys that the query sees.
@@ -6687,21 +6608,8 @@ void attention_dkdv(attention_args p)
                         if (!kept) x = 0;
                     }
             }
-        if constexpr (GROUPS > 0) {
-            uint32_t w[4][4], dw[4][4];
-            attention_wide_pack<T>(w, s);
-            attention_wide_pack<T>(dw, g);
-            tt__wgmma_fence();
-            attention_wide_add<T>(dv, w, dt);
-            attention_wide_add<T>(dk, dw, qt);
-            tt__wgmma_commit();
-            tt__wgmma_wait<0>();
-            tt__wgmma_done(dv[0]);
-            tt__wgmma_done(dk[0]);
-        } else {
-            attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
-            attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
-        }
+        attention_mma_add<T, D, MT, QUERIES>(dv, s, dt);
+        attention_mma_add<T, D, MT, QUERIES>(dk, g, qt);
     }
     tt__cp_async_wait<0>(); // where no query came, of k and v
     if (p.sums_k || p.sums_v) __syncthreads();
@@ -6912,24 +6820,28 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
     attention_write_sums<D>(p.sums_v, at, part[1], WARPS, p.head_size, (int)threadIdx.x);
 }
 
-// The backward by warpgroups in one pass, with five products. A block of two has TILES tiles of 64 keys of a
-// sequence, in turn one of each group, with dk and dv in registers, and goes through tiles of queries. The
-// gradients of scores of a tile come to one of the groups, in turn, by shared memory: times keys they are
-// the block's part of dq. It is all of it where no sequence has more keys (p.parts is NULL); else the block
-// leaves it in the slot of p.parts that is its own among so many that follow each other in a sequence, to
-// which later passes add; see attention_sum_parts.
-enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 4 };
+// The backward by warpgroups in one pass, with five products. A block of two warpgroups owns 256 keys of a
+// sequence: tiles of 64, the even ones of one group and the odd ones of the other, with dk and dv in
+// registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
+// to shared memory, and the groups take turns at multiplying them by the keys, while the other begins the
+// next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys (p.parts is
+// NULL), else written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence have a slot
+// each; later passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the slots up.
+enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 2 };
+// Weights as the first operand of a product, those that are not kept as 0.
 template <class T, class F>
-__device__ __forceinline__ void wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4], F kept)
+__device__ __forceinline__ void attention_wide_pack_kept(uint32_t (&to)[4][4], const float (&w)[1][8][4],
+                                                         F kept)
 {
     TT__UNROLL for (int k = 0; k < 4; k++)
         TT__UNROLL for (int i = 0; i < 4; i++) {
             const int n = 2 * k + i / 2, first = i % 2 * 2;
-            to[k][i] = pack<T>(kept(n, first) ? w[0][n][first] : 0, kept(n, first + 1) ? w[0][n][first + 1] : 0);
+            to[k][i] = pack<T>(kept(n, first) ? w[0][n][first] : 0,
+                               kept(n, first + 1) ? w[0][n][first + 1] : 0);
         }
 }
 
-template <class T, bool DROPS, bool EARLY>
+template <class T, bool DROPS>
 __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args p)
 {
     tt__begin_kernel();
@@ -6939,7 +6851,7 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     TT__SHARED(float, part, [2][WARPS][D]);
     TT__SHARED(float, part_q, [WARPS][D]); // sums of dq so far
     TT__DYN_SHARED(T, shared);
-    T *ks = attention_room<1>(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
+    T *ks = attention_room(shared), *vs = ks + TILES * TILE, *qs = vs + TILES * TILE, *ds = qs + 2 * TILE;
     T *slopes = ds + 2 * TILE; // (2, KEYS, QUERIES), as tt__wgmma_matrix wants it
     float *lses = (float *)(slopes + 2 * TILES * TILE), *deltas = lses + 2 * QUERIES; // (2, QUERIES)
     int *rows = (int *)(deltas + 2 * QUERIES);                                        // of the batch
@@ -7013,7 +6925,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                 continue;
             }
             const int64_t slot = at / KEYS % TT__SPAN_SLOTS;
-            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size + lane % 4 * 2;
+            float *to = p.parts + ((slot * p.q.rows + t.first + i) * p.heads + head) * p.head_size
+                + lane % 4 * 2;
             TT__UNROLL for (int n = 0; n < 8; n++) {
                 if (8 * n >= p.head_size) break;
                 float2 sum = make_float2(dq[n][2 * h], dq[n][2 * h + 1]);
@@ -7031,7 +6944,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
     int from = begin, head = key_head * p.group, before = -1, head_before = head;
     fetch(from, head, 0);
     for (int stage = 0; ; stage ^= 1) {
-        attention_wait<1>();
+        tt__cp_async_wait<0>();
+        tt__wgmma_publish();
         __syncthreads(); // the tile is there, and so are gradients of the scores of the one before
         const bool more = head < heads_end;
         int next = from + QUERIES, next_head = head;
@@ -7054,7 +6968,9 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
             if (DROPS)
                 keep = attention_draw_columns<1, QUERIES>(p, random, rows + stage * QUERIES, (at + own) / 8,
                                                           head);
-            const auto kept = [&](int n, int i) { return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1; };
+            const auto kept = [&](int n, int i) {
+                return !DROPS || keep >> (8 * (2 * (i % 2) + i / 2) + n) & 1;
+            };
             tt__wgmma_wait<1>();
             tt__wgmma_done(s[0]);
             TT__UNROLL for (int n = 0; n < 8; n++) {
@@ -7069,17 +6985,8 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                         if (key >= count || (p.causal && key > query)) s[0][n][i] = 0;
                     }
             uint32_t w[4][4], dw[4][4];
-            if (EARLY) {
-                wide_pack_kept<T>(w, s, kept);
-                tt__wgmma_fence();
-                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
-                tt__wgmma_commit();
-                tt__wgmma_wait<1>();
-                tt__wgmma_done(g[0]);
-            } else {
-                tt__wgmma_wait<0>();
-                tt__wgmma_done(g[0]);
-            }
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(g[0]);
             TT__UNROLL for (int n = 0; n < 8; n++) {
                 const float2 sums = *(const float2 *)(delta + 8 * n);
                 TT__UNROLL for (int i = 0; i < 4; i++) {
@@ -7088,18 +6995,17 @@ __global__ __launch_bounds__(256, 1) void attention_backward_wide(attention_args
                     y = s[0][n][i] * (y - (i % 2 ? sums.y : sums.x));
                 }
             }
-            if (!EARLY) {
-                wide_pack_kept<T>(w, s, kept);
-                tt__wgmma_fence();
-                attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
-                tt__wgmma_commit();
-            }
+            attention_wide_pack_kept<T>(w, s, kept);
+            tt__wgmma_fence();
+            attention_wide_add<T>(*(float (*)[1][8][4])dv[m], w, dt);
+            tt__wgmma_commit();
             attention_wide_pack<T>(dw, g);
             tt__wgmma_fence();
             attention_wide_add<T>(*(float (*)[1][8][4])dk[m], dw, qt);
             tt__wgmma_commit();
             // Tile (64, 64) of keys and queries: the 16 bytes n of a row lie at n ^ row % 8.
-            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128 + pair * 2;
+            char *to = (char *)(slopes + (stage * TILES + tile) * TILE) + (warp % 4 * 16 + group) * 128
+                + pair * 2;
             TT__UNROLL for (int n = 0; n < 8; n++)
                 TT__UNROLL for (int h = 0; h < 2; h++)
                     *(uint32_t *)(to + h * 8 * 128 + (n ^ group) * 16) = dw[n / 2][n % 2 * 2 + h];
@@ -7139,7 +7045,8 @@ template <class T> __global__ __launch_bounds__(256) void attention_sum_parts(at
 {
     tt__begin_kernel();
     TT__SHARED(float, part, [16][64]);
-    const int head = p.first_head + (int)(blockIdx.x % p.heads), r = threadIdx.x / 16, c = threadIdx.x % 16 * 4;
+    const int head = p.first_head + (int)(blockIdx.x % p.heads);
+    const int r = threadIdx.x / 16, c = threadIdx.x % 16 * 4;
     const attention_tile t = attention_find<64>(p, p.query_start, (int)(blockIdx.x / p.heads));
     float sums[4] = {0, 0, 0, 0};
     if (t.at >= 0 && c < p.head_size) {
@@ -7366,7 +7273,7 @@ template <class T> cudaError_t attention_backward_spans(tt__device *d, attention
     if (whole) p->parts = NULL;
     p->parts_k = whole ? p->seqs : attention_tiles(p, p->k.rows, TT__SPAN);
     p->parts_q = whole ? p->seqs : attention_tiles(p, p->q.rows, 64);
-    const auto kernel = p->drop ? attention_backward_wide<T, true, true> : attention_backward_wide<T, false, true>;
+    const auto kernel = p->drop ? attention_backward_wide<T, true> : attention_backward_wide<T, false>;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     for (p->pass = 0; e == cudaSuccess && p->pass * TT__SPAN_SLOTS < spans; p->pass++)
         e = TT__LAUNCH(kernel, (unsigned)(p->parts_k * key_heads), 256, shared, d->stream, *p);
@@ -7395,7 +7302,7 @@ cudaError_t attention_backward_on(tt__device *d, attention_args *p)
                              (2 * 64 * QMT + 4 * KEYS) * (D + 8) * sizeof(T));
     auto dkdv = attention_dkdv<T, D, KMT, QUERIES, KIND>;
     if constexpr (D <= 64 && KIND == PLAIN)
-        if (p->bits) dkdv = attention_dkdv<T, D, KMT, QUERIES, KIND, 0, true>;
+        if (p->bits) dkdv = attention_dkdv<T, D, KMT, QUERIES, KIND, true>;
     if (e == cudaSuccess && (p->dk.data || p->dv.data))
         e = attention_launch(d, dkdv, p, p->k.rows, 64 * KMT, p->heads / p->group, 1, 128,
                              (2 * 64 * KMT + 4 * QUERIES) * (D + 8) * sizeof(T)
@@ -7533,7 +7440,8 @@ cudaError_t run_attention_backward(const tt__launch *l)
     }
     p.sums_q = partial[0]; p.sums_k = partial[1]; p.sums_v = partial[2];
     p.warps = attention_warps(d, &p);
-    p.sums_deltas = fast && p.warps == 0 && !attention_spans(d, &p) && p.dq.data && attention_aligned(&p.out, p.q.dtype);
+    p.sums_deltas = fast && p.warps == 0 && !attention_spans(d, &p) && p.dq.data
+        && attention_aligned(&p.out, p.q.dtype);
     if (p.seqs > 0 && p.q.rows > 0 && !p.sums_deltas) e = attention_deltas(d, &p);
     if (p.seqs > 0 && e == cudaSuccess) e = fast ? attention_on_cores(d, &p) : attention_backward_any(d, &p);
     all_sums_to_finish all;

@@ -4654,6 +4654,97 @@ TEST(cuda_programs_with_dropout_and_norms)
     }
 }
 
+/* ---- attention's backward by warpgroups, in one pass */
+
+typedef struct wide_case {
+    const char *name;
+    int head, heads, key_heads, first_head, starts[5];
+    bool causal, drops;
+} wide_case;
+
+/* As the CPU's, with the second of the sequences not a number in each operand, which the others don't see. */
+static void wide_backward_on_cuda(tt__launch *l, const wide_case *c, tt_dtype dtype, uint64_t *s)
+{
+    enum { OUTS = 3, SEQS = 4 };
+    const int rows = c->starts[SEQS], width = c->head * c->heads, key_width = c->head * c->key_heads;
+    const int first = c->starts[1], ends = c->starts[2];
+    tt__instr i = tt__new_instr(TT__OP_ATTENTION);
+    i.attr.heads = c->heads;
+    i.attr.key_heads = c->key_heads;
+    i.attr.scale = 0.2f;
+    i.attr.causal = c->causal;
+    i.attr.dropout = c->drops ? 0.3f : 0;
+    for (int k = 0; k < SEQS; k++)
+        i.attr.max_length = (int)tt__max(i.attr.max_length, c->starts[k + 1] - c->starts[k]);
+    i.random = 7;
+    l->instr = &i;
+    l->first_col = c->first_head * c->head;
+    l->in[0] = some(dtype, rows, width, -1, 1, s);
+    for (int k = 1; k < 3; k++) l->in[k] = some(dtype, rows, key_width, -1, 1, s);
+    l->in[3] = some_indices(c->starts, SEQS + 1);
+    l->out[0] = some(dtype, rows, width, 0, 0, s);
+    l->out[1] = some(TT_F32, rows, c->heads, 0, 0, s);
+    snprintf(where, sizeof where, "%s, %s", c->name, tt_dtype_name(dtype));
+    report(run_on_cpu(l), "attention on the CPU");
+    i.op = TT__OP_ATTENTION_BACKWARD;
+    for (int k = 3; k >= 0; k--) l->in[k + 1] = l->in[k];
+    l->in[0] = some(dtype, rows, width, -1, 1, s);
+    for (int k = 0; k < 2; k++) l->in[5 + k] = l->out[k];
+    memset(l->out, 0, sizeof l->out);
+    tt__launch cpu = *l;
+    for (int k = 0; k < OUTS; k++) {
+        l->out[k] = some(dtype, rows, k ? key_width : width, 0, 0, s);
+        cpu.out[k] = some(dtype, rows, k ? key_width : width, 0, 0, s);
+    }
+    i.workspace = (size_t)16 << 20; /* as run_on_cpu gives it */
+    report(run_on_cpu(&cpu), "the backward on the CPU");
+    for (int k = 0; k < 6; k++)
+        if (k != 4)
+            memset((char *)l->in[k].data + first * l->in[k].ld * 2, 0xff,
+                   (size_t)((ends - first) * l->in[k].cols * 2));
+    const size_t parts = (size_t)tt__cuda_attention_parts(&i.attr, &l->in[1]);
+    i.workspace = parts + tt__align_to((size_t)(rows * c->heads) * 4, TT__CUDA_ALIGN) + SEQS * c->heads * 4;
+    report(run_on_cuda(l, i.workspace), "fails");
+    for (int k = 0; k < OUTS; k++)
+        for (int q = 0; q < SEQS; q++) {
+            const int64_t at = c->starts[q] * l->out[k].cols, n = c->starts[q + 1] * l->out[k].cols - at;
+            if (q == 1 || n == 0) continue;
+            const double apart = most_apart((char *)cpu.out[k].data + 2 * at, (char *)l->out[k].data + 2 * at,
+                                            dtype, n);
+            report(apart <= (dtype == TT_F16 ? 0x1p-10 : 0x1p-7), "result %d of sequence %d is another by %g",
+                   k, q, apart);
+        }
+    for (int k = 0; k < OUTS; k++) free(cpu.out[k].data);
+    l->first_col = 0;
+    free_operands(l);
+}
+
+/* Sequences of one block, of several, and of more than there are slots for, to which later passes add. */
+TEST(cuda_backward_by_warpgroups)
+{
+    static const wide_case cases_of[] = {
+        {"one block", 64, 2, 2, 0, {0, 197, 260, 265, 290}, false, false},
+        {"one block, causal", 64, 4, 2, 2, {0, 129, 192, 199, 449}, true, true},
+        {"one block of a head of 40", 40, 2, 1, 0, {0, 64, 70, 75, 326}, false, true},
+        {"blocks", 64, 2, 2, 2, {0, 300, 340, 345, 853}, false, true},
+        {"blocks, causal", 64, 2, 1, 0, {0, 261, 290, 310, 1000}, true, false},
+        {"two passes", 64, 1, 1, 0, {0, 30, 60, 65, 1190}, false, false},
+        {"two passes, causal", 48, 1, 1, 0, {0, 300, 301, 310, 1400}, true, true},
+    };
+    test_allocator a;
+    uint64_t s = 3;
+    tt__run run;
+    tt__launch l;
+    tt_context *ctx = open_for_launches(&a, &run, &l);
+    run.step = 3;
+#ifdef TT_EMULATE
+    emu_set_capability(0, 9, 0);
+#endif
+    for (int c = 0; c < TT__COUNT(cases_of); c++)
+        wide_backward_on_cuda(&l, &cases_of[c], c % 2 ? TT_F16 : TT_BF16, &s);
+    TEST_CLOSE(ctx, &a);
+}
+
 /* The kernels that are compiled for certain dtypes and sizes, each of them: what tests of whole programs meet
    of these is left to chance. */
 TEST(cuda_kernels_of_each_dtype)
@@ -5395,6 +5486,7 @@ static const test_case tests[] = {
     TEST_CASE(cuda_kernels_of_each_dtype),
     TEST_CASE(cuda_column_sums_of_attention), TEST_CASE(cuda_dropout_kept_for_keys),
     TEST_CASE(cuda_dropout_with_norms), TEST_CASE(cuda_programs_with_dropout_and_norms),
+    TEST_CASE(cuda_backward_by_warpgroups),
     TEST_CASE(biases_of_attention_cuda), TEST_CASE(matmul_in_tf32), TEST_CASE(quantize),
     TEST_CASE(history_of_fp8_scales), TEST_CASE(matmul_in_fp8), TEST_CASE(training_in_fp8),
     TEST_CASE(parameters_begin_on_the_device), TEST_CASE(device_described_cuda),
