@@ -1713,6 +1713,7 @@ TEST(no_product_of_a_model_needs_that_kernel)
             o.precision = precision;
             o.residual = residual;
             o.loss_scale.init = 16;
+            o.tune = "on"; /* which finds those of the loss, too */
             o.max_seqs = MOST_SEQS;
             o.max_tokens = MOST_ROWS;
             t.trainer = tt_trainer_new(t.ctx, &model, &o);
