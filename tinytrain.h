@@ -41,7 +41,8 @@
      are multiplied. TINYTRAIN_ISA and TINYTRAIN_BF16 in the environment force one (tt_context_options).
      With TINYTRAIN_CUDA_SYNC=1 in the environment "cuda" waits after each op and errors name the op. On a
      device of compute capability 9.0 (compile tinytrain_cuda.cu for sm_90a) attention with heads of 33 to 64
-     in 16 bits takes kernels of its own (wgmma); TINYTRAIN_WGMMA=0 in the environment turns them off.
+     in 16 bits, and its forward with heads of 97 to 128, takes kernels of its own (wgmma);
+     TINYTRAIN_WGMMA=0 in the environment turns them off.
 
    VENDORING
      One file      copy tinytrain.h (and tinytrain_cuda.cu for GPUs). The file with the implementation

@@ -5951,12 +5951,12 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
         }
 }
 
-// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a block
-// copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the GROUPS
-// others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as the
-// device holds; each takes one tile of queries after another, so that copies for the next run while products
-// of this one do. Of heads of 64 a multiprocessor has two blocks, which fill each other's waits; of 128 it has
-// one, whose products of a tile with values run beside those of the next tile's scores (OVERLAPS).
+// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a
+// block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the
+// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
+// the device holds; each takes one tile of queries after another, so that copies for the next run while
+// products of this one do. Of heads of 64 a multiprocessor has two blocks, which fill each other's waits; of
+// 128 it has one, whose products of a tile with values run beside those of the next tile's scores (OVERLAPS).
 template <int D> struct attention_wide_sizes {
     enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
            OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
@@ -5987,8 +5987,8 @@ __device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], c
 
 // to (64, D) += w y of w (64, KEYS) in registers and y (KEYS, D) as above
 template <class T, int D, int KEYS>
-__device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4], const uint32_t (&w)[KEYS / 16][4],
-                                                      const T *y)
+__device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
+                                                      const uint32_t (&w)[KEYS / 16][4], const T *y)
 {
     const uint32_t my = tt__wgmma_matrix(y);
     TT__UNROLL for (uint32_t k = 0; k < KEYS; k += 16)
@@ -6003,7 +6003,8 @@ template <int QUERIES>
 __device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
 {
     const uint32_t mine = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const uint32_t number = (uint32_t)round * gridDim.x + mine, whole = (uint32_t)(p.item_group * p.item_tiles);
+    const uint32_t number = (uint32_t)round * gridDim.x + mine;
+    const uint32_t whole = (uint32_t)(p.item_group * p.item_tiles);
     const uint32_t of = number % whole, head = number / whole * p.item_group + of % p.item_group;
     attention_item item = {0, 0, (p.item_tiles - 1 - (int)of / p.item_group) * QUERIES, 0, -1, 0};
     if (head >= (uint32_t)(p.seqs * p.heads)) return item;
@@ -6030,8 +6031,8 @@ __device__ __forceinline__ int attention_item_end(const attention_args &p, int l
 
 // to (ROWS, D), in parts of 64 columns, as attention_fetch makes it. By 128 threads with few registers.
 template <class T, int D, int ROWS>
-__device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first, int count,
-                                               int head, int head_size)
+__device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
+                                               int count, int head, int head_size)
 {
     TT__UNROLL for (int part = 0; part < D / 64; part++) {
         const int thread = tt__opaque((int)threadIdx.x), r = thread / 8, c = thread % 8 * 8;
