@@ -6178,7 +6178,7 @@ void attention_forward_wide(attention_args p)
         const int end = team < count
             ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
         const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
-        float most[2], sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        float most[2] = {0, 0}, sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
         uint32_t w[KEYS / 16][4];
         const auto multiply = [&]() { // queries by keys
             const int stage = used % STAGES;
