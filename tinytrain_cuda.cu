@@ -1436,8 +1436,9 @@ cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times,
 struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
 
 // X: dtype of the operands, Y: of the result.
+// For operands of any dtype the compiler, if it chooses how many registers a thread has, spills one for 10.0.
 template <class OP, int X, int Y>
-__global__ void __launch_bounds__(TT__ROW_THREADS) each_group(group_args g, OP op)
+__global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY ? 2 : 0) each_group(group_args g, OP op)
 {
     tt__begin_kernel();
     if (X != ANY) {
@@ -1958,10 +1959,10 @@ struct op_dropout {
         key = shared;
     }
     // Group number `group` of row r.
-    __device__ void apply(int64_t r, int64_t group, float (&v)[8]) const
+    __device__ void apply(int64_t r, uint32_t group, float (&v)[8]) const
     {
         const int64_t row = number ? number[r] : first_row + r;
-        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(first_col / 8) + (uint32_t)group, 0, 0};
+        const uint32_t counter[4] = {(uint32_t)row, (uint32_t)(first_col / 8) + group, 0, 0};
         uint32_t u[4];
         philox<TT__DRAW_ROUNDS>(counter, key, u);
         TT__UNROLL for (int j = 0; j < 8; j++)
@@ -1970,7 +1971,7 @@ struct op_dropout {
     __device__ bool get(const group_args &g, int64_t r, int64_t c, int n, float (&v)[8]) const
     {
         load_group(v, g.a, r, c, n, g.vector);
-        apply(r, c / 8, v);
+        apply(r, (uint32_t)(c / 8), v);
         if (g.b.data) {
             float residual[8];
             load_group(residual, g.b, r, c, n, g.vector);
@@ -2502,7 +2503,7 @@ __global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == 
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             widen_row(v[i], next[i]);
             if constexpr (DROP) {
-                drop.op.apply(min(r + i * B::TEAMS, rows - 1), t.at, v[i]);
+                drop.op.apply(min(r + i * B::TEAMS, rows - 1), (uint32_t)t.at, v[i]);
                 if (adds_residual) {
                     widen_row(u, residual[i]);
                     TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
@@ -2650,6 +2651,11 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
         vector = true;
     }
     constexpr bool AHEAD = X == TT_BF16;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    constexpr bool OLD_AHEAD = false; // the compiler would spill a register
+#else
+    constexpr bool OLD_AHEAD = AHEAD;
+#endif
     const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
     const row_thread t = {(int)threadIdx.x - team * width, width, vector};
     const bool leaves = dx.data != NULL, centred = stats.cols == 2;
@@ -2665,21 +2671,23 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
     const int64_t end = min(x.rows, from + rows_each);
     int left = (int)(end - from) - team;
     const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
+    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
+    const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
     move(dy, from + team);
-    move(x, from + team);
+    if (X == ANY) move(x, from + team);
     const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
     move(dx, from + team);
     move(stats, from + team);
     const auto fetch_one = [&](int i, int many) {
         const bool there = i * TEAMS < many;
         fetch_row(next_dy[i], dy, i * TEAMS, t, there);
+        if (X != ANY) x.data = (char *)dy.data + beside;
         fetch_row(next_x[i], x, i * TEAMS, t, there);
         next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
     };
     const auto fetch = [&](int many) {
         TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
         move(dy, B::TURN);
-        move(x, B::TURN);
         move(stats, B::TURN);
     };
     const auto fetch_old = [&](int many) {
@@ -2687,11 +2695,11 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
     };
     if (AHEAD) fetch(left);
-    if (AHEAD) fetch_old(left);
+    if (OLD_AHEAD) fetch_old(left);
     fetch_row(bits, w, 0, t);
     widen_row(scale, bits);
     if constexpr (DROP) drop.op.begin();
-    for (int turn = 0; left + team > 0; left -= B::TURN, turn ^= 1) { // a whole block
+    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
         float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
         if (X == TT_F32) fetch(left);
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
@@ -2717,8 +2725,8 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             move(stats, B::TURN);
         }
         if (!leaves) continue;
-        if (X == TT_F32) fetch_old(left);
-        row_sums<B::ROW_WARPS>(sum, sum_part[turn], team * warps, warps);
+        if (X != ANY && !OLD_AHEAD) fetch_old(left);
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
         TT__UNROLL for (int i = 0; i < ROWS; i++) {
             const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
             const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
@@ -2731,14 +2739,14 @@ __global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
             }
             put_row<X>(dx, i * TEAMS, t, g[i]);
             if constexpr (DROP) {
-                drop.op.apply(end - left + i * TEAMS, t.at, g[i]);
+                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
                 drop.to.data = (char *)dx.data + dropped;
                 put_row<X>(drop.to, i * TEAMS, t, g[i]);
             }
             TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
         }
         move(dx, B::TURN);
-        if (AHEAD) fetch_old(left - B::TURN);
+        if (OLD_AHEAD) fetch_old(left - B::TURN);
     }
     float *const to_sums = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols;
     const auto store = [&](int kind, const float (&v)[8]) {
@@ -2857,7 +2865,8 @@ cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *d
             drop.op = dropout_of(dropout);
             drop.to = dropout->out[0];
         }
-        const bool typed = vector && dy->dtype == x->dtype && (!dx->data || dx->dtype == x->dtype);
+        const bool typed = vector && dy->dtype == x->dtype && dy->ld == x->ld &&
+            (!dx->data || dx->dtype == x->dtype);
         TT__WITH_NORM(x->cols, typed, x->dtype, w->dtype,
                       constexpr bool DROP = X != ANY;
                       e = DROP && dropout
@@ -2917,7 +2926,7 @@ cudaError_t run_with_dropout(const tt__launch *l)
     } else {
         const int sums = norm->instr->op == TT__OP_LAYERNORM_BACKWARD ? 3 : 2;
         one = one && norm->out[0].data && !norm->out[sums].data && !dropout->in[1].data &&
-            norm->out[0].ld == dropout->out[0].ld;
+            norm->out[0].ld == dropout->out[0].ld && norm->in[0].ld == norm->in[1].ld;
         for (int k = 0; k < 4; k++) one = one && is_apart(dropout->out[0], norm->in[k]);
     }
     if (one) return forward ? run_layernorm_with(norm, dropout) : run_layernorm_backward_with(norm, dropout);
