@@ -6834,9 +6834,10 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // sequence: tiles of 64, the even ones of one group and the odd ones of the other, with dk and dv in
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
 // to shared memory, and the groups take turns at multiplying them by the keys, while the other begins the
-// next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys (p.parts is
-// NULL), else written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence have a slot
-// each; later passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the slots up.
+// next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys
+// (p.parts is NULL), else written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence have
+// a slot each; later passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the slots
+// up.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 2 };
 // Weights as the first operand of a product, those that are not kept as 0.
 template <class T, class F>
