@@ -106,7 +106,8 @@ fi
 device=${dry:+cpu} device=${device:-cuda}
 export B CUDA_HOME TORCHINDUCTOR_CACHE_DIR='' TRITON_CACHE_DIR='' TORCHINDUCTOR_COMPILE_THREADS=3
 export TORCH_LOGS=perf_hints,recompiles,graph_breaks HF_HUB_OFFLINE=1 # why a graph is not recorded
-export NVCC="$NVCC --threads 0 --split-compile 0"
+# Without --split-compile: arrays of 64 kernels, attention among them, then lie in local memory (CUDA 13.0).
+export NVCC="$NVCC --threads 0"
 export CUDA_WERROR='' # another machine's compiler may warn of what ours does not
 export CUDA_CODE="-gencode arch=compute_${arch:-90},code=sm_${arch:-90}" # this GPU's code only
 name=gpu_$(echo "${gpu:-none}" | tr 'A-Z ' 'a-z_' | tr -cd 'a-z0-9_-')_$date

@@ -4863,6 +4863,7 @@ TEST(cuda_kernels_of_each_dtype) { SKIP("this build is without TINYTRAIN_CUDA");
 TEST(cuda_column_sums_of_attention) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_dropout_kept_for_keys) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_dropout_with_norms) { SKIP("this build is without TINYTRAIN_CUDA"); }
+TEST(cuda_backward_by_warpgroups) { SKIP("this build is without TINYTRAIN_CUDA"); }
 TEST(cuda_programs_with_dropout_and_norms) { SKIP("this build is without TINYTRAIN_CUDA"); }
 #endif
 
