@@ -5523,6 +5523,15 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
+/* Does a device have a kernel for i and `next`, which reads i's first result: dropout and the norm of its result,
+   or the backward of a norm and dropout of the gradient that it makes? */
+static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
+{
+    if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
+    const bool norm_backward = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
+    return norm_backward && next->op == TT__OP_DROPOUT;
+}
+
 /* ---------------------------------------------------------------------------------------------- attention */
 
 tt_attention_options tt_attention_options_default(int heads)
@@ -23032,10 +23041,7 @@ static bool tt__leads_to_next(const tt_program *p, int k)
     if (alone || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
     if (i->stream || next->stream || i->on_host || next->on_host) return false;
     if (i->with_next || next->with_next || i->later || next->later) return false;
-    if (i->always != next->always || next->in[0] != i->out[0]) return false;
-    if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
-    const bool norm_backward = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
-    return norm_backward && next->op == TT__OP_DROPOUT;
+    return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
 }
 
 /* Launches the instructions from number k on that run together, in one call. */

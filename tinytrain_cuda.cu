@@ -3044,7 +3044,7 @@ __global__ void __launch_bounds__(TT__ROW_THREADS) rank_ids(const int32_t *ids, 
         return;
     }
     const int from = (int)blockIdx.x * 32, each = ((n + 7) / 8 + 31) / 32 * 32; // a warp's
-    for (int k = threadIdx.x; k < 8 * each; k += TT__ROW_THREADS) all[k] = k < n ? ids[k] : INT32_MAX;
+    for (int k = threadIdx.x; k < 8 * each; k += TT__ROW_THREADS) all[k] = k < n ? ids[k] : INT32_MAX - 1;
     __syncthreads();
     const int32_t id = all[from + lane];
     int count = 0;
