@@ -656,14 +656,14 @@ typedef struct tt_compile_options {
        set_float32_matmul_precision("high")), except in attention; other devices take it as "fp32". "fp8":
        E4M3, gradients E5M2 (Micikevicius et al.: "FP8 formats for deep learning", 2022), in linear layers
        with 16-bit operands, widths that are multiples of 16, and a size that pays (4,096 rows and widths of
-       1,024 do, 6,144 and 768 do not); needs "cuda" of compute capability 8.9. A tensor is rounded once for all
-       products that read it, and what the backward reads of it alone is kept in fp8. It is scaled by a power
-       of two: the largest with which twice the largest magnitude of the 16 steps before is in range (delayed
-       scaling, as NVIDIA's Transformer Engine), saved with a run's state. What is larger saturates, and what
-       is not finite becomes NaN. In a first step, without training, and on tensor ranks the largest magnitude
-       of the tensor itself decides. Hopper's tensor cores add products of fp8 in 14 bits (DeepSeek-V3, arXiv
-       2412.19437, section 3.3.2); of gradients cuBLASLt moves such sums to fp32 every few products, of
-       results, for speed, only at the end, as Transformer Engine has it. */
+       1,024 do, 6,144 and 768 do not); needs "cuda" of compute capability 8.9. A tensor is rounded once for
+       all products that read it, and what the backward reads of it alone is kept in fp8. It is scaled by a
+       power of two: the largest with which twice the largest magnitude of the 16 steps before is in range
+       (delayed scaling, as NVIDIA's Transformer Engine), saved with a run's state. What is larger saturates,
+       and what is not finite becomes NaN. In a first step, without training, and on tensor ranks the largest
+       magnitude of the tensor itself decides. Hopper's tensor cores add products of fp8 in 14 bits
+       (DeepSeek-V3, arXiv 2412.19437, section 3.3.2); of gradients cuBLASLt moves such sums to fp32 every few
+       products, of results, for speed, only at the end, as Transformer Engine has it. */
     const char *matmul;
     tt_loss_scale loss_scale; /* read with "16-mixed" and "16-true" only */
     /* What the backward computes again instead of keeping it, for the same bits (on "cuda", those of a
@@ -2209,8 +2209,9 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
 }
 
 /* cuBLASLt has only slow kernels for products one of whose sizes along rows of memory, or the distance of two
-   rows, is not a multiple of 8 elements. The operands of such a product are copied, with zeros up to multiples
-   of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside them. */
+   rows, is not a multiple of 8 elements. The operands of such a product are copied, with zeros up to
+   multiples of 8, at most TT__CUDA_LOSS_CHUNK rows of activations at a time; its result is f32 beside them.
+   */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
 static inline size_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
@@ -2218,8 +2219,8 @@ static inline size_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dt
     return tt__align_to((size_t)(rows * ((cols + 7) / 8 * 8)) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
 }
 
-/* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out), which
-   gives the third, `result`. 0: all are even. */
+/* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out),
+   which gives the third, `result`. 0: all are even. */
 static inline size_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
                                            const tt__mat *result)
 {
@@ -2231,8 +2232,8 @@ static inline size_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, c
            tt__cuda_copy_bytes(rows, y->cols, result == y ? TT_F32 : y->dtype);
 }
 
-/* The backward by warpgroups leaves dq of sequences of more than 256 rows in two parts in f32, which are added
-   up: of the first, third, fifth ... 256 keys of a sequence, and of the others. Their bytes. */
+/* The backward by warpgroups leaves dq of sequences of more than 256 rows in two parts in f32, which are
+   added up: of the first, third, fifth ... 256 keys of a sequence, and of the others. Their bytes. */
 static inline int64_t tt__cuda_attention_parts(const tt__attr *a, const tt__mat *q)
 {
     const int64_t longest = a->max_length && a->max_length < q->rows ? a->max_length : q->rows;
@@ -2713,10 +2714,11 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
 
 /* ----------------------------------------------------------------------------------------- random numbers */
 
-/* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the 128-bit
-   counter under the 64-bit key, so any number can be had without those before it. Keys, first values and orders
-   of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for each element
-   of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2 there). */
+/* Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a bijection of the
+   128-bit counter under the 64-bit key, so any number can be had without those before it. Keys, first values
+   and orders of data are drawn with 10 rounds, the authors' default. Dropout and stochastic rounding draw for
+   each element of each step, with TT__DRAW_ROUNDS: with 7 rounds the generator passes BigCrush (table 2
+   there). */
 static void tt__philox_rounds(int rounds, const uint32_t counter[4], uint64_t key, uint32_t out[4])
 {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
@@ -5523,8 +5525,8 @@ static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
 
 static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
 
-/* Does a device have a kernel for i and `next`, which reads i's first result: dropout and the norm of its result,
-   or the backward of a norm and dropout of the gradient that it makes? */
+/* Does a device have a kernel for i and `next`, which reads i's first result: dropout and the norm of its
+   result, or the backward of a norm and dropout of the gradient that it makes? */
 static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
 {
     if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
@@ -6201,10 +6203,10 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
     return tt__max(of_y, tt__max(of_x, of_w));
 }
 
-/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the classes
-   beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to a multiple
-   of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32; logits of a chunk,
-   whose rows are multiples of 8; at the end what the products need. */
+/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the
+   classes beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to
+   a multiple of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32;
+   logits of a chunk, whose rows are multiples of 8; at the end what the products need. */
 static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
 {
     const tt__shape *w = tt__in(t, i, 3);
@@ -13290,8 +13292,8 @@ TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v)
 
 /* A draw in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
    low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
-TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2, tt__vu c3,
-                              tt__vu out[4])
+TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
+                              tt__vu c3, tt__vu out[4])
 {
     const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
     tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
@@ -30521,12 +30523,14 @@ static void tt__loader_task(void *arg, int64_t task, int thread)
 /* Places of texts in an order: texts[place], or where `texts` is NULL, the place itself. */
 typedef struct tt__step_texts { const tt__tokens *tokens; const uint32_t *texts; } tt__step_texts;
 
-/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length, and
-   a table often lists class after class, so that the table's order would fill whole steps with one class. */
+/* Texts of the same length keep their order, which the shuffle gave them: many are cut to the same length,
+   and a table often lists class after class, so that the table's order would fill whole steps with one class.
+   */
 static bool tt__place_longer(const void *arg, uint32_t a, uint32_t b)
 {
     const tt__step_texts *s = (const tt__step_texts *)arg;
-    const int x = s->tokens[s->texts ? s->texts[a] : a].count, y = s->tokens[s->texts ? s->texts[b] : b].count;
+    const int x = s->tokens[s->texts ? s->texts[a] : a].count;
+    const int y = s->tokens[s->texts ? s->texts[b] : b].count;
     return x != y ? x > y : a < b;
 }
 

@@ -1118,7 +1118,8 @@ __device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t ke
     }
 }
 
-// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a load.
+// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a
+// load.
 typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
 __device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
 {
@@ -3275,9 +3276,9 @@ __device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &
 }
 
 // The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
-// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for softmax",
-// 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit `own` is the
-// first of the greatest, as argmax has it.
+// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for
+// softmax", 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit
+// `own` is the first of the greatest, as argmax has it.
 struct logit_sums {
     float m, s, sx, own;
     bool right;
@@ -3313,7 +3314,8 @@ struct logit_sums {
             __syncthreads(); // those of the last row may still be read
             if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
             __syncthreads();
-            const float4 of = thread % 32 < THREADS / 32 ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
+            const bool there = thread % 32 < THREADS / 32;
+            const float4 of = there ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
             m = of.x; s = of.y; sx = of.z; right = of.w != 0;
             merge_rows(m, s, sx, right);
         }
@@ -3594,8 +3596,8 @@ __global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_los
 }
 
 // A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
-// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a row
-// of z. A block a row, which it reads twice.
+// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a
+// row of z. A block a row, which it reads twice.
 __global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
                                                              tt__mat weights, const float *dloss,
                                                              const float *counts, float2 *row_loss,
@@ -3719,7 +3721,7 @@ tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
 // wherever it lies: in its home, in pieces, gathered, offloaded and cast.
 struct class_tail {
     int64_t first, count; // classes; count 0: there are none
-    tt__mat w, b, dw, db; // (rows, in) and (1, rows), where rows is count up to a multiple of 8; f32 gradients
+    tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
 };
 
 // Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
@@ -3830,8 +3832,8 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
                                                           cache);
     if (e != cudaSuccess) return e;
     const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
-    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets, weights,
-                      dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets,
+                      weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
 }
 
 // At the end of the workspace: of products whose operands have to be copied.
@@ -3878,7 +3880,8 @@ cudaError_t run_linear_cross_entropy(const tt__launch *l)
         dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
         if (!dx->data && !dw->data && !db->data) dz.data = NULL;
         e = products.logits(&xs, &z);
-        if (e == cudaSuccess) e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
+        if (e == cudaSuccess)
+            e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
         if (e == cudaSuccess && dx->data) e = products.dx(&dz, &dxs, l->add[1]);
         if (e == cudaSuccess && dz.data)
             e = products.dw(&dz, &xs, &to_w, &to_b, r > 0 || add_w, r > 0 || add_b, r == 0);
@@ -6835,9 +6838,9 @@ __global__ __launch_bounds__(32 * WARPS, 8 / WARPS) void attention_backward(atte
 // registers. The block goes through the tiles of queries. Both groups write the gradients of a tile's scores
 // to shared memory, and the groups take turns at multiplying them by the keys, while the other begins the
 // next tile. The product is the block's part of dq: all of it where no sequence has more than 256 keys
-// (p.parts is NULL), else written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence have
-// a slot each; later passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the slots
-// up.
+// (p.parts is NULL), else written in f32 to one of the two slots of p.parts. Blocks 0 and 1 of a sequence
+// have a slot each; later passes, of blocks 2 and 3 and so on, add to the slots; attention_sum_parts adds the
+// slots up.
 enum { TT__SPAN_TILES = 4, TT__SPAN = 64 * TT__SPAN_TILES, TT__SPAN_SLOTS = 2 };
 // Weights as the first operand of a product, those that are not kept as 0.
 template <class T, class F>
@@ -7688,8 +7691,8 @@ struct lt_description {
         if (g.unscale_a) {
             set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, g.unscale_b);
             set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, g.unscale_a);
-            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in f32
-            // now and then, as gradients need it more than values (Transformer Engine does the same).
+            // Hopper adds fp8 products in 14 bits; without fast accumulation cuBLASLt adds such sums up in
+            // f32 now and then, as gradients need it more than values (Transformer Engine does the same).
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, (int8_t)!g.gradient);
             // cuBLASLt has no other.
             const cudaDataType bias_type = p.to->dtype == TT_F16 ? CUDA_R_16F : CUDA_R_16BF;
@@ -7994,8 +7997,8 @@ __global__ void __launch_bounds__(256) finish_elements(product g, tt__mat sum)
     if (r < g.m) finish_element(g, r, c, ((const float *)sum.data)[r * sum.ld + c]);
 }
 
-// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows of
-// activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
+// A product that is not even, of copies at the end of the workspace (tt__cuda_padded_bytes) of so many rows
+// of activations at a time. *done: false where there is no room, or cuBLASLt has no algorithm.
 cudaError_t padded_matmul(const tt__launch *l, const product *g, bool *done)
 {
     tt__device *d = l->device;

@@ -214,7 +214,8 @@ def gpu_groups(record):
             return None
         busy = value.get(f"{label}, {who}: the GPU is busy")
         waits = bool(busy) and busy["of_peak"] < gpu.BUSY
-        return who.replace(", no dropout", ""), ours, time["value"], memory["value" if ours else "peer"], waits
+        megabytes = memory["value" if ours else "peer"]
+        return who.replace(", no dropout", ""), ours, time["value"], megabytes, waits
     for label in labels:
         kind = next((k for k in GPU_MODELS if label.startswith(gpu.WHAT[k] + ", ")), None)
         if not kind or label.startswith(gpu.WHAT["imdb"]):

@@ -87,9 +87,9 @@ static attention_kernels kernels_of(const tt_tape *t, const tt__instr *i)
 }
 
 /* Sums of columns by the kernel that writes them: chunks of rows (rows_of_sums in tinytrain_cuda.cu, of 132
-   processors) leave a part each, which another launch adds up: for norms the one that also adds up the parts of dw and db, for attention one
-   for dq, dk and dv, of which each tile leaves a part. Those of a GELU by tanh are taken to be the same work
-   in the product's epilogue (DGELU_BGRAD). */
+   processors) leave a part each, which another launch adds up: for norms the one that also adds up the parts
+   of dw and db, for attention one for dq, dk and dv, of which each tile leaves a part. Those of a GELU by
+   tanh are taken to be the same work in the product's epilogue (DGELU_BGRAD). */
 static void count_sums(const tt_tape *t, const tt__instr *i, cost *costs)
 {
     const bool norm = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;

@@ -1839,7 +1839,8 @@ static bool opens_cuda(char *message, size_t capacity)
     return has;
 }
 
-/* Sizes with heads of 33 to 64 and of 97 to 128, whole sequences and listed queries, in both dtypes by turns. */
+/* Sizes with heads of 33 to 64 and of 97 to 128, whole sequences and listed queries, in both dtypes by turns.
+   */
 TEST(attention_by_warpgroups)
 {
     char why[200];
@@ -4581,8 +4582,8 @@ TEST(cuda_dropout_with_norms)
 }
 
 /* Trains three blocks with dropout for two steps; their norms come behind it (as BERT's) or in front of what
-   it drops (as GPT-2's). Writes the parameters and returns how many launches are of dropout and a norm. apart:
-   none is, and storages are overwritten as soon as they are dead. */
+   it drops (as GPT-2's). Writes the parameters and returns how many launches are of dropout and a norm.
+   apart: none is, and storages are overwritten as soon as they are dead. */
 enum { NORMED_D = 24, NORMED_BLOCKS = 3, NORMED_PARAMS = 4 * NORMED_BLOCKS };
 static int blocks_with_dropout(const char *precision, bool behind, bool apart, float *to)
 {
@@ -5123,7 +5124,8 @@ static double fp8_sum_error(const double *a, const double *b, int n, bool a_e5m2
 static bool is_hopper(tt_context *ctx)
 {
     char text[4096];
-    return tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK && strstr(text, ", compute capability 9.0, ");
+    return tt_device_text(ctx, "cuda", text, sizeof text) == TT_OK &&
+           strstr(text, ", compute capability 9.0, ");
 }
 
 /* Forward, gradient of x and gradient of w of a linear layer (rows, IN) -> (rows, OUT), all of which are

@@ -393,10 +393,11 @@ void emu_cp_async(void *to, const void *from, int n, int bytes, const char *file
 void emu_cp_async_commit();
 void emu_cp_async_wait(int groups_left, const char *file, int line);
 uint32_t emu_shared_address(const void *p);
-// Of a warpgroup's products: a in registers; or in `rows`, and rows of it and of b along the sum; or both across
-// it. tiles: of 8 columns of d, 8 or 16.
+// Of a warpgroup's products: a in registers; or in `rows`, and rows of it and of b along the sum; or both
+// across it. tiles: of 8 columns of d, 8 or 16.
 enum emu_wide { EMU_WIDE_REGISTERS, EMU_WIDE_ROWS, EMU_WIDE_ACROSS };
-void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add, bool half,
+void emu_wgmma(emu_wide how, float *d, int tiles, const uint32_t *a, uint32_t rows, uint32_t b, bool add,
+               bool half,
                const char *file, int line);
 void emu_wgmma_fence();
 void emu_wgmma_commit();
@@ -842,7 +843,8 @@ template <class T> void tt__wgmma_add(float (*d)[4], const uint32_t (&a)[4], uin
 }
 template <class T> void tt__wgmma_across(float (&d)[8][4], uint32_t a, uint32_t b, bool add, EMU_HERE)
 {
-    emu_wgmma(EMU_WIDE_ACROSS, d[0], 8, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file, emu_line);
+    emu_wgmma(EMU_WIDE_ACROSS, d[0], 8, nullptr, a, b, add, std::is_same<T, __half>::value, emu_file,
+              emu_line);
 }
 inline void tt__wgmma_fence() { emu_wgmma_fence(); }
 inline void tt__wgmma_commit() { emu_wgmma_commit(); }
