@@ -6316,6 +6316,7 @@ void attention_forward_wide(attention_args p)
         // vectors go to memory.
         const int lane = lane_of(), pair = lane % 4 * 2;
         T *const rows = tile.q[slot][group] + (mine - team) * 64;
+        __syncwarp(); // all lanes have waited for the products that read these rows
         TT__UNROLL for (int h = 0; h < 2; h++) {
             float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
             total += __shfl_xor_sync(0xffffffffu, total, 2);
