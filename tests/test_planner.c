@@ -1798,6 +1798,22 @@ TEST(gradients_updated_in_the_backward)
 
 /* --------------------------------------------------------------------------------------- kinds of devices */
 
+/* Bytes of copies of a product's x, w and y, of up to 2,048 rows, where a row of one is not a multiple of 8. */
+static size_t operand_copies(const tt_program *p, int32_t x, int32_t w, int32_t y, int32_t result)
+{
+    const int32_t of[3] = {x, w, y};
+    size_t bytes = 0;
+    bool even = result != 0;
+    for (int k = 0; k < 3; k++) {
+        const tt__value *v = &p->built.t->values[of[k]];
+        const size_t cols = ((size_t)v->shape.cols + 7) / 8 * 8, rows = (size_t)v->shape.rows;
+        const size_t item = of[k] == result ? 4 : tt_dtype_bytes(v->shape.dtype);
+        bytes += ((k == 1 ? (rows + 7) / 8 * 8 : rows) * cols * item + 255) / 256 * 256;
+        even = even && v->shape.cols % 8 == 0 && v->ld % 8 == 0;
+    }
+    return result == 0 || even ? 0 : bytes;
+}
+
 TEST(plans_for_another_device)
 {
     static const shape vit = {"ViT", 2, 128, 4, 512, 3, 197, 10, true},
@@ -1838,6 +1854,11 @@ TEST(plans_for_another_device)
                 wanted += bits;
                 kept++;
             }
+            /* Products with the heads' 10 or 2 classes: copies of both operands up to multiples of 8, and an f32
+               result. */
+            if (in->op == TT__OP_LINEAR) wanted = operand_copies(p, in->in[0], in->in[1], in->out[0], in->out[0]);
+            if (in->op == TT__OP_LINEAR_DX) wanted = operand_copies(p, in->out[0], in->in[1], in->in[0], in->out[0]);
+            if (in->op == TT__OP_LINEAR_DW) wanted = operand_copies(p, in->in[1], in->out[0], in->in[0], in->out[0]);
             CHECK(in->workspace == wanted && in->workspace_place % 256 == 0);
             CHECK(!q || q == rows || q == (size_t)e->seqs);
             attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
