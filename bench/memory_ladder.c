@@ -15,7 +15,8 @@
    --fits asks the other way round: the largest micro-batch whose plan, with AdamW, fits a GPU of 8, 12, 24 or
    80 GB, when 0.7 GB of these are left to CUDA's context and kernels, an assumption (tt_largest_micro_batch).
    --json: an object a line with model, precision, recompute, offload, card_gb, batch (0: not even 1 fits),
-   planned_bytes, next_bytes, which are planned for one more without a budget, and host_bytes.
+   planned_bytes, next_bytes, which are planned for one more with a budget that everything fits, and
+   host_bytes.
 
    --ranks N: what each of N ranks needs by how they share the work, of ViT-L/16 in fp32 on 64 images and of a
    language model of 6.05 billion parameters (bench.h) in bf16-mixed on 4 sequences of 2048 tokens, on each
@@ -344,7 +345,8 @@ static int largest(const subject *s, const tt_model *m, const char *precision, c
     if (!fits && tt_error_code(bench.ctx) != TT_ERR_BUDGET) bench_die("%s", tt_error(bench.ctx));
     o = subject_options(s, precision, policy, fits, room);
     if (fits) *at = plan_of(m, &o);
-    o = subject_options(s, precision, policy, fits + 1, 0);
+    /* A budget that everything fits: programs with a budget do not join products of one x. */
+    o = subject_options(s, precision, policy, fits + 1, 1e15);
     *above = plan_of(m, &o);
     return fits;
 }
