@@ -1798,7 +1798,8 @@ TEST(gradients_updated_in_the_backward)
 
 /* --------------------------------------------------------------------------------------- kinds of devices */
 
-/* Bytes of copies of a product's x, w and y, of up to 2,048 rows, where a row of one is not a multiple of 8. */
+/* Bytes of copies of a product's x, w and y, of up to 2,048 rows, where a row of one is not a multiple of
+   8. */
 static size_t operand_copies(const tt_program *p, int32_t x, int32_t w, int32_t y, int32_t result)
 {
     const int32_t of[3] = {x, w, y};
@@ -1854,11 +1855,12 @@ TEST(plans_for_another_device)
                 wanted += bits;
                 kept++;
             }
-            /* Products with the heads' 10 or 2 classes: copies of both operands up to multiples of 8, and an f32
-               result. */
-            if (in->op == TT__OP_LINEAR) wanted = operand_copies(p, in->in[0], in->in[1], in->out[0], in->out[0]);
-            if (in->op == TT__OP_LINEAR_DX) wanted = operand_copies(p, in->out[0], in->in[1], in->in[0], in->out[0]);
-            if (in->op == TT__OP_LINEAR_DW) wanted = operand_copies(p, in->in[1], in->out[0], in->in[0], in->out[0]);
+            /* Products with the heads' 10 or 2 classes: copies of both operands up to multiples of 8, and an
+               f32 result. */
+            const int32_t *in_of = in->in, y = in->out[0];
+            if (in->op == TT__OP_LINEAR) wanted = operand_copies(p, in_of[0], in_of[1], y, y);
+            if (in->op == TT__OP_LINEAR_DX) wanted = operand_copies(p, y, in_of[1], in_of[0], y);
+            if (in->op == TT__OP_LINEAR_DW) wanted = operand_copies(p, in_of[1], y, in_of[0], y);
             CHECK(in->workspace == wanted && in->workspace_place % 256 == 0);
             CHECK(!q || q == rows || q == (size_t)e->seqs);
             attention += in->op == TT__OP_ATTENTION_BACKWARD && q == rows;
