@@ -2325,10 +2325,12 @@ typedef struct tt__backend {
        *untimed grows by the products for which there is no memory. NULL, as the two below: the device knows
        one way. */
     tt_status (*tune)(const tt__launch *l, int n, bool times, int *untimed);
-    /* What was timed, as text of whole lines, into `to`; returns the length that it has or would have. */
+    /* Writes the choices of products to `to`, a line of text each, and returns the length of the whole text,
+       also where `to` is too small for it. */
     size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
-    /* Takes over such a text in place of what it knows. TT_ERR_UNSUPPORTED: it is of another kind of device;
-       TT_ERR_FORMAT: line number *line is no such line. After an error the device knows what it knew. */
+    /* Takes the choices of such a text in place of the device's own. TT_ERR_UNSUPPORTED: the text is of another
+       kind of device; TT_ERR_FORMAT: line number *line is no such line. After an error the device keeps its
+       own choices. */
     tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
@@ -23275,7 +23277,7 @@ static tt_status tt__agree_flops(tt_program *p, tt_status status)
 
 /* ---- products that are made in the fastest way (tt_compile_options.tune) */
 
-/* What a rank's device knows of products, as text, to be freed. NULL: out of memory. */
+/* The choices of products of a rank's device, as text that the caller frees. NULL: out of memory. */
 static char *tt__tuned_text(const tt_program *p, int rank)
 {
     const tt__backend *b = p->settings.kind->backend;

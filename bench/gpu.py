@@ -133,7 +133,7 @@ class Turn:
 
 
 def profiled(torch, step, steps):
-    """The profiler's record of so many calls of step(k) on the GPU."""
+    """The profiler's record of `steps` calls of step(k) on the GPU."""
     from torch.profiler import ProfilerActivity, profile
     with profile(activities=[ProfilerActivity.CUDA]) as record:
         for k in range(steps):

@@ -25,7 +25,7 @@ static long loss_chunk = 256, loss_whole = 16 << 20;
 #include "emu_control.h"
 #endif
 
-/* Starts the emulator with so many devices of `memory` bytes; a GPU goes on as it is. */
+/* Starts the emulator with `devices` devices of `memory` bytes each; a GPU stays as it is. */
 static void start(int devices, size_t memory, uint64_t seed)
 {
 #ifdef TT_EMULATE
@@ -1997,8 +1997,8 @@ TEST(resumed_runs_keep_their_algorithms)
     remove(path);
 }
 
-/* What was timed is in the file that `tune` names, and is not timed again; what a program has beside that is
-   added. */
+/* The file that `tune` names holds the choices of the products that were timed: a later program does not time
+   them again, and adds its other products. */
 TEST(a_file_keeps_what_was_timed)
 {
     static tuned_run first, second, more, again;
