@@ -2328,9 +2328,9 @@ typedef struct tt__backend {
     /* Writes the choices of products to `to`, a line of text each, and returns the length of the whole text,
        also where `to` is too small for it. */
     size_t (*tuned_text)(tt__device *d, char *to, size_t capacity);
-    /* Takes the choices of such a text in place of the device's own. TT_ERR_UNSUPPORTED: the text is of another
-       kind of device; TT_ERR_FORMAT: line number *line is no such line. After an error the device keeps its
-       own choices. */
+    /* Takes the choices of such a text in place of the device's own. TT_ERR_UNSUPPORTED: the text is of
+       another kind of device; TT_ERR_FORMAT: line number *line is no such line. After an error the device
+       keeps its own choices. */
     tt_status (*learn)(tt__device *d, const char *text, int *line);
 } tt__backend;
 
@@ -16678,8 +16678,8 @@ typedef struct tt__arena {
     tt__home *home;     /* by the index of the parameter */
     int n_homes;
     bool torn;          /* an update has failed half-way: ranks may have other parameters than others */
-    bool tuned;         /* products of its programs were timed, or are not to be ... */
-    bool learnt;        /* ... as a state has said how they are made */
+    bool tuned;         /* products of its programs were timed, or must not be timed */
+    bool learnt;        /* a state has set how products are made, so that they must not be timed */
     const void *results_of; /* the program whose last run's outputs are in the transient part; NULL: none's */
 } tt__arena;
 
