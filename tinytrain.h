@@ -2214,15 +2214,16 @@ static inline int64_t tt__cuda_attention_bits(const tt__attr *a, const tt__mat *
    */
 static inline bool tt__cuda_even(const tt__mat *m) { return m->cols % 8 == 0 && m->ld % 8 == 0; }
 
-static inline size_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
+static inline int64_t tt__cuda_copy_bytes(int64_t rows, int64_t cols, tt_dtype dtype)
 {
-    return tt__align_to((size_t)(rows * ((cols + 7) / 8 * 8)) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+    const int64_t bytes = rows * ((cols + 7) / 8 * 8) * (dtype == TT_F32 ? 4 : 2);
+    return (bytes + TT__CUDA_ALIGN - 1) / TT__CUDA_ALIGN * TT__CUDA_ALIGN;
 }
 
 /* Scratch for these copies, in bytes, of a product of two of x (rows, in), w (out, in) and y (rows, out),
    which gives the third, `result`. 0: all are even. */
-static inline size_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
-                                           const tt__mat *result)
+static inline int64_t tt__cuda_padded_bytes(const tt__mat *x, const tt__mat *w, const tt__mat *y,
+                                            const tt__mat *result)
 {
     const int64_t rows = x->rows < TT__CUDA_LOSS_CHUNK ? x->rows : TT__CUDA_LOSS_CHUNK;
     const int64_t out = (w->rows + 7) / 8 * 8;
@@ -4766,7 +4767,7 @@ static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, 
 {
     const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
     const tt__mat *result = i->out[0] == x ? &of_x : i->out[0] == w ? &of_w : &of_y;
-    return i->attr.fp8 || !i->out[0] ? 0 : tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
+    return i->attr.fp8 || !i->out[0] ? 0 : (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
 }
 static size_t tt__cuda_LINEAR(const tt_tape *t, const tt__instr *i)
 {
@@ -6200,9 +6201,9 @@ static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
 {
     const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
     const tt__mat z = {NULL, TT_F32, x.rows, (w.rows + 7) / 8 * 8, (w.rows + 7) / 8 * 8};
-    const size_t of_y = tt__cuda_padded_bytes(&x, &w, &z, &z), of_x = tt__cuda_padded_bytes(&x, &w, &z, &x);
-    const size_t of_w = tt__cuda_padded_bytes(&x, &w, &z, &w);
-    return tt__max(of_y, tt__max(of_x, of_w));
+    const int64_t of_y = tt__cuda_padded_bytes(&x, &w, &z, &z), of_x = tt__cuda_padded_bytes(&x, &w, &z, &x);
+    const int64_t of_w = tt__cuda_padded_bytes(&x, &w, &z, &w);
+    return (size_t)tt__max(of_y, tt__max(of_x, of_w));
 }
 
 /* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the

@@ -3837,7 +3837,7 @@ cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *
 }
 
 // At the end of the workspace: of products whose operands have to be copied.
-size_t loss_products_bytes(const tt__launch *l)
+int64_t loss_products_bytes(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *w = &l->in[3];
     const int64_t ld = (w->rows + 7) / 8 * 8;
