@@ -322,7 +322,7 @@ __device__ __forceinline__ void tt__phases_init(uint64_t *barrier, int count)
     TT__WGMMA("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(tt__shared_address(barrier)), "r"(count)
               : "memory");
 }
-// What the thread has read and written so far comes before the phase's end.
+// The reads and writes that the thread has made so far are done before the phase ends.
 __device__ __forceinline__ void tt__phases_arrive(uint64_t *barrier)
 {
     TT__WGMMA("{.reg .b64 s; mbarrier.arrive.shared::cta.b64 s, [%0];}" :: "r"(tt__shared_address(barrier))
@@ -344,7 +344,7 @@ __device__ __forceinline__ void tt__phases_wait(uint64_t *barrier, int parity)
                   : "+r"(done) : "r"(tt__shared_address(barrier)), "r"(parity) : "memory");
     } while (!done);
 }
-// A warpgroup gives registers away, or takes such: so many a thread it has then.
+// A warpgroup gives registers away, or takes some: each of its threads has N of them afterwards.
 template <int N> __device__ __forceinline__ void tt__fewer_registers()
 {
     TT__WGMMA("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -1323,8 +1323,8 @@ __device__ __forceinline__ float sum_warps(const float (&v)[8])
     return sum;
 }
 
-// How many blocks sum rows: so many for each of the device's processors, if there is room for their f32 sums
-// of so many bytes.
+// The number of blocks that sum `pieces` of rows: `each` for each of the device's processors, if the resident
+// memory behind its first `used` bytes has room for their f32 sums, `bytes` a block.
 int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
 {
     const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
@@ -1418,8 +1418,8 @@ cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__ma
 // any.
 enum { ANY = -1 };
 
-// The blocks of a kernel that goes through its work in strides: as many as there is work for, at most so many
-// times as many as the device's processors run at a time.
+// The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
+// but at most `times` the number that the device's processors run at a time.
 template <class... P>
 cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
                     unsigned *grid)
@@ -2320,7 +2320,7 @@ cudaError_t run_set_rows_backward(const tt__launch *l)
 // Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
 // as far apart as there are threads.
 struct row_thread {
-    int at, of; // its number among so many
+    int at, of; // the thread's number among the `of` threads of a row
     bool vector;
     __device__ int64_t column(int j) const { return vector ? at * 8 + j : j * of + at; }
 };

@@ -1790,7 +1790,7 @@ typedef struct tuned_run {
     bool accumulate;
     bool erf;                 /* GELU by erf, which is in no product */
     tt_status status;         /* that is expected */
-    const char *error;        /* ... and a part of it */
+    const char *error;        /* a part of the expected error message */
     unsigned refused;         /* algorithms, by their bits, after the first step */
     long fault, faults;       /* from the first step on calls number `fault` ... fault + faults - 1 fail */
     /* Results */

@@ -212,7 +212,7 @@ struct wide_call { const char *file; int line; uint32_t rows, b; }; // the four 
 struct phases { // of a barrier in shared memory
     uint64_t *barrier;
     int count, pending, by;    // by: the thread that initialised it, in the block's epoch `since`
-    uint32_t phase;            // that has not ended, from 0
+    uint32_t phase;            // the number, from 0, of the phase under way
     uint16_t since;
     bool copies;               // some arrivals come with copies
     std::vector<int> waiting;  // threads, for the phase to end
@@ -755,8 +755,8 @@ static phases *phases_of(uint64_t *barrier, const char *file, int line)
     emu_fatal("the barrier at %s:%d: never initialised", file, line);
 }
 
-// What comes behind the end of a phase sees what came before the arrivals. The trace build takes it for a
-// barrier of all threads: it finds fewer races than there are, and none that is not.
+// Accesses behind the end of a phase see the accesses before its arrivals. The trace build takes the end for
+// a barrier of all threads, so that it misses some races and reports no false one.
 static void arrive(phases *b, const char *file, int line)
 {
     if (b->pending == 0) emu_fatal("the barrier at %s:%d: more arrivals than its count", file, line);
