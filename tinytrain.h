@@ -880,7 +880,8 @@ typedef struct tt_stats {
     double flops;         /* done by matmuls and attention, at the actual number of rows */
     int64_t step;         /* optimizer steps done so far */
     double loss_scale;    /* of the next step; 1 without loss scaling */
-    int64_t skipped;      /* steps without an update so far, because a scaled gradient overflowed */
+    int64_t skipped;      /* steps without an update so far, because a scaled gradient overflowed, or that
+                             tt_fit went on behind */
 } tt_stats;
 
 /* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss
@@ -1744,21 +1745,30 @@ tt_fit_options tt_fit_options_default(void);
    epochs are done; else it was stopped, or failed, and the state of the last whole step is saved, to be
    resumed bit for bit. Saving can fail too: tt_trainer_saved_steps says from which step a resumed run would
    go on.
+   A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped, which
+   the logger is warned of once, and counted in tt_stats.skipped. After 10 in a row, or as many as an epoch
+   has, or at the end of an epoch whose last steps gave nothing finite, as does its validation, tt_fit fails.
+   Where none of them had a target, a resumed run goes on behind them. Else the weights
+   have most likely blown up, and no state of them is kept, so that it goes on from an earlier one, which
+   helps with a lower learning rate. So that there is one, a state is written as state.diverged.safetensors,
+   beside the last state.safetensors, while the mean loss of the last 4 steps is more than ten times that of
+   the first one. A resumed run goes on from the newer, unless that is removed.
    A run is resumed on the data that it began with: other names of classes are an error, and the logger is
    warned of other labels, tokens or number of examples; pixels are not compared. It is also warned of a
    validation that is not finite.
 
    metrics.csv has a line for each step and for each validation, and these columns. Numbers are written with a
    decimal point in any locale; one that is not finite is "nan", "inf" or "-inf".
-     step         optimizer steps done, which those skipped by loss scaling are not
+     step         optimizer steps done, which those that were skipped are not
      epoch        from 1
      split        "train" or "validation"
-     loss         mean over the targets of the step, or of all of validation
+     loss         mean over the targets of the step, or of all of validation; "nan" of a step that tt_fit
+                  went on behind, as is the next
      accuracy     or what else the model's metric is called: of these targets. Left out where it has none
      lr           learning rate of the step. This and the next three are empty in a line of validation
      grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
      loss_scale   of the next step; 1 without loss scaling
-     skipped      steps skipped by loss scaling so far
+     skipped      steps skipped so far, as in tt_stats
      bytes        of the arena: parameters, gradients, optimizer state, activations (tt_plan.bytes); of
                   several ranks, those of the one with most
      seconds      that the step, waiting for its data included, or the validation took; saving is not counted
@@ -18039,6 +18049,10 @@ typedef struct tt__fed {
     int64_t *rows;          /* of each axis */
 } tt__fed;
 
+/* What became of the step that was judged last. Of those that failed, one with update "backward" may have
+   updated some parameters and not others. */
+typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
+
 struct tt_program {
     tt_context *ctx;
     /* Of a pipeline: the programs of all stages. What follows is the first stage's, but for the step at hand,
@@ -18069,6 +18083,7 @@ struct tt_program {
     const int64_t *rows_in_place; /* of each axis, instead of those of the coming run; NULL: none */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
+    tt__outcome outcome;
     double flops;
     tt__unread unread;
     tt_stats done;          /* of the last step that was read ... */
@@ -23669,53 +23684,69 @@ static void tt__begin_step(tt_program *p)
     p->round = 0;
     memset(p->in_slot, 0, sizeof p->in_slot);
     p->norm_known = p->micro_failed = false;
+    p->outcome = TT__UPDATED;
 }
 
-/* Are all numbers of a value on a rank finite? True also where the device does not let itself be read: what
-   it says of that matters more. */
-static bool tt__all_finite(tt_program *p, int rank, int32_t v)
+/* The largest magnitude of a value on a rank; infinite if one of its numbers is not finite. Returns 0 where
+   the device does not let itself be read: what it says of that matters more. */
+static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
     const tt__arena *a = p->arena;
     const tt__space space = p->built.t->values[v].space;
     tt__mat m = tt__resolve(p, rank, v);
-    float x[256];
+    float x[256], largest = 0;
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
             const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
-            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK)
-                return true;
-            for (int64_t k = 0; k < n; k++) if (!isfinite(x[k])) return false;
+            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return 0;
+            for (int64_t k = 0; k < n; k++) {
+                if (!isfinite(x[k])) return INFINITY;
+                largest = fmaxf(largest, fabsf(x[k]));
+            }
         }
-    return true;
+    return largest;
 }
 
-/* Of a program whose results are not finite: the first parameter of this process that is not, else NULL. */
-static const char *tt__bad_parameter(tt_program *p)
+/* Of a program whose results are not finite: writes which parameter of this process is at fault, and why:
+   the first that is not finite, or else the one with the largest numbers, if those are larger than any that
+   training gives. Returns false, and writes an empty text, where there is none. */
+static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
 {
-    for (int s = 0; s < tt__stages(p); s++) {
+    const float huge = 1e10f;
+    const char *name = NULL;
+    float largest = huge;
+    for (int s = 0; s < tt__stages(p) && isfinite(largest); s++) {
         tt_program room, *q = tt__stage_view(p, s, &room);
-        for (int32_t v = 1; v < q->built.t->n_values; v++) {
+        for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
             const tt__value *x = &q->built.t->values[v];
-            for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++)
-                if (x->storage == TT__PARAMETER && x->base == v && !tt__all_finite(q, r, v)) return x->name;
+            for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
+                const float most = x->storage == TT__PARAMETER && x->base == v ? tt__largest_of(q, r, v) : 0;
+                if (!(most > largest)) continue;
+                largest = most;
+                name = x->name;
+            }
         }
     }
-    return NULL;
+    to[0] = 0;
+    if (name && isfinite(largest))
+        snprintf(to, capacity, "parameter '%.200s' has numbers as large as %g", name, (double)largest);
+    else if (name) snprintf(to, capacity, "parameter '%.200s' has a number that is not finite", name);
+    return name != NULL;
 }
 
 /* Fails if the loss is not finite, and says whether a parameter is the cause. micro: the number of the micro-
    batch in the step; -1: any of them. */
 static tt_status tt__check_loss(tt_program *p, int64_t micro)
 {
-    char which[64] = "";
+    char which[64] = "", cause[300];
     if (isfinite(p->results.totals.loss)) return TT_OK;
-    const char *bad = tt__bad_parameter(p);
+    const bool bad = tt__bad_parameter(p, cause, sizeof cause);
     if (micro >= 0) snprintf(which, sizeof which, ", micro-batch %lld", (long long)micro);
+    p->outcome = TT__NOT_FINITE;
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld%s: the loss '%s' is not finite; nothing was updated: "
-                    "%s%s%s", (long long)p->run.step, which, p->built.t->values[p->built.root].name,
-                    bad ? "parameter '" : "check the inputs, or lower the learning rate", bad ? bad : "",
-                    bad ? "' has a number that is not finite" : "");
+                    "%s", (long long)p->run.step, which, p->built.t->values[p->built.root].name,
+                    bad ? cause : "check the inputs, or lower the learning rate");
 }
 
 /* Notes what the step must know of a round, which is ready to run. */
@@ -23929,6 +23960,7 @@ static tt_status tt__norm_failed(tt_program *head)
     int32_t *list = tt__trained(t, &n, &parted), bad = 0;
     float square = 0;
     bool finite = true;
+    char cause[300];
     tt_status status = list ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < n && !bad && status == TT_OK; k++) {
         status = tt__read_memory(p->ctx, p->arena, first, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4,
@@ -23937,6 +23969,7 @@ static tt_status tt__norm_failed(tt_program *head)
     }
     tt__free(p->ctx, list);
     if (status != TT_OK) return status;
+    head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
     if (t->early && bad) /* the gradient's memory has other contents now */
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
@@ -23945,24 +23978,27 @@ static tt_status tt__norm_failed(tt_program *head)
         tt_program room, *q = tt__stage_view(p, s, &room);
         const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
         for (int r = tt__near_rank(q->arena); r < end; r++)
-            finite = finite && tt__all_finite(q, r, q->built.t->values[bad].grad);
+            finite = finite && isfinite(tt__largest_of(q, r, q->built.t->values[bad].grad));
     }
+    const char *because = tt__bad_parameter(head, cause, sizeof cause) ? ": " : "";
     if (bad)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was "
-                        "updated", step, finite ? "sum of squares of the " : "",
+                        "updated%s%s", step, finite ? "sum of squares of the " : "",
                         p->ctx->params[t->values[bad].param]->name,
-                        finite ? "overflows" : "is not finite", lowest);
+                        finite ? "overflows" : "is not finite", lowest, because, cause);
     return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was "
-                    "updated", step, lowest);
+                    "updated%s%s", step, lowest, because, cause);
 }
 
 /* Fails unless the results of a step that were read are finite; else the step counts. one: it had one micro-
    batch. skipped: tt__scale's before it. */
 static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
 {
+    p->outcome = TT__NO_TARGET;
     if (!(p->results.totals.targets > 0))
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
                         "0); nothing was updated", (long long)p->run.step);
+    p->outcome = TT__UPDATED;
     tt_status status = tt__check_loss(p, one ? 0 : -1);
     if (status != TT_OK) return status;
     const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
@@ -24014,6 +24050,14 @@ static tt_status tt__leave_unread(tt_program *p, bool one)
     p->unread.flops = p->flops;
     p->run.step++;
     return TT_OK;
+}
+
+/* Counts a step that failed and updated nothing as one that is skipped. */
+static void tt__skip_step(tt_program *p)
+{
+    p->results.scale.skipped++;
+    p->done.skipped = (int64_t)p->results.scale.skipped;
+    p->scale_set = false;
 }
 
 tt_status tt_wait(tt_program *p, tt_stats *stats)
@@ -36183,10 +36227,10 @@ tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
         for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
         for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
         if (!isfinite(sum)) {
-            const char *bad = tt__bad_parameter(r->eval);
-            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s%s", s,
-                            bad ? ": parameter '" : "", bad ? bad : "",
-                            bad ? "' has a number that is not" : "");
+            char cause[300];
+            const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
+            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s", s,
+                            bad ? ": " : "", cause);
         }
         for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
     }
@@ -36489,6 +36533,20 @@ static tt_status tt__state_save(tt_program *p, const char *path, const void *pro
     return status;
 }
 
+/* Reads how many steps the run of a state had done. */
+static tt_status tt__state_steps(tt_context *ctx, const char *path, int64_t *steps)
+{
+    tt__state_header h;
+    tt_safetensors *file = tt_safetensors_open(ctx, path);
+    const int k = file ? tt_safetensors_find(file, "tinytrain.run") : -1;
+    tt_status status = file ? TT_ERR_FORMAT : ctx->status;
+    if (k >= 0 && tt_safetensors_info(file, k)->bytes == sizeof h)
+        status = tt_safetensors_read(file, k, 0, sizeof h, &h);
+    if (status == TT_OK) *steps = h.step;
+    tt_safetensors_close(file);
+    return status;
+}
+
 /* Checks that the file has a tensor as expected. */
 static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expected)
 {
@@ -36707,8 +36765,14 @@ typedef struct tt__fit {
     struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
     double items, flops, peak;   /* since tt_fit began; the machine's */
     size_t bytes;                /* of the arena */
-    char state[TT__PATH];
+    char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
     bool has_state;              /* the folder holds a state of this run */
+    bool state_is_sound;         /* and a loss led to it that had not diverged */
+    bool has_diverged;           /* it also holds the later state of a loss that has */
+    int in_row, not_finite;      /* steps in a row that were skipped; of them, not for a lack of targets */
+    char why[TT__ERROR];         /* the last of them was */
+    int64_t updated;             /* steps that were not skipped since tt_fit began */
+    bool told_skipped;           /* the logger knows that a step was */
     bool stopped;                /* of several processes, one is to stop */
     bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
     char *csv;                   /* metrics.csv so far */
@@ -36825,7 +36889,8 @@ static const char *tt__fit_number(double x, char to[32])
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
-/* lr: of the step; items: that it, or the validation, has read, in so many seconds. */
+/* lr: of the step; items: that it, or the validation, has read, in so many seconds. What is not known of a
+   step that failed is NaN. */
 static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
                                  double seconds)
 {
@@ -37110,20 +37175,79 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* The metrics first: what is in them beyond the state is dropped when it is resumed. */
+/* Is the state at hand worth going back to? It is not where the loss has diverged, which it has where the mean
+   of the last steps is more than ten times the loss of the first one, where the last validation was not finite,
+   or where the last step was not. */
+static bool tt__fit_is_sound(const tt__fit *f)
+{
+    enum { LAST = 4 };
+    double first = INFINITY, sum = 0;
+    int n = 0;
+    if (f->not_finite) return false;
+    if (f->points && f->point[f->points - 1].validation && isnan(f->point[f->points - 1].value[TT__FIT_LOSS]))
+        return false;
+    for (int k = f->points - 1; k >= 0; k--) {
+        if (f->point[k].validation || isnan(f->point[k].value[TT__FIT_LOSS])) continue;
+        first = f->point[k].value[TT__FIT_LOSS];
+        if (n < LAST) sum += first, n++;
+    }
+    return !(sum / n > first + 9 * fabs(first) + 1);
+}
+
+/* The metrics first: what is in them beyond the state is dropped when it is resumed. Once the loss has
+   diverged, the state is written beside the last one from before, and takes its place if the loss recovers. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
     if (!f->o.folder) return TT_OK;
     tt_status status = tt__fit_save_metrics(f);
     if (status == TT_OK) status = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
     status = tt__agree(ctx, "saving metrics", status, NULL, 0);
     if (status == TT_OK && tt__fit_has_steps(f)) {
-        status = tt_trainer_save(f->r, f->state, &f->p);
-        if (status == TT_OK) f->has_state = true;
+        const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
+        status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
+        if (status == TT_OK && beside && !f->has_diverged)
+            tt__log(ctx, TT_LOG_WARNING, "fit", "the loss has diverged: the state of step %lld is '%s', beside "
+                    "that from before, which a resumed run takes where you remove this one",
+                    (long long)tt_trainer_steps(f->r), f->diverged);
+        if (status == TT_OK && !beside) {
+            if (f->has_diverged) files->remove(files->user, f->diverged);
+            f->state_is_sound = sound;
+        }
+        if (status == TT_OK) {
+            f->has_diverged = beside;
+            f->has_state = true;
+        }
     }
     f->saved = tt__seconds();
     return status;
+}
+
+/* Ends a run whose steps give nothing finite any more, as its weights have blown up: what is saved is the
+   state from before the loss diverged, and the error's sentence says what helps. */
+static void tt__fit_give_up(tt__fit *f)
+{
+    char error[sizeof f->r->ctx->error];
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    const tt_status status = ctx->status;
+    memcpy(error, ctx->error, sizeof error);
+    tt_status saved = f->o.folder ? tt__fit_save_metrics(f) : TT_OK;
+    if (saved == TT_OK && f->o.folder)
+        saved = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
+    if (saved != TT_OK) tt__log(ctx, TT_LOG_WARNING, "fit", "nor could metrics be saved: %s", ctx->error);
+    if (f->has_diverged) files->remove(files->user, f->diverged);
+    int64_t steps = -1;
+    if (f->has_state && tt__state_steps(ctx, f->state, &steps) != TT_OK) steps = -1;
+    f->r->saved_steps = steps;
+    const bool at_fault = steps >= 0 && !f->has_diverged && (!f->updated || !f->state_is_sound);
+    if (steps < 0 || at_fault)
+        tt__fail(ctx, status, "%.850s; %s begin anew with a lower learning rate", error,
+                 steps < 0 ? "no state from before was saved:" : "the state that was saved has blown up too:");
+    else
+        tt__fail(ctx, status, "%.850s; the state of step %lld is kept: resume it with a lower learning rate",
+                 error, (long long)steps);
 }
 
 static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
@@ -37144,7 +37268,8 @@ static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool be
     e.steps = f->steps;
     e.loss = epoch.loss;
     e.metric_name = f->metric.name;
-    if (e.metric_name) e.metric = f->metric.of(validation ? validation : &epoch);
+    if (e.metric_name && (validation || epoch.targets > 0))
+        e.metric = f->metric.of(validation ? validation : &epoch);
     e.unit = f->unit;
     e.per_second = seconds > 0 ? f->items / seconds : 0;
     e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
@@ -37173,6 +37298,8 @@ static tt_status tt__fit_count_step(tt__fit *f)
     const tt_stats *s = &p->done;
     if (!f->last.any || p->reads == f->last.reads) return TT_OK;
     f->last.any = false;
+    f->in_row = f->not_finite = 0;
+    f->updated++;
     f->items += f->last.items;
     f->flops += s->flops;
     f->p.step++;
@@ -37186,11 +37313,56 @@ static tt_status tt__fit_count_step(tt__fit *f)
     return status;
 }
 
+/* Fails, as so many steps in a row were skipped. */
+static tt_status tt__fit_stuck(const tt__fit *f)
+{
+    return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s", f->in_row,
+                    f->in_row > 1 ? "s" : "", f->why);
+}
+
+/* Goes on behind a step that failed and updated nothing, since none of its targets counts or its loss or
+   gradient is not finite. It is counted as loss scaling counts those that it skips. Fails where it is one of
+   too many in a row. status: that it failed with; lr: its learning rate. */
+static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
+{
+    enum { MOST_IN_A_ROW = 10 };
+    tt_context *ctx = f->r->ctx;
+    tt_program *p = f->r->train;
+    tt_stats s;
+    if (status != TT_ERR_NUMERIC || (p->outcome != TT__NO_TARGET && p->outcome != TT__NOT_FINITE)) {
+        f->not_finite += status == TT_ERR_NUMERIC;
+        return status;
+    }
+    memcpy(f->why, ctx->error, sizeof f->why);
+    tt__skip_step(p);
+    tt__trainer_discard_step(f->r);
+    f->r->step_failed = f->last.any = false;
+    f->p.step++;
+    f->in_row++;
+    f->not_finite += p->outcome == TT__NOT_FINITE;
+    memset(&s, 0, sizeof s);
+    s.loss = s.correct = NAN;
+    s.step = p->run.step;
+    s.loss_scale = p->results.scale.scale;
+    s.skipped = p->done.skipped;
+    const double now = tt__seconds();
+    const tt_status written = tt__fit_metrics(f, &s, false, lr, 0, now - f->began);
+    tt__fit_report(f, NULL, false);
+    f->began = now;
+    if (written != TT_OK) return written;
+    if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
+    if (!f->told_skipped)
+        tt__log(ctx, TT_LOG_WARNING, "fit", "%s; it is skipped, as others like it will be", f->why);
+    f->told_skipped = true;
+    return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
+}
+
 /* Waits for the step that was trained last, and counts it. */
 static tt_status tt__fit_last_step(tt__fit *f)
 {
     tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
     if (status == TT_OK) status = tt__fit_count_step(f);
+    else status = tt__fit_skip(f, status, f->last.lr);
     f->last.any = false;
     return status;
 }
@@ -37217,6 +37389,9 @@ static tt_status tt__fit_epoch(tt__fit *f)
         items += tt__items(&b);
         micros++;
         const tt_status counted = tt__fit_count_step(f);
+        const bool failed = status == TT_ERR_NUMERIC;
+        if (failed) status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr); /* it or the one before */
+        if (failed) items = micros = 0;
         if (status == TT_OK) status = counted;
         if (status != TT_OK || !updated) continue;
         tt__fit_tell_idle(f, micros);
@@ -37233,8 +37408,13 @@ static tt_status tt__fit_epoch(tt__fit *f)
         if (status == TT_OK) status = tt__fit_save(f);
         f->began = tt__seconds(); /* saving is not counted */
     }
-    const tt_status last = tt__fit_last_step(f);
-    if (status == TT_OK) status = last;
+    if (status == TT_OK) status = tt__fit_last_step(f);
+    else if (f->last.any) { /* the first error counts */
+        char error[sizeof ctx->error];
+        memcpy(error, ctx->error, sizeof error);
+        tt__fit_last_step(f);
+        tt__fail(ctx, status, "%s", error);
+    }
     const long long epoch = (long long)f->p.epoch + 1, steps = (long long)f->p.step;
     const bool ended = status == TT_OK && !more;
     if (ended && tt__trainer_within_step(f->r))
@@ -37270,6 +37450,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
+    if (f->not_finite && !(f->validation && isfinite(s.loss))) return tt__fit_stuck(f); /* weights blew up */
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
     if (f->validation && f->best_by_metric) value = f->metric.of(&s);
     bool best = !f->validation || tt__fit_better(f, value, loss);
@@ -37303,12 +37484,12 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
-/* Resumes from f->state, which must be of the data that f->p says. */
+/* Resumes from the newest state, which must be of the data that f->p says. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
-    tt_status status = tt_trainer_load(f->r, f->state, &f->p);
+    tt_status status = tt_trainer_load(f->r, f->has_diverged ? f->diverged : f->state, &f->p);
     if (status != TT_OK) return status;
     if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld "
@@ -37357,10 +37538,15 @@ static tt_status tt__fit_begin(tt__fit *f)
     status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
+    if (status == TT_OK)
+        status = tt__path_join(ctx, f->diverged, f->o.folder, "state.diverged.safetensors");
     if (status != TT_OK) return status;
     if (!f->o.resume && (status = tt__make_folder(ctx, f->o.folder)) != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
+    if (status == TT_OK)
+        status = tt__folder_has(ctx, f->o.folder, "state.diverged.safetensors", &f->has_diverged);
     if (status != TT_OK) return status;
+    f->state_is_sound = f->has_state;
     if (f->has_state && !f->o.resume)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
                         f->o.folder);
@@ -37411,8 +37597,9 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
     }
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
-    const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net);
-    if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) { /* so nothing */
+    const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
+    if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
+    else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) { /* so nothing */
         /* is lost */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);

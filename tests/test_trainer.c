@@ -1569,7 +1569,7 @@ static void fit_report(void *user, const tt_fit_event *e)
     CHECK(e->epochs == (f->epochs ? f->epochs : 3) && e->steps == 7 && e->epoch >= 0 &&
           e->epoch < e->epochs && e->step >= 1 && e->step <= 7 && strcmp(e->metric_name, "accuracy") == 0 &&
           e->metric >= 0 && e->metric <= 1);
-    CHECK(e->loss > 0 && e->seconds_left >= 0 && strcmp(e->unit, "tokens") == 0 &&
+    CHECK((e->loss > 0 || f->poison_at) && e->seconds_left >= 0 && strcmp(e->unit, "tokens") == 0 &&
           (e->validation || (e->per_second > 0 && (e->of_peak > 0 || f->ranks))));
     if (e->validation) {
         const double accuracy = e->validation->correct / TEXTS, loss = e->validation->loss;
@@ -1821,23 +1821,43 @@ TEST(fit_resumes_on_the_same_data) /* other classes are refused, other labels or
     close_world(&w);
 }
 
-TEST(fit_stops_at_a_failed_step_and_saves)
+/* Weights that blow up in the second epoch: its steps are skipped up to the validation, which is not finite
+   either. What is left is the state of the first epoch. */
+TEST(fit_that_blows_up_keeps_the_last_good_state)
 {
     setup s = small();
-    world w;
-    fitting f;
+    world w, v;
+    fitting f, rest;
     bool finished;
+    test_log log;
     char folder[1024], path[1200];
+    int lines;
     memset(&f, 0, sizeof f);
+    memset(&rest, 0, sizeof rest);
+    memset(&log, 0, sizeof log);
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     if (!open_world(&w, &s)) return;
+    w.ctx->options.logger.log = test__keep_log;
+    w.ctx->options.logger.user = &log;
     f.poison_at = 9;
     CHECK(fit(&w, folder, false, &f, &finished) == TT_ERR_NUMERIC && !finished &&
-          tt_trainer_steps(w.r) == 9 && f.steps == 9);
-    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "step 9");
-    snprintf(path, sizeof path, "%s/state.safetensors", folder);
-    CHECK(tt_trainer_load(w.r, path, &w.progress) == TT_OK && w.progress.epoch == 1 && w.progress.step == 2);
+          tt_trainer_steps(w.r) == 9 && f.steps == 14 && f.validations == 1);
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "5 steps in a row updated nothing; the last: step 9");
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "parameter 'classifier.bias' has a number that is not finite; the state "
+                "of step 7 is kept: resume it with a lower learning rate");
+    CHECK(log.warnings == 1 && tt_trainer_saved_steps(w.r) == 7);
+    snprintf(path, sizeof path, "%s/state.diverged.safetensors", folder);
+    CHECK(access(path, F_OK) != 0);
+    char *metrics = metrics_of(folder, &lines);
+    CHECK(lines == 1 + 14 + 1 && metrics && strstr(metrics, "9,2,train,nan,nan,") &&
+          strstr(metrics, ",0,1,5"));
+    free(metrics);
+    s.schedule.lr *= 0.5f;
+    if (!open_world(&v, &s)) return;
+    rest.steps = 7, rest.best = f.best, rest.best_loss = f.best_loss;
+    CHECK(fit(&v, folder, true, &rest, &finished) == TT_OK && finished && tt_trainer_steps(v.r) == 21);
     close_world(&w);
+    close_world(&v);
 }
 
 /* A run in three epochs that nothing disturbs, in `folder`, to compare with. */
@@ -2345,6 +2365,9 @@ typedef struct own {
     int64_t fails_at;           /* this step of epoch 1, in its second micro-batch, or seeking to it; -1 */
     bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no step */
     tt_status keeps;            /* what own_keep returns */
+    int aimless[2];             /* of epoch 1, steps from here to there have no target that counts */
+    int blow_at[2];             /* after these of the reported steps, numbered from 1, "w" is set ... */
+    float blow_to[2];           /* ... to these */
     double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
     bool best[OWN_EPOCHS];
 } own;
@@ -2404,6 +2427,7 @@ static tt_status own_next(void *self, tt_batch *b, bool *more)
         for (int c = 0; c < 3; c++) w->x[3 * k + c] = (float)(test_random(&random) % 1000) / 500 - 1;
         w->y[k] = 2 * w->x[3 * k] - w->x[3 * k + 1] + 0.5f + (float)(test_random(&random) % 100) / 1000;
         w->weight[k] = k % 2 ? 0.5f : 1;
+        if (w->epoch == 1 && w->step >= w->aimless[0] && w->step < w->aimless[1]) w->weight[k] = 0;
     }
     const tt_array arrays[] = {{"x", w->x, b->seqs}, {"y", w->y, b->seqs}, {"weight", w->weight, b->seqs}},
                    targets = {"targets", w->targets, b->rows};
@@ -2464,7 +2488,14 @@ static tt_status own_keep(void *user) { return ((own *)user)->kept++, ((own *)us
 static void own_report(void *user, const tt_fit_event *e)
 {
     own *w = (own *)user;
-    if (!e->validation) { w->stop = ++w->steps == w->stop_at; return; }
+    if (!e->validation) {
+        w->stop = ++w->steps == w->stop_at;
+        for (int k = 0; k < 2; k++) {
+            const float to[] = {w->blow_to[k], 1, 1};
+            if (w->steps == w->blow_at[k]) CHECK(tt_param_set(w->w, to) == TT_OK);
+        }
+        return;
+    }
     w->metrics[e->epoch] = e->metric;
     w->losses[e->epoch] = e->validation->loss;
     w->best[e->epoch] = e->best;
@@ -2703,6 +2734,80 @@ TEST(fit_of_sources_that_break_their_promise)
             o.resume = true;
             CHECK(tt_fit(v.r, &v.source, NULL, &o, &finished) == TT_ERR_UNSUPPORTED);
             CHECK_ERROR(v.ctx, TT_ERR_UNSUPPORTED, "epoch 2, step 3: the source failed (TT_ERR_UNSUPPORTED)");
+        }
+        close_own(&w);
+        close_own(&v);
+    }
+}
+
+/* One step without a target is skipped. Of a whole epoch of them training stops, and goes on behind them. */
+TEST(fit_goes_on_behind_steps_without_a_target)
+{
+    const tt_metric none = {NULL, NULL, false};
+    own w, v, u;
+    tt_stats stats;
+    bool finished;
+    char folder[1024];
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    if (!open_own(&w, false, none) || !open_own(&v, false, none) || !open_own(&u, false, none)) return;
+    w.ctx->options.logger.log = count_warning;
+    warnings = 0;
+    w.aimless[0] = 2, w.aimless[1] = 3;
+    CHECK(own_fit(&w, NULL, false, NULL, &finished) == TT_OK && finished && tt_trainer_steps(w.r) == 14 &&
+          w.steps == 15 && tt_trainer_wait(w.r, &stats) == TT_OK && stats.skipped == 1 && stats.step == 14);
+    CHECK(warnings == 1 && strcmp(warned, "fit: step 7: no target counts (all are ignored or have weight 0); "
+                                  "nothing was updated; it is skipped, as others like it will be") == 0);
+    v.aimless[1] = u.aimless[1] = OWN_STEPS;
+    v.ctx->options.logger.log = u.ctx->options.logger.log = count_warning;
+    CHECK(own_fit(&v, folder, false, NULL, &finished) == TT_ERR_NUMERIC && !finished &&
+          tt_trainer_steps(v.r) == 5 && v.steps == 10);
+    CHECK_ERROR(v.ctx, TT_ERR_NUMERIC, "5 steps in a row updated nothing; the last: step 5: no target counts "
+                "(all are ignored or have weight 0); nothing was updated");
+    CHECK(own_fit(&u, folder, true, NULL, &finished) == TT_OK && finished && tt_trainer_steps(u.r) == 10 &&
+          u.steps == 5 && tt_trainer_wait(u.r, &stats) == TT_OK && stats.skipped == 5);
+    close_own(&w);
+    close_own(&v);
+    close_own(&u);
+}
+
+static bool in_folder(const char *folder, const char *name) { return access(test_path(folder, name), F_OK) == 0; }
+
+/* "w" is set to 1e3 after step 6, so that the loss is a thousand times as large: the state after the second
+   epoch stands beside that of the first. One that is stopped goes on from it, bit for bit, and so does one
+   whose loss has recovered, which keeps one state. At 3e38 nothing is finite any more, and that of the first
+   epoch is left. */
+TEST(fit_keeps_the_state_from_before_the_loss_diverged)
+{
+    const tt_metric none = {NULL, NULL, false};
+    char whole[1100];
+    for (int k = 0; k < 4; k++) {
+        static const struct { int stop_at, then_at; float then_to; } rows[] = {
+            {0, 0, 0}, {12, 0, 0}, {0, 10, 1}, {0, 11, 3e38f}};
+        own w, v;
+        bool finished;
+        char folder[1024];
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+        if (!open_own(&w, false, none) || !open_own(&v, false, none)) return;
+        w.ctx->options.logger.log = count_warning;
+        warnings = 0;
+        w.blow_at[0] = 6, w.blow_to[0] = 1e3f;
+        w.blow_at[1] = rows[k].then_at, w.blow_to[1] = rows[k].then_to;
+        w.stop_at = rows[k].stop_at;
+        const tt_status status = own_fit(&w, folder, false, NULL, &finished);
+        CHECK(status == (k == 3 ? TT_ERR_NUMERIC : TT_OK) && finished == (k == 0 || k == 2));
+        CHECK(in_folder(folder, "state.safetensors"));
+        CHECK(in_folder(folder, "state.diverged.safetensors") == (k < 2));
+        if (k != 3) CHECK(strstr(warned, "the loss has diverged: the state of step 10 is '") && warnings == 1);
+        if (k == 0) snprintf(whole, sizeof whole, "%s", test_path(folder, "state.diverged.safetensors"));
+        if (k == 1) {
+            CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 3);
+            CHECK(same_files(whole, test_path(folder, "state.diverged.safetensors")));
+        }
+        if (k == 3) {
+            CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "4 steps in a row updated nothing; the last: step 11");
+            CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "parameter 'w' has numbers as large as 3e+38; the state of step 5 "
+                        "is kept: resume it with a lower learning rate");
+            CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 10);
         }
         close_own(&w);
         close_own(&v);
@@ -3309,7 +3414,9 @@ static const test_case tests[] = {
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named),
     TEST_CASE(an_untrained_trainer_saves_and_loads), TEST_CASE(fit_in_a_line),
     TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses),
-    TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
+    TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_that_blows_up_keeps_the_last_good_state),
+    TEST_CASE(fit_goes_on_behind_steps_without_a_target),
+    TEST_CASE(fit_keeps_the_state_from_before_the_loss_diverged),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
     TEST_CASE(a_folder_that_breaks_off_is_not_listed), TEST_CASE(fit_says_from_where_a_resumed_run_goes_on),
