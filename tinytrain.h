@@ -274,6 +274,11 @@ typedef struct tt_files {
     bool (*list)(void *user, const char *path, bool (*each)(void *arg, const char *name), void *arg);
     const char *(*reason)(void *user);
     void *user;
+    /* These may be NULL. lock: opens a file, made if need be, writes a text into it and holds it: until it is
+       closed or the process has ended, nobody else can, in this process neither. NULL on failure: *held, as
+       another holds it. space: bytes that can still be written to files of a folder; -1: that is unknown. */
+    void *(*lock)(void *user, const char *path, const char *text, bool *held);
+    int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
 typedef struct tt_context_options {
@@ -1753,6 +1758,8 @@ tt_fit_options tt_fit_options_default(void);
    helps with a lower learning rate. So that there is one, a state is written as state.diverged.safetensors,
    beside the last state.safetensors, while the mean loss of the last 4 steps is more than ten times that of
    the first one. A resumed run goes on from the newer, unless that is removed.
+   No other run can use the folder meanwhile: it holds run.lock, a file that is removed at the end, and that
+   of a run that was killed locks nothing any more.
    A run is resumed on the data that it began with: other names of classes are an error, and the logger is
    warned of other labels, tokens or number of examples; pixels are not compared. It is also warned of a
    validation that is not finite.
@@ -2409,8 +2416,10 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
@@ -3156,6 +3165,36 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
     return error == 0;
 }
 
+/* A lock of flock goes when its process does, however that ends. Whoever held it before may have removed the
+   file between the two calls here: then that is no longer the file of this name, and the next try makes one. */
+static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
+{
+    *held = false;
+    for (int k = 0; k < 100; k++) {
+        struct stat own, named;
+        const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (fd < 0) return NULL;
+        const bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
+        *held = !locked && errno == EWOULDBLOCK;
+        const bool same = locked && fstat(fd, &own) == 0 && stat(path, &named) == 0 &&
+                          own.st_dev == named.st_dev && own.st_ino == named.st_ino;
+        void *file = (void *)(intptr_t)(fd + 1);
+        /* The text is for people: a full disk, which shows elsewhere, is no reason to have no lock. */
+        if (same && (ftruncate(fd, 0) != 0 || !tt__posix_write(user, file, text, strlen(text)))) errno = 0;
+        if (same) return file;
+        close(fd);
+        if (!locked) return NULL;
+    }
+    return NULL;
+}
+
+static int64_t tt__posix_space(void *user, const char *folder)
+{
+    struct statvfs v;
+    if (statvfs(folder, &v) != 0) return -1;
+    return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
+}
+
 static const char *tt__posix_reason(void *user)
 {
     return errno == ESPIPE ? "it is a pipe or a device; expected a regular file" : strerror(errno);
@@ -3176,7 +3215,8 @@ tt_context_options tt_context_options_default(void)
     o.allocator.release = tt__default_release;
     const tt_files posix = {
         tt__posix_open, tt__posix_size, tt__posix_read, tt__posix_write, tt__posix_sync, tt__posix_close,
-        tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL};
+        tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL,
+        tt__posix_lock, tt__posix_space};
     o.files = posix;
     return o;
 }
@@ -16572,7 +16612,7 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
         const tt_files unwritten = {
             tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
             tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
-            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n};
+            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n, NULL, NULL};
         ctx->options.files = unwritten;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
@@ -36769,6 +36809,8 @@ typedef struct tt__fit {
     bool has_state;              /* the folder holds a state of this run */
     bool state_is_sound;         /* and a loss led to it that had not diverged */
     bool has_diverged;           /* it also holds the later state of a loss that has */
+    void *lock;                  /* of the folder, as long as this runs: a file of this path */
+    char lock_path[TT__PATH];
     int in_row, not_finite;      /* steps in a row that were skipped; of them, not for a lack of targets */
     char why[TT__ERROR];         /* the last of them was */
     int64_t updated;             /* steps that were not skipped since tt_fit began */
@@ -37484,6 +37526,41 @@ static tt_status tt__fit_validate(tt__fit *f)
     return status;
 }
 
+/* Makes sure that no other run uses the folder. Some file systems have no locks, and one that cannot be
+   written to says so when metrics are. */
+static tt_status tt__fit_lock(tt__fit *f)
+{
+    char host[64] = "", when[32] = "", text[160];
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    const time_t now = time(NULL);
+    struct tm utc;
+    bool held = false;
+    tt_status status = tt__path_join(ctx, f->lock_path, f->o.folder, "run.lock");
+    if (status != TT_OK || !files->lock) return status;
+    gethostname(host, sizeof host - 1);
+    if (gmtime_r(&now, &utc)) strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S UTC", &utc);
+    snprintf(text, sizeof text, "process %ld of %s, since %s\n", (long)getpid(), host, when);
+    f->lock = files->lock(files->user, f->lock_path, text, &held);
+    if (!held) return TT_OK;
+    tt__file_bytes by;
+    const bool told = tt__file_open(ctx, f->lock_path, &by) == TT_OK && by.size > 1 && by.size < sizeof text;
+    status = tt__fail(ctx, TT_ERR_FILE, "'%s' is in use by another run%s%.*s%s: wait for its end, or name another "
+                      "folder", f->o.folder, told ? " (" : "", told ? (int)strcspn(by.bytes, "\n") : 0,
+                      told ? by.bytes : "", told ? ")" : "");
+    tt__file_close(ctx, &by);
+    return status;
+}
+
+/* The file goes before the lock does: after that another run may have made one. */
+static void tt__fit_unlock(tt__fit *f)
+{
+    const tt_files *files = &f->r->ctx->options.files;
+    if (!f->lock) return;
+    files->remove(files->user, f->lock_path);
+    files->close(files->user, f->lock);
+}
+
 /* Resumes from the newest state, which must be of the data that f->p says. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
@@ -37542,6 +37619,7 @@ static tt_status tt__fit_begin(tt__fit *f)
         status = tt__path_join(ctx, f->diverged, f->o.folder, "state.diverged.safetensors");
     if (status != TT_OK) return status;
     if (!f->o.resume && (status = tt__make_folder(ctx, f->o.folder)) != TT_OK) return status;
+    if ((status = tt__fit_lock(f)) != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
         status = tt__folder_has(ctx, f->o.folder, "state.diverged.safetensors", &f->has_diverged);
@@ -37609,6 +37687,7 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
         status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error counts */
     }
     if (finished) *finished = done;
+    tt__fit_unlock(f);
     tt__free(ctx, f->csv);
     tt__free(ctx, f->point);
     tt__free(ctx, f);

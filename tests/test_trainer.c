@@ -6,6 +6,8 @@
 #include "tinytrain.h"
 #include "test.h"
 
+#include <sys/wait.h>
+
 /* -------------------------------------------------------------------------------------------- a small run */
 
 enum { TEXTS = 52, BATCH = 8 }; /* an epoch is seven steps, the last of four texts */
@@ -2365,6 +2367,8 @@ typedef struct own {
     int64_t fails_at;           /* this step of epoch 1, in its second micro-batch, or seeking to it; -1 */
     bool within_steps, nothing; /* last_of_step is never set; epoch 1 has no step */
     tt_status keeps;            /* what own_keep returns */
+    struct own *other;          /* after the first step this is to train in the same folder, and is refused */
+    const char *folder;
     int aimless[2];             /* of epoch 1, steps from here to there have no target that counts */
     int blow_at[2];             /* after these of the reported steps, numbered from 1, "w" is set ... */
     float blow_to[2];           /* ... to these */
@@ -2485,11 +2489,24 @@ static void close_own(own *w)
 
 static tt_status own_keep(void *user) { return ((own *)user)->kept++, ((own *)user)->keeps; }
 
+static tt_status own_fit(own *w, const char *folder, bool resume, const char *best_by, bool *finished);
+
+static void refuse_other(const own *w)
+{
+    char who[128];
+    bool finished;
+    snprintf(who, sizeof who, "run' is in use by another run (process %ld of ", (long)getpid());
+    CHECK(own_fit(w->other, w->folder, false, NULL, &finished) == TT_ERR_FILE && !finished);
+    CHECK_ERROR(w->other->ctx, TT_ERR_FILE, who);
+    CHECK_ERROR(w->other->ctx, TT_ERR_FILE, " UTC): wait for its end, or name another folder");
+}
+
 static void own_report(void *user, const tt_fit_event *e)
 {
     own *w = (own *)user;
     if (!e->validation) {
         w->stop = ++w->steps == w->stop_at;
+        if (w->other && w->steps == 1) refuse_other(w);
         for (int k = 0; k < 2; k++) {
             const float to[] = {w->blow_to[k], 1, 1};
             if (w->steps == w->blow_at[k]) CHECK(tt_param_set(w->w, to) == TT_OK);
@@ -2812,6 +2829,41 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
         close_own(&w);
         close_own(&v);
     }
+}
+
+/* By another context of this process, and by another process, until that is killed. */
+TEST(fit_refuses_a_folder_that_another_run_uses)
+{
+    const tt_metric none = {NULL, NULL, false};
+    const tt_files files = tt_context_options_default().files;
+    own w, v;
+    bool finished, held;
+    int ready[2];
+    char folder[1024], lock[1100], byte = 0;
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    snprintf(lock, sizeof lock, "%s/run.lock", folder);
+    if (!open_own(&w, false, none) || !open_own(&v, false, none)) return;
+    w.other = &v;
+    w.folder = folder;
+    w.stop_at = 2;
+    CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished && v.steps == 0);
+    CHECK(!in_folder(folder, "run.lock"));
+    REQUIRE(pipe(ready) == 0);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!files.lock(files.user, lock, "process 1 of b, since 2001\n", &held)) _exit(1);
+        if (write(ready[1], &byte, 1) != 1) _exit(1);
+        for (;;) pause();
+    }
+    REQUIRE(child > 0 && read(ready[0], &byte, 1) == 1);
+    CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_ERR_FILE);
+    CHECK_ERROR(v.ctx, TT_ERR_FILE, "run' is in use by another run (process 1 of b, since 2001): wait");
+    kill(child, SIGKILL);
+    CHECK(waitpid(child, NULL, 0) == child && in_folder(folder, "run.lock"));
+    CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && !in_folder(folder, "run.lock"));
+    close(ready[0]), close(ready[1]);
+    close_own(&w);
+    close_own(&v);
 }
 
 TEST(fit_refuses_sources_and_folders_before_it_trains)
@@ -3416,6 +3468,7 @@ static const test_case tests[] = {
     TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses),
     TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_that_blows_up_keeps_the_last_good_state),
     TEST_CASE(fit_goes_on_behind_steps_without_a_target),
+    TEST_CASE(fit_refuses_a_folder_that_another_run_uses),
     TEST_CASE(fit_keeps_the_state_from_before_the_loss_diverged),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
