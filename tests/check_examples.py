@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import random
 import re
 import shutil
 import signal
@@ -415,6 +416,65 @@ def no_promise_to_resume_what_was_not_saved(folder):
     expect(got != 0 and "loss.svg" in said, got, said)
     saved = os.path.exists(os.path.join(run, "state.safetensors"))
     expect("--resume goes on from there" not in said or saved, said)
+
+
+@check
+def killed_runs_go_on_bit_for_bit(folder):
+    """Runs that save ten times a second are killed at random moments, KILLS of them (10), and resumed until they
+    have ended: none is stuck, and what they leave is what one that nobody killed does."""
+    options = ["--data", small_table(os.path.join(folder, "t.csv")), "--epochs=20", "--batch=8"]
+    whole, run = (os.path.join(folder, name) for name in ("whole", "run"))
+    status, out, err = call(TEXT, *options, "--out", whole)
+    expect(status == 0, out, err)
+
+    def metrics(of):
+        return [line.rsplit(",", 2)[0] for line in contents(of, "metrics.csv").decode().splitlines()]
+    left, kills, seed = int(os.environ.get("KILLS", "10")), 0, random.randrange(1 << 30)
+    moments, resumed = random.Random(seed), 0
+    while kills < left:
+        shutil.rmtree(run, ignore_errors=True)
+        lives = 0
+        while True:
+            again = ["--resume"] if os.path.exists(os.path.join(run, "state.safetensors")) else []
+            process = subprocess.Popen([TEXT, *options, "--out", run, *again], stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            try:
+                said = process.communicate(timeout=moments.uniform(0, 0.8) if kills < left else 300)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                kills += 1
+                lives += 1
+                resumed += len(again)
+                expect(lives < 200, "stuck, seed", seed)
+                continue
+            expect(process.returncode == 0, "status", process.returncode, "seed", seed, said)
+            break
+        for name in "model.safetensors", "state.safetensors", "config.json", "vocab.txt":
+            expect(contents(whole, name) == contents(run, name), name, "differs, seed", seed)
+        expect(metrics(whole) == metrics(run), "metrics differ, seed", seed)
+        expect(not os.path.exists(os.path.join(run, "run.lock")), "the lock is left")
+    if left > 10:
+        print(f"{kills} kills, {resumed} of them of a resumed run")
+
+
+@check
+def two_runs_into_one_folder(folder):
+    run = os.path.join(folder, "run")
+    options = ["--data", small_table(os.path.join(folder, "t.csv")), "--out", run, "--epochs=1000"]
+    first = subprocess.Popen([TEXT, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def wait_for(name):
+        while not os.path.exists(os.path.join(run, name)):
+            expect(first.poll() is None, "the first has ended")
+    wait_for("run.lock")
+    second = call(TEXT, *options)
+    if "holds a run" in second[2]:          # the first has saved its state by then
+        second = call(TEXT, *options, "--resume")
+    expect(second[0] == 1 and f"is in use by another run (process {first.pid} of " in second[2], second)
+    wait_for("state.safetensors")
+    first.send_signal(signal.SIGINT)
+    said = first.communicate(timeout=300)[0]
+    expect(first.returncode == 130 and "--resume goes on from there" in said, first.returncode, said)
 
 
 @check
