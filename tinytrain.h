@@ -36814,7 +36814,8 @@ typedef struct tt__fit {
     int in_row, not_finite;      /* steps in a row that were skipped; of them, not for a lack of targets */
     char why[TT__ERROR];         /* the last of them was */
     int64_t updated;             /* steps that were not skipped since tt_fit began */
-    bool told_skipped;           /* the logger knows that a step was */
+    bool told_skipped;           /* the logger knows that a step was ... */
+    bool told_diverged;          /* ... and that the loss has diverged */
     bool stopped;                /* of several processes, one is to stop */
     bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
     char *csv;                   /* metrics.csv so far */
@@ -37249,10 +37250,13 @@ static tt_status tt__fit_save(tt__fit *f)
     if (status == TT_OK && tt__fit_has_steps(f)) {
         const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
         status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
-        if (status == TT_OK && beside && !f->has_diverged)
-            tt__log(ctx, TT_LOG_WARNING, "fit", "the loss has diverged: the state of step %lld is '%s', beside "
-                    "that from before, which a resumed run takes where you remove this one",
-                    (long long)tt_trainer_steps(f->r), f->diverged);
+        if (!sound && !f->told_diverged)
+            tt__log(ctx, TT_LOG_WARNING, "fit", "the loss has diverged by step %lld: %s%s%s",
+                    (long long)tt_trainer_steps(f->r),
+                    beside ? "its state is '" : "a lower learning rate may help", beside ? f->diverged : "",
+                    beside ? "', beside that from before, which a resumed run takes where you remove this one"
+                           : "");
+        f->told_diverged = !sound;
         if (status == TT_OK && !beside) {
             if (f->has_diverged) files->remove(files->user, f->diverged);
             f->state_is_sound = sound;
@@ -37584,7 +37588,10 @@ static tt_status tt__fit_resume(tt__fit *f)
                 "at hand, and differs from one that was never stopped", f->o.folder);
     f->p.classes = now.classes;
     f->p.data = now.data;
-    return tt__fit_read_metrics(f);
+    status = tt__fit_read_metrics(f);
+    f->state_is_sound = f->has_diverged || tt__fit_is_sound(f);
+    f->told_diverged = !f->state_is_sound || f->has_diverged;
+    return status;
 }
 
 static tt_status tt__fit_begin(tt__fit *f)
@@ -37624,7 +37631,6 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status == TT_OK)
         status = tt__folder_has(ctx, f->o.folder, "state.diverged.safetensors", &f->has_diverged);
     if (status != TT_OK) return status;
-    f->state_is_sound = f->has_state;
     if (f->has_state && !f->o.resume)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
                         f->o.folder);

@@ -2814,7 +2814,7 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
         CHECK(status == (k == 3 ? TT_ERR_NUMERIC : TT_OK) && finished == (k == 0 || k == 2));
         CHECK(in_folder(folder, "state.safetensors"));
         CHECK(in_folder(folder, "state.diverged.safetensors") == (k < 2));
-        if (k != 3) CHECK(strstr(warned, "the loss has diverged: the state of step 10 is '") && warnings == 1);
+        if (k != 3) CHECK(strstr(warned, "the loss has diverged by step 10: its state is '") && warnings == 1);
         if (k == 0) snprintf(whole, sizeof whole, "%s", test_path(folder, "state.diverged.safetensors"));
         if (k == 1) {
             CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 3);
