@@ -1551,7 +1551,9 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config);
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder);
 /* Writes config.json, model.safetensors and, where the model came with one, generation_config.json into a
    folder (made if need be), as transformers reads them; above shard_bytes, files of at most so much and their
-   index. Each file is replaced as a whole; a save of several that was cut off leaves some of both models. */
+   index. Each file is replaced as a whole. Where a save of several was cut off, some are of the model before,
+   which tt_lm_load refuses. So is a folder that holds an adapter, which transformers would add to the model.
+   Files of an older save that had more of them are removed. */
 tt_status tt_lm_save(const tt_lm *m, const char *folder);
 void tt_lm_free(tt_lm *m); /* the parameters stay with the context until it closes */
 
@@ -32503,7 +32505,10 @@ typedef struct tt__saved_files {
     int *file;   /* of each tensor */
     int tensors, files;
     size_t bytes; /* of all tensors */
+    char id[17];  /* of several files: which save they are of */
 } tt__saved_files;
+
+static const char tt__save_key[] = "tinytrain.save"; /* of the metadata of files that make one model */
 
 /* The name of file k of those that hold a model. */
 static void tt__saved_file_name(const tt__saved_files *f, int k, char name[64])
@@ -32543,11 +32548,28 @@ static void tt__deal_out(tt__saved_files *f, tt_dtype dtype, size_t most)
     }
 }
 
+/* What tells a save from one before, whose files it replaces one by one: a hash of some numbers of each
+   parameter, so that the same model makes the same files. */
+static tt_status tt__save_id(tt__saved_files *f, const tt__saved_param *param, int params, float *piece)
+{
+    enum { SOME = 1024 };
+    uint64_t hash = tt__hash_on(TT__HASH_BEGIN, &f->bytes, sizeof f->bytes);
+    tt_status status = TT_OK;
+    for (int k = 0; k < params && status == TT_OK; k++) {
+        const int64_t n = tt__min(SOME, param[k].p->size);
+        status = tt__param_read(param[k].p, 0, n, piece);
+        if (status == TT_OK) hash = tt__hash_on(hash, piece, sizeof *piece * (size_t)n);
+    }
+    status = tt__net_fail(param[0].p->ctx, status); /* others may be about to send what they have */
+    snprintf(f->id, sizeof f->id, "%016llx", (unsigned long long)hash);
+    return status;
+}
+
 /* Writes file `file` of a model into a folder. */
 static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__saved_files *f, int file,
                                const tt__saved_param *param, int params, tt_dtype dtype, float *piece)
 {
-    static const char *const metadata[] = {"format", "pt", NULL};
+    const char *const metadata[] = {"format", "pt", f->files > 1 ? tt__save_key : NULL, f->id, NULL};
     char path[TT__PATH], name[64];
     int first = 0, n = 0;
     tt_safetensors_writer *w = NULL;
@@ -32567,6 +32589,33 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
+/* The files of a model that a larger one has left: those whose names tell another number of files. */
+typedef struct tt__stale_files { int files, count; char name[64]; } tt__stale_files;
+
+static bool tt__stale_add(void *arg, const char *name)
+{
+    tt__stale_files *s = (tt__stale_files *)arg;
+    int number = 0, of = 0, end = 0;
+    const bool ours = strlen(name) == strlen("model-00001-of-00002.safetensors") &&
+                      sscanf(name, "model-%5d-of-%5d.safetensors%n", &number, &of, &end) == 2 && !name[end];
+    if (!ours || of == s->files) return true;
+    snprintf(s->name, sizeof s->name, "%s", name);
+    s->count++;
+    return false;
+}
+
+static void tt__remove_stale(tt_context *ctx, const char *folder, int files)
+{
+    char path[TT__PATH];
+    const tt_files *hooks = &ctx->options.files;
+    for (;;) {
+        tt__stale_files stale = {files, 0, ""};
+        hooks->list(hooks->user, folder, tt__stale_add, &stale);
+        if (!stale.count || tt__path_join(ctx, path, folder, stale.name) != TT_OK) return;
+        if (!hooks->remove(hooks->user, path)) return;
+    }
+}
+
 /* Writes model.safetensors into a folder, which is made if need be; in the dtype of the parameters, which is
    returned. Where that would take more than `most` bytes (0: any number may), several files and an index. */
 static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t most, tt_dtype *dtype)
@@ -32579,7 +32628,12 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     tt__saved_files f;
     memset(&f, 0, sizeof f);
     *dtype = TT_F32;
+    bool adapter = false;
     tt_status status = tt__make_folder(ctx, folder);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, "adapter_config.json", &adapter);
+    if (adapter)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds an adapter (adapter_config.json), which transformers "
+                          "would add to the model that is to be saved there: name another folder", folder);
     if (status != TT_OK) return status;
     f.info = (tt_tensor_info *)tt__calloc(ctx, sizeof *f.info * all);
     f.names = (char(*)[256])tt__alloc(ctx, sizeof *f.names * all);
@@ -32607,12 +32661,16 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     }
     if (status == TT_OK) tt__deal_out(&f, *dtype, most);
     else status = tt__agree(ctx, "saving a model", status, NULL, 0); /* others may not have failed */
+    if (status == TT_OK && f.files > 1) status = tt__save_id(&f, param, params, piece);
     for (int k = 0; k < f.files && status == TT_OK; k++)
         status = tt__save_file(ctx, folder, &f, k, param, params, *dtype, piece);
     const char *index = "model.safetensors.index.json", *stale = f.files > 1 ? "model.safetensors" : index;
     if (status == TT_OK && f.files > 1) status = tt__save_printed(ctx, folder, index, tt__print_index, &f);
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* an older model may have it */
-    if (status == TT_OK && tt_process(ctx) == 0) ctx->options.files.remove(ctx->options.files.user, path);
+    if (status == TT_OK && tt_process(ctx) == 0) {
+        ctx->options.files.remove(ctx->options.files.user, path);
+        tt__remove_stale(ctx, folder, f.files);
+    }
     void *const owned[] = {piece, param, f.file, f.names, f.info};
     tt__free_all(ctx, owned, TT__COUNT(owned));
     return status;
@@ -33460,6 +33518,14 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__sh
         if (status == TT_OK && !(s->file[s->files] = tt_safetensors_open(ctx, path))) status = ctx->status;
         if (status == TT_OK) s->files++;
     }
+    for (int k = 1; k < s->files && status == TT_OK; k++) {
+        const char *one = tt_safetensors_metadata(s->file[0], tt__save_key);
+        const char *other = tt_safetensors_metadata(s->file[k], tt__save_key);
+        if (strcmp(one ? one : "", other ? other : "") != 0)
+            status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' and '%s' are not of the same model: a save over an "
+                              "older one was cut off; save it again, or take a copy", s->file[0]->path,
+                              s->file[k]->path);
+    }
     tt__free(ctx, (void *)(uintptr_t)name);
     tt__json_free(&j);
     return status;
@@ -33473,6 +33539,17 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
     if (status == TT_OK && !one) status = tt__folder_has(ctx, folder, "model.safetensors.index.json", &index);
     if (status != TT_OK) return status;
     if (index) return tt__shards_of_index(ctx, folder, s);
+    if (!one) {
+        bool pickled = false;
+        status = tt__folder_has(ctx, folder, "pytorch_model.bin", &pickled);
+        if (status == TT_OK && pickled)
+            status = tt__fail(ctx, TT_ERR_FILE, "'%s' has pytorch_model.bin and no model.safetensors; this Python "
+                              "line writes one: import torch, safetensors.torch as s; "
+                              "w = torch.load('pytorch_model.bin', map_location='cpu', weights_only=True); "
+                              "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, "
+                              "'model.safetensors', {'format': 'pt'})", folder);
+        if (status != TT_OK) return status;
+    }
     status = tt__path_join(ctx, path, folder, "model.safetensors");
     s->file = status == TT_OK ? (tt_safetensors **)tt__alloc(ctx, sizeof *s->file) : NULL;
     if (status == TT_OK && !s->file) return TT_ERR_MEMORY;
@@ -34480,44 +34557,35 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
 }
 
-/* The members of config.json that are no rows of the config. */
-static void tt__lm_print(tt__text *json, const void *self, const void *config)
+/* Is there a member of that name among lines of config.json? */
+static bool tt__lm_said(const char *lines, const char *key)
+{
+    const size_t n = strlen(key);
+    for (const char *line = lines; line && *line; line = strchr(line, '\n'), line += line != NULL)
+        if (strncmp(line, "  \"", 3) == 0 && strncmp(line + 3, key, n) == 0 && line[3 + n] == '"') return true;
+    return false;
+}
+
+/* The members that tell rotary positions, but those that `said` has. transformers 5 reads rope_parameters,
+   older versions the others, for which a base is 10,000 where they find none. */
+static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const char *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
-    const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_rotary_options *r = &c->rotary;
-    const tt_lm *m = (const tt_lm *)self;
     char a[32], b[32], share[32];
-    if (m->kept) tt__print(json, "%s", m->kept);
-    if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
-        tt__print(json, "%s", m->read_shape);
-        return;
-    }
+    if (tt__lm_is(c, "gpt2") || c->alibi) return;
     tt__lm_share(c, share);
-    if (tt__lm_is(c, "falcon")) {
-        const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
-        tt__print(json, "  \"alibi\": %s,\n  \"new_decoder_architecture\": %s,\n"
-                  "  \"multi_query\": %s,\n  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n",
-                  c->alibi ? "true" : "false", wide ? "true" : "false",
-                  c->key_heads == 1 ? "true" : "false", c->key_heads,
-                  !wide ? "null" : c->two_norms ? "2" : "1");
-    }
-    if (tt__lm_is(c, "qwen2"))
-        tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
-                  c->window ? "true" : "false", c->window ? c->window_from : c->layers);
-    if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
-    else if (tt__lm_gated(c)) tt__print(json, "  \"sliding_window\": null,\n");
-    if (tt__lm_is(c, "gpt2")) return;
-    /* transformers 5 reads rope_parameters, older versions the others */
-    if (tt__lm_is(c, "gpt_neox"))
-        tt__print(json, "  \"rotary_emb_base\": %s,\n  \"rotary_pct\": %s,\n", tt__json_float(r->base, a),
-                  share);
-    tt__print(json, "  \"rope_theta\": %s,\n", tt__json_float(r->base, a));
+    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_emb_base"))
+        tt__print(json, "  \"rotary_emb_base\": %s,\n", tt__json_float(r->base, a));
+    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_pct"))
+        tt__print(json, "  \"rotary_pct\": %s,\n", share);
+    if (!tt__lm_said(said, "rope_theta"))
+        tt__print(json, "  \"rope_theta\": %s,\n", tt__json_float(r->base, a));
     for (int k = 0; k < 2; k++) {
-        if (k == 0 && r->scaling == TT_ROTARY_PLAIN) continue;
+        const char *key = k ? "rope_parameters" : "rope_scaling";
+        if ((k == 0 && r->scaling == TT_ROTARY_PLAIN) || tt__lm_said(said, key)) continue;
         tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
-                  k ? "rope_parameters" : "rope_scaling", types[r->scaling], tt__json_float(r->base, a),
-                  share);
+                  key, types[r->scaling], tt__json_float(r->base, a), share);
         if (r->scaling != TT_ROTARY_PLAIN)
             tt__print(json, ", \"factor\": %s", tt__json_float(r->factor, a));
         if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
@@ -34531,6 +34599,33 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
             tt__print(json, ", \"attention_factor\": %s", tt__json_float(r->magnitude, a));
         tt__print(json, "},\n");
     }
+}
+
+/* The members of config.json that are no rows of the config. */
+static void tt__lm_print(tt__text *json, const void *self, const void *config)
+{
+    const tt_lm_config *c = (const tt_lm_config *)config;
+    const tt_lm *m = (const tt_lm *)self;
+    if (m->kept) tt__print(json, "%s", m->kept);
+    if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
+        tt__print(json, "%s", m->read_shape);
+        tt__lm_print_rotary(json, c, m->read_shape);
+        return;
+    }
+    if (tt__lm_is(c, "falcon")) {
+        const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
+        tt__print(json, "  \"alibi\": %s,\n  \"new_decoder_architecture\": %s,\n"
+                  "  \"multi_query\": %s,\n  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n",
+                  c->alibi ? "true" : "false", wide ? "true" : "false",
+                  c->key_heads == 1 ? "true" : "false", c->key_heads,
+                  !wide ? "null" : c->two_norms ? "2" : "1");
+    }
+    if (tt__lm_is(c, "qwen2"))
+        tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
+                  c->window ? "true" : "false", c->window ? c->window_from : c->layers);
+    if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
+    else if (tt__lm_gated(c)) tt__print(json, "  \"sliding_window\": null,\n");
+    tt__lm_print_rotary(json, c, "");
 }
 
 /* --------------------------------------------------------------- making, loading, saving a language model */

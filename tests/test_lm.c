@@ -484,6 +484,117 @@ TEST(trained_models_are_saved)
     }
 }
 
+static int files_like(const char *folder, const char *pattern)
+{
+    int n = 0;
+    DIR *d = opendir(folder);
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) n += tt__match(pattern, e->d_name);
+    if (d) closedir(d);
+    return n;
+}
+
+/* A save with fewer files removes what an older one has left. One over as many files that was cut off, so that
+   some are of the older model, is not loaded. */
+TEST(saves_over_older_ones)
+{
+    char from[600], folder[600], other[600], name[64];
+    size_t n;
+    test_allocator a;
+    tt_lm m;
+    golden_path(from, "llama", "");
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    snprintf(other, sizeof other, "%s", test_folder());
+    load_and_save(from, folder, 4000);
+    const int many = files_like(folder, "model-*.safetensors");
+    load_and_save(from, folder, 8000);
+    const int few = files_like(folder, "model-*.safetensors");
+    CHECK(few >= 2 && few < many && same_tensors(from, folder) == few);
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_lm_load(ctx, &m, from) == TT_OK);
+    tt_param *p = tt_param_find(ctx, "model.norm.weight");
+    float *values = test_values(p);
+    values[0] += 1;
+    CHECK(tt_param_set(p, values) == TT_OK);
+    free(values);
+    m.shard_bytes = 8000;
+    CHECK(tt_lm_save(&m, other) == TT_OK && files_like(other, "model-*.safetensors") == few);
+    tt_lm_free(&m);
+    TEST_CLOSE(ctx, &a);
+    for (int k = 1; k <= few; k++) { /* the files that were renamed before it was cut off */
+        snprintf(name, sizeof name, "model-%05d-of-%05d.safetensors", k, few);
+        char *bytes = test_read(test_path(other, name), &n);
+        if (CHECK(bytes != NULL)) test_write(test_path(folder, name), bytes, n);
+        free(bytes);
+        ctx = test_open(&a);
+        CHECK(tt_lm_load(ctx, &m, folder) == (k < few ? TT_ERR_FORMAT : TT_OK));
+        if (k < few) CHECK_ERROR(ctx, TT_ERR_FORMAT, "are not of the same model: a save over an older one was cut");
+        else tt_lm_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+    load_and_save(from, folder, 0);
+    CHECK(files_like(folder, "model*") == 1 && same_tensors(from, folder) == 1);
+}
+
+TEST(models_are_not_saved_beside_an_adapter)
+{
+    char from[600];
+    test_allocator a;
+    tt_lm m;
+    tt_context *ctx = test_open(&a);
+    char *folder = test_folder();
+    golden_path(from, "llama", "");
+    CHECK(tt_lm_load(ctx, &m, from) == TT_OK && tt_lm_lora(&m, NULL) == TT_OK);
+    CHECK(tt_lm_lora_save(&m, folder) == TT_OK && tt_lm_lora_merge(&m) == TT_OK);
+    CHECK(tt_lm_save(&m, folder) == TT_ERR_ARGUMENT && files_like(folder, "model*") == 0);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "holds an adapter (adapter_config.json), which transformers would add");
+    CHECK(files_like(folder, "config.json") == 0);
+    tt_lm_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* What transformers 5 has in rope_parameters, older versions read from other members. */
+TEST(rotary_bases_are_saved_in_both_spellings)
+{
+    static const struct { const char *name, *members[3]; } rows[] = {
+        {"mistral", {"\n  \"rope_theta\": 10000", "\n  \"rope_parameters\": {", NULL}},
+        {"llama", {"\n  \"rope_theta\": ", "\n  \"rope_scaling\": {\"rope_type\": \"llama3\"",
+                   "\n  \"rope_parameters\": {"}},
+        {"neox", {"\n  \"rotary_emb_base\": ", "\n  \"rotary_pct\": ", "\n  \"rope_parameters\": {"}}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        char from[600], folder[600];
+        size_t n;
+        golden_path(from, rows[k].name, "");
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        load_and_save(from, folder, 0);
+        char *text = test_read(test_path(folder, "config.json"), &n);
+        for (int i = 0; i < 3 && text && rows[k].members[i]; i++) {
+            const char *at = strstr(text, rows[k].members[i]);
+            if (!CHECK(at && !strstr(at + 1, rows[k].members[i]))) fprintf(stderr, "%s: %s\n", rows[k].name, text);
+        }
+        free(text);
+    }
+}
+
+TEST(weights_of_pytorch_are_named)
+{
+    char from[600];
+    size_t n;
+    test_allocator a;
+    tt_lm m;
+    tt_context *ctx = test_open(&a);
+    char *folder = test_folder();
+    golden_path(from, "llama", "");
+    char *text = test_read(test_path(from, "config.json"), &n);
+    if (CHECK(text != NULL)) test_write(test_path(folder, "config.json"), text, n);
+    free(text);
+    CHECK(tt_lm_load(ctx, &m, folder) == TT_ERR_FILE);
+    CHECK_ERROR(ctx, TT_ERR_FILE, "cannot open '");
+    test_write(test_path(folder, "pytorch_model.bin"), "PK", 2);
+    CHECK(tt_lm_load(ctx, &m, folder) == TT_ERR_FILE);
+    CHECK_ERROR(ctx, TT_ERR_FILE, "has pytorch_model.bin and no model.safetensors; this Python line writes one: ");
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(broken_folders)
 {
     char from[600], folder[600], index[700], path[700];
@@ -1550,6 +1661,8 @@ static const test_case tests[] = {
     TEST_CASE(golden_lm_bf16),
     TEST_CASE(folders_go_round), TEST_CASE(what_ends_an_answer),
     TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
+    TEST_CASE(saves_over_older_ones), TEST_CASE(models_are_not_saved_beside_an_adapter),
+    TEST_CASE(rotary_bases_are_saved_in_both_spellings), TEST_CASE(weights_of_pytorch_are_named),
     TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(new_models), TEST_CASE(allocation_failures),
     TEST_CASE(greedy_tokens),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),
