@@ -272,6 +272,8 @@ static inline void cli_parse(int argc, char **argv, const cli_flag *flags, int c
                              const char *about)
 {
     cli_program = program;
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* so that a log has all lines of a program that is killed */
+    signal(SIGXFSZ, SIG_IGN);              /* so that a file larger than a limit is an error that is told */
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i], *value = strchr(argument, '=');
         size_t name = value ? (size_t)(value - argument) : strlen(argument);
@@ -360,20 +362,35 @@ static inline void check_folder(const char *folder, bool resume)
 
 /* --------------------------------------------------------------------------------- training on a terminal */
 
-/* The signal that asks training to stop; 0: none. A second one ends the program at once. */
+/* The signal that asks training to stop; 0: none. Of those that a person sends, a second one ends the program
+   at once. A terminal that is closed may send SIGHUP twice, a pipe that nobody reads SIGPIPE with each line, and
+   the limit of processor time SIGXCPU each second. */
 static volatile sig_atomic_t stop_signal;
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXCPU};
+enum { CLI_OF_PERSONS = 2 };
 
 static inline void ask_to_stop(int number)
 {
-    stop_signal = number;
-    signal(SIGINT, SIG_DFL);
-    signal(SIGTERM, SIG_DFL);
+    bool person = false;
+    if (!stop_signal) stop_signal = number;
+    for (int k = 0; k < CLI_OF_PERSONS; k++) person = person || number == stop_signals[k];
+    for (int k = 0; k < CLI_OF_PERSONS && person; k++) signal(stop_signals[k], SIG_DFL);
 }
 
+/* Signals that the parent has had ignored, as nohup does with SIGHUP, stay so. */
 static inline void handle_signals(bool handle)
 {
-    signal(SIGINT, handle ? ask_to_stop : SIG_DFL);
-    signal(SIGTERM, handle ? ask_to_stop : SIG_DFL);
+    static struct sigaction before[CLI_COUNT(stop_signals)];
+    struct sigaction stop;
+    memset(&stop, 0, sizeof stop);
+    stop.sa_handler = ask_to_stop;
+    stop.sa_flags = SA_RESTART;
+    for (int k = 0; k < CLI_COUNT(stop_signals); k++) {
+        if (handle) sigaction(stop_signals[k], NULL, &before[k]);
+        if (k >= CLI_OF_PERSONS && before[k].sa_handler == SIG_IGN) continue;
+        sigaction(stop_signals[k], handle ? &stop : &before[k], NULL);
+    }
+    if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* what is still to be said is lost */
 }
 
 /* Makes a line of progress fit: first its bar becomes shorter, then what stands before the last field goes.
@@ -420,15 +437,20 @@ static inline void show_progress(void *user, const tt_fit_event *e)
 static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_status status, bool finished)
 {
     long long saved = (long long)tt_trainer_saved_steps(t);
+    FILE *to = stop_signal == SIGPIPE ? stderr : stdout;
     fflush(stdout);
     if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, tt_error(ctx));
     if (!finished && (status == TT_OK || tt_trainer_steps(t))) {
-        printf("\nstopped after step %lld", (long long)tt_trainer_steps(t));
-        if (saved == tt_trainer_steps(t)) printf("; --resume goes on from there\n");
-        else if (saved >= 0) printf("; --resume goes on from step %lld, the last that was saved\n", saved);
-        else printf("; nothing was saved to resume\n");
+        fprintf(to, "\nstopped after step %lld", (long long)tt_trainer_steps(t));
+        if (stop_signal == SIGPIPE) fprintf(to, ", as nobody reads standard output any more");
+        if (stop_signal == SIGXCPU) fprintf(to, ", at the limit of processor time");
+        if (status == TT_ERR_NUMERIC) fprintf(to, "\n"); /* the error has said what helps */
+        else if (saved == tt_trainer_steps(t)) fprintf(to, "; --resume goes on from there\n");
+        else if (saved >= 0)
+            fprintf(to, "; --resume goes on from step %lld, the last that was saved\n", saved);
+        else fprintf(to, "; nothing was saved to resume\n");
     }
-    if (finished && stop_signal) printf("all epochs are done; --resume goes on with the test\n");
+    if (finished && stop_signal) fprintf(to, "all epochs are done; --resume goes on with the test\n");
     return status != TT_OK ? 1 : stop_signal ? 128 + stop_signal : 0;
 }
 
@@ -661,6 +683,10 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     const bool other = status == TT_ERR_FORMAT && run->resume &&
                        (strstr(error, "this model") || strstr(error, "this run"));
     const int result = end_of_training(ctx, t, status, *finished);
+    tt_stats last;
+    if (tt_trainer_wait(t, &last) == TT_OK && last.skipped && strncmp(run->precision, "16", 2) != 0)
+        printf("note: %lld steps were skipped; '%s/metrics.csv' tells which\n", (long long)last.skipped,
+               run->out);
     if (other)
         fprintf(stderr, "%s: --resume goes on with the model that '%s' was begun with: is --model the same, "
                 "and what else shapes or adapts it?\n", cli_program, run->out);

@@ -9,6 +9,7 @@ import os
 import pty
 import random
 import re
+import resource
 import shutil
 import signal
 import struct
@@ -405,6 +406,77 @@ def a_second_signal_ends_at_once(folder):
     got, said, sent = stopped(TEXT, ["--out", os.path.join(folder, "run"), *long_steps], signal.SIGTERM,
                               signal.SIGINT)
     expect(got == (-signal.SIGINT if sent == 2 else 143), "status", got, "after", sent, "signals", said)
+
+
+def begun(*options, stderr=subprocess.STDOUT, before=None):
+    """a run in the middle of its training"""
+    process = subprocess.Popen([TEXT, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+                               text=True, preexec_fn=before)
+    while "epoch " not in (line := process.stdout.readline()):
+        expect(line, "ended before it trained")
+    return process
+
+
+@check
+def other_signals_stop_training_too(folder):
+    table = small_table(os.path.join(folder, "t.csv"))
+
+    def options(run, epochs=1000):
+        return ["--data", table, "--out", os.path.join(folder, run), f"--epochs={epochs}"]
+    for number in signal.SIGHUP, signal.SIGXCPU:
+        process = begun(*options(number.name))
+        for _ in range(2):                          # a second one changes nothing
+            process.send_signal(number)
+        said = process.communicate(timeout=300)[0]
+        expect(process.returncode == 128 + number, "status", process.returncode, said)
+        expect("--resume goes on from there" in said, said)
+    process = begun(*options("pipe"), stderr=subprocess.PIPE)
+    process.stdout.close()
+    process.stdout = None
+    err = process.communicate(timeout=300)[1]
+    expect(process.returncode == 128 + signal.SIGPIPE, "status", process.returncode, err)
+    expect("as nobody reads standard output any more; --resume goes on from there" in err, err)
+    process = begun(*options("nohup", 20), before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process.send_signal(signal.SIGHUP)
+    said = process.communicate(timeout=300)[0]
+    expect(process.returncode == 0 and "best epoch" in said, process.returncode, said)
+
+
+@check
+def a_limit_of_file_size_is_told(folder):
+    run = os.path.join(folder, "run")
+    limit = 1 << 20
+    done = subprocess.run([TEXT, "--data", small_table(os.path.join(folder, "t.csv")), "--out", run, "--epochs=1"],
+                          capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    expect(done.returncode == 1 and "File too large" in done.stderr and "state.safetensors" in done.stderr,
+           done.returncode, done.stdout, done.stderr)
+
+
+@check
+def the_log_of_a_killed_run_is_not_lost(folder):
+    run = os.path.join(folder, "run")
+    process = subprocess.Popen([TEXT, "--out", run, "--batch=512", "--max-tokens=60000", "--epochs=100"],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not os.path.exists(os.path.join(run, "metrics.csv")):
+        expect(process.poll() is None, "has ended")
+    process.kill()                                  # before the first step is done
+    said = process.communicate()[0]
+    expect("texts to train on" in said and "memory plan" in said, repr(said))
+
+
+@check
+def a_run_that_blows_up_says_what_helps(folder):
+    run = os.path.join(folder, "run")
+    options = ["--data", small_table(os.path.join(folder, "t.csv")), "--batch=8", "--out", run]
+    status, out, err = call(TEXT, *options, "--epochs=2", "--lr=1e-4", "--schedule=constant")
+    expect(status == 0, out, err)
+    status, out, err = call(TEXT, *options, "--resume", "--epochs=6", "--lr=1e6", "--schedule=constant")
+    expect(status == 1 and "7 steps in a row updated nothing" in err, status, out, err)
+    expect("the state of step 14 is kept: resume it with a lower learning rate" in err, err)
+    expect("nothing was saved" not in out and "goes on from" not in out, out)
+    status, out, err = call(TEXT, *options, "--resume", "--epochs=6", "--lr=1e-5", "--schedule=constant")
+    expect(status == 0 and "best epoch: accuracy" in out, status, out, err)
 
 
 @check
