@@ -2420,6 +2420,7 @@ TINYTRAIN_ALLOW_FAST_MATH"
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #if defined(__linux__)
@@ -3014,35 +3015,125 @@ static double tt__quota_in(const char *folder)
     return quota;
 }
 
-/* The smallest quota from the process's control groups up to the top, below `root` ("" but in tests). In a
-   container /proc may name the host's groups, with its own folder alone there: missing ones limit nothing. */
-static double tt__cgroup_quota(const char *root)
+/* Calls each() with the folders of the process's control groups that have a controller, up to the top, below
+   `root` ("" but in tests). In a container /proc may name the host's groups, with its own folder alone there:
+   missing ones limit nothing. */
+static void tt__each_group(const char *root, const char *controller,
+                           void (*each)(const char *folder, void *arg), void *arg)
 {
     char line[4096], folder[8192];
-    double quota = HUGE_VAL;
-    if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return quota;
+    const size_t length = strlen(controller);
+    if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
     FILE *f = fopen(folder, "r");
-    if (!f) return quota;
+    if (!f) return;
     while (fgets(line, sizeof line, f)) { /* number:controllers:/path; no controllers: version 2 */
         char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
         group[strcspn(group, "\n")] = 0;
-        bool second = !*controllers, cpu = false;
+        bool second = !*controllers, has = false;
         for (const char *c = controllers; *c; c += strcspn(c, ","), c += *c == ',')
-            cpu = cpu || (strcspn(c, ",") == 3 && strncmp(c, "cpu", 3) == 0);
-        if (!second && !cpu) continue;
-        const char *below[2] = {second ? "" : controllers, second ? "unified" : "cpu"};
+            has = has || (strcspn(c, ",") == length && strncmp(c, controller, length) == 0);
+        if (!second && !has) continue;
+        const char *below[2] = {second ? "" : controllers, second ? "unified" : controller};
+        const int places = strcmp(below[0], below[1]) == 0 ? 1 : 2;
         for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
             *end = 0;
-            for (int k = 0; k < 2; k++) {
+            for (int k = 0; k < places; k++) {
                 int n = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup/%s%s", root, below[k], group);
-                if (n < (int)sizeof folder) quota = fmin(quota, tt__quota_in(folder));
+                if (n < (int)sizeof folder) each(folder, arg);
             }
         }
     }
     fclose(f);
+}
+
+static void tt__least_quota(const char *folder, void *arg)
+{
+    double *quota = (double *)arg;
+    *quota = fmin(*quota, tt__quota_in(folder));
+}
+
+/* The smallest quota of the process's control groups. */
+static double tt__cgroup_quota(const char *root)
+{
+    double quota = HUGE_VAL;
+    tt__each_group(root, "cpu", tt__least_quota, &quota);
     return quota;
+}
+
+/* The number in a file, in its first line that begins with `key`; -1: there is none. */
+static double tt__number_in(const char *folder, const char *file, const char *key)
+{
+    char path[8192], line[256], *end;
+    double n = -1;
+    if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return -1;
+    FILE *f = fopen(path, "r");
+    if (!f) return -1;
+    while (n < 0 && fgets(line, sizeof line, f)) {
+        if (strncmp(line, key, strlen(key)) != 0) continue;
+        const char *from = line + strlen(key);
+        const double x = strtod(from, &end);
+        if (end > from) n = x;
+    }
+    fclose(f);
+    return n;
+}
+
+/* Bytes that the process may still take, and the limit that leaves the least; that of its control groups. */
+typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
+
+static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
+{
+    if (!(bytes < m->bytes)) return;
+    m->bytes = fmax(bytes, 0);
+    m->limit = limit;
+    m->of = of;
+}
+
+/* What a control group leaves: the cache of files, which counts as used there, makes room. */
+static void tt__group_room(const char *folder, void *arg)
+{
+    static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
+        {"memory.max", "memory.current", "inactive_file ", "active_file ", "memory.swap.max",
+         "memory.swap.current"},
+        {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ", "total_active_file ",
+         "memory.memsw.limit_in_bytes", "memory.limit_in_bytes"}};
+    tt__room *m = (tt__room *)arg;
+    for (int k = 0; k < 2; k++) {
+        const double limit = tt__number_in(folder, names[k].limit, "");
+        if (limit < 0) continue;
+        const double used = tt__number_in(folder, names[k].used, ""),
+                     cached = fmax(tt__number_in(folder, "memory.stat", names[k].inactive), 0) +
+                              fmax(tt__number_in(folder, "memory.stat", names[k].active), 0),
+                     swap_limit = tt__number_in(folder, names[k].swap_limit, ""),
+                     swap = swap_limit < 0 ? m->swap
+                                           : swap_limit - tt__number_in(folder, names[k].swap_used, "");
+        m->group_limit = fmin(m->group_limit, limit);
+        tt__room_of(m, limit - fmax(used - cached, 0) + fmax(fmin(swap, m->swap), 0), limit,
+                    "a control group allows");
+    }
+}
+
+/* By the machine's memory and swap space that are free or hold files, by control groups, and (root "") by the
+   limit of addresses. What is unknown limits nothing. */
+static tt__room tt__memory_room(const char *root)
+{
+    tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
+    char folder[4096];
+    struct rlimit addresses;
+    if (snprintf(folder, sizeof folder, "%s/proc", root) >= (int)sizeof folder) return m;
+    m.swap = 1024 * fmax(tt__number_in(folder, "meminfo", "SwapFree:"), 0);
+    const double available = tt__number_in(folder, "meminfo", "MemAvailable:");
+    if (available >= 0)
+        tt__room_of(&m, 1024 * available + m.swap, 1024 * tt__number_in(folder, "meminfo", "MemTotal:"),
+                    "the machine has");
+    tt__each_group(root, "memory", tt__group_room, &m);
+    const double pages = tt__number_in(folder, "self/statm", "");
+    if (!*root && pages >= 0 && getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
+        tt__room_of(&m, (double)addresses.rlim_cur - pages * (double)sysconf(_SC_PAGESIZE),
+                    (double)addresses.rlim_cur, "ulimit -v allows");
+    return m;
 }
 
 /* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C
@@ -17507,8 +17598,15 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     tt__line_of("/proc/meminfo", "MemAvailable", available);
     tt__line_of("/proc/meminfo", "MemTotal", line);
     if (*line && *available)
-        tt__print(&text, "memory: %.1f GB, of which %.1f GB are available\n", 1024e-9 * strtod(line, NULL),
+        tt__print(&text, "memory: %.1f GB, of which %.1f GB are available", 1024e-9 * strtod(line, NULL),
                   1024e-9 * strtod(available, NULL));
+#if defined(__linux__)
+    const tt__room room = tt__memory_room("");
+    if (room.group_limit < 0x1p60) tt__print(&text, "; control groups allow %.3g GB", 1e-9 * room.group_limit);
+    else tt__print(&text, "; control groups set no limit");
+    if (room.bytes < 0x1p60) tt__print(&text, "; a plan may have %.3g GB", 1e-9 * room.bytes);
+#endif
+    tt__print(&text, "\n");
     tt__line_of("/sys/kernel/mm/transparent_hugepage/enabled", "", line);
     const bool never = strstr(line, "[never]") != NULL;
     if (*line)
@@ -21477,6 +21575,38 @@ static tt_status tt__check_neighbours(const tt_program *p)
     return TT_OK;
 }
 
+/* Fails if a program, with those of the other processes of this machine, wants more of its memory than can be
+   had: it would be killed, or others, when it uses that. Memory of a caller's allocator is the caller's. */
+static tt_status tt__memory_suffices(const tt_program *p)
+{
+#if defined(__linux__)
+    tt_context *ctx = p->ctx;
+    double bytes = 0;
+    int processes = 1;
+    for (int s = 0; s < tt__stages(p); s++) {
+        tt_program room;
+        const tt_program *q = tt__stage_view(p, s, &room);
+        for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
+            const size_t own = q->settings.kind->host ? tt__arena_size(q->arena, r) : 0;
+            bytes += (double)own + (double)q->arena->on_host + (double)tt__host_size(q, r) +
+                     (double)tt__staging_bytes(q);
+        }
+    }
+    if (ctx->options.allocator.allocate != tt__default_allocate || bytes < 1 << 20) return TT_OK;
+    for (int k = 0; k < tt_processes(ctx); k++)
+        processes += k != tt_process(ctx) && strcmp(ctx->net->host[k], ctx->net->host[tt_process(ctx)]) == 0;
+    const tt__room room = tt__memory_room("");
+    if (bytes * processes <= room.bytes) return TT_OK;
+    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can be had "
+                    "(%s %.1f MB): use smaller micro-batches, recompute, or precision bf16-true",
+                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "", 1e-6 * room.bytes,
+                    room.of, 1e-6 * room.limit);
+#else
+    (void)p;
+    return TT_OK;
+#endif
+}
+
 tt_status tt_allocate(tt_program *p)
 {
     if (p->ready) return TT_OK;
@@ -21486,6 +21616,10 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
+    if (!p->arena->allocated && !p->is_later) { /* all look before one takes its memory */
+        if (status == TT_OK) status = tt__memory_suffices(p);
+        status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
+    }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
     if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
