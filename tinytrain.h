@@ -37827,8 +37827,7 @@ static tt_status tt__fit_begin(tt__fit *f)
 {
     char heading[160];
     tt_context *ctx = f->r->ctx;
-    tt_status status = tt__must_train(f->r);
-    if (status == TT_OK) status = tt__source_fits(f->r, f->train, "to train on");
+    tt_status status = tt__source_fits(f->r, f->train, "to train on");
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.accumulate)
@@ -37890,7 +37889,9 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     f->unit = r->model.unit ? r->model.unit : "examples";
     f->steps = train ? train->steps : 0;
     bool save = false;
-    tt_status status = tt__fit_begin(f);
+    tt_status status = tt__must_train(r);
+    if (status == TT_OK) status = tt_allocate(r->train); /* where there is no room, nothing is written */
+    if (status == TT_OK) status = tt__fit_begin(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};
     tt__text text = {lines, sizeof lines, 0};

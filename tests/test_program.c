@@ -8,6 +8,8 @@
 #include "tinytrain.h"
 #include "test.h"
 
+#include <sys/wait.h>
+
 static tt_init init_of(tt_init_kind kind, float scale)
 {
     tt_init init;
@@ -472,6 +474,102 @@ TEST(quotas_of_control_groups)
 #else
     (void)cases;
     SKIP("control groups are Linux's");
+#endif
+}
+
+/* Writes a file below root, with the folders on its way. */
+static void write_below(const char *root, const char *file, const char *content)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", root, file);
+    for (char *c = path + strlen(root) + 1; *c; c++) {
+        if (*c != '/') continue;
+        *c = 0;
+        mkdir(path, 0777);
+        *c = '/';
+    }
+    test_write(path, content, strlen(content));
+}
+
+TEST(memory_of_control_groups)
+{
+#define MACHINE "MemTotal: 1000000 kB\nMemFree: 9 kB\nMemAvailable: 500000 kB\nSwapTotal: 5 kB\nSwapFree: 0 kB\n"
+    static const struct { const char *cgroup, *file[6], *content[6]; double bytes, limit; } cases[] = {
+        {"0::/\n", {"memory.max"}, {"max\n"}, 512e6, 1024e6},
+        {"0::/a/b\n", {"a/b/memory.max", "a/b/memory.current", "a/b/memory.stat", "a/memory.max",
+         "a/memory.current"}, {"100000000\n", "60000000\n", "anon 5\ninactive_anon 7\nfile 9\n"
+         "inactive_file 10000000\nactive_file 5000000\n", "max\n", "70000000\n"}, 55e6, 100e6},
+        {"0::/a/b\n", {"a/b/memory.max", "a/b/memory.current", "a/memory.max", "a/memory.current"},
+         {"100000000\n", "20000000\n", "70000000\n", "65000000\n"}, 5e6, 70e6},
+        {"0::/a\n", {"a/memory.max", "a/memory.current"}, {"100\n", "200\n"}, 0, 100},
+        {"4:memory:/x/y\n3:cpu:/z\n", {"memory/x/y/memory.limit_in_bytes", "memory/x/y/memory.usage_in_bytes",
+         "memory/x/y/memory.stat", "memory/x/memory.limit_in_bytes", "memory/x/memory.usage_in_bytes"},
+         {"60000000\n", "30000000\n", "inactive_file 1\nactive_file 2\ntotal_inactive_file 8000000\n"
+         "total_active_file 2000000\n", "9223372036854771712\n", "30000000\n"}, 40e6, 60e6},
+        {"4:memory:/x\n", {"memory/x/memory.limit_in_bytes", "memory/x/memory.usage_in_bytes",
+         "memory/x/memory.memsw.limit_in_bytes", "proc/meminfo"}, {"60000000\n", "10000000\n", "61000000\n",
+         MACHINE "SwapFree: 3 kB\n"}, 50e6, 60e6},
+        {"0::/x\n", {"x/memory.max", "x/memory.current", "x/memory.swap.max", "x/memory.swap.current",
+         "proc/meminfo"}, {"60000000\n", "10000000\n", "3000000\n", "1000000\n",
+         "MemTotal: 1000000 kB\nMemAvailable: 100000 kB\nSwapFree: 90000 kB\n"}, 52e6, 60e6},
+        {"", {"memory.max"}, {"5\n"}, 512e6, 1024e6}};
+#if defined(__linux__)
+    CHECK(tt__memory_room(test_folder()).bytes == HUGE_VAL); /* no /proc */
+    for (int k = 0; k < TEST_COUNT(cases); k++) {
+        char root[512], file[600];
+        snprintf(root, sizeof root, "%s", test_folder());
+        write_below(root, "proc/meminfo", MACHINE);
+        write_below(root, "proc/self/cgroup", cases[k].cgroup);
+        for (int j = 0; j < 6 && cases[k].file[j]; j++) {
+            const bool proc = strncmp(cases[k].file[j], "proc", 4) == 0;
+            snprintf(file, sizeof file, "%s%s", proc ? "" : "sys/fs/cgroup/", cases[k].file[j]);
+            write_below(root, file, cases[k].content[j]);
+        }
+        const tt__room room = tt__memory_room(root);
+        if (!CHECK(room.bytes == cases[k].bytes && room.limit == cases[k].limit))
+            fprintf(stderr, "case %d: %g of %g\n", k, room.bytes, room.limit);
+    }
+#else
+    (void)cases;
+    SKIP("control groups are Linux's");
+#endif
+}
+
+#if defined(__linux__)
+/* Compiles and allocates a program with a parameter of 256 MB, its gradient and its optimizer's state, in a
+   process that may take 100 MB more than it has; true if that is refused as it should be. */
+static bool large_plan_is_refused(void)
+{
+    tt_context_options o = tt_context_options_default();
+    o.threads = 1;
+    o.logger.log = test__no_log;
+    tt_context *ctx = tt_open(&o);
+    tt_tape *t = ctx ? tt_tape_new(ctx) : NULL;
+    if (!t) return false;
+    tt_param *w = param2(ctx, "w", 8000, 8000, init_of(TT_INIT_ZEROS, 0));
+    enum { FEW = 4 };
+    tt_value x = tt_input(t, "x", TT_F32, FEW, 8000), y = tt_input(t, "y", TT_I32, FEW, 1);
+    tt_compile_options c = tt_compile_options_default();
+    tt_program *p = tt_compile(t, tt_cross_entropy(t, tt_linear(t, x, w, NULL), y, NULL), &c);
+    const double pages = tt__number_in("/proc/self", "statm", "");
+    struct rlimit limit = {0, 0};
+    limit.rlim_cur = limit.rlim_max = (rlim_t)(pages * (double)sysconf(_SC_PAGESIZE)) + 100000000;
+    if (!p || setrlimit(RLIMIT_AS, &limit) != 0) return false;
+    return tt_allocate(p) == TT_ERR_MEMORY && strncmp(tt_error(ctx), "the plan needs 10", 16) == 0 &&
+           strstr(tt_error(ctx), " MB of this machine's memory, and ") && strstr(tt_error(ctx), "(ulimit -v allows ");
+}
+#endif
+
+TEST(plans_above_the_memory_are_refused)
+{
+#if defined(__linux__)
+    int status = 1;
+    if (TEST_SANITIZED) SKIP("sanitizers want all addresses");
+    const pid_t child = fork();
+    if (child == 0) _exit(!large_plan_is_refused());
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+#else
+    SKIP("the limit is found on Linux alone");
 #endif
 }
 
@@ -2042,7 +2140,8 @@ static const test_case tests[] = {
     TEST_CASE(pool_runs_each_task_once),
     TEST_CASE(contexts_in_parallel), TEST_CASE(threads_leave_signals_to_the_host),
     TEST_CASE(callers_float_mode_changes_no_bit), TEST_CASE(the_cpu_described),
-    TEST_CASE(quotas_of_control_groups), TEST_CASE(every_allocation_may_fail),
+    TEST_CASE(quotas_of_control_groups), TEST_CASE(memory_of_control_groups),
+    TEST_CASE(plans_above_the_memory_are_refused), TEST_CASE(every_allocation_may_fail),
     TEST_CASE(closing_with_things_left_warns), TEST_CASE(nothing_is_printed_but_by_the_logger),
     TEST_CASE(initial_values), TEST_CASE(initial_values_too_large_for_f16),
     TEST_CASE(parameters_are_made_found_set_and_read), TEST_CASE(a_failed_source_can_be_tried_again),
