@@ -1760,6 +1760,8 @@ tt_fit_options tt_fit_options_default(void);
    helps with a lower learning rate. So that there is one, a state is written as state.diverged.safetensors,
    beside the last state.safetensors, while the mean loss of the last 4 steps is more than ten times that of
    the first one. A resumed run goes on from the newer, unless that is removed.
+   A run for whose states the disk has no room is refused before its first step, and so is one whose plan
+   needs more memory of the machine than can be had.
    No other run can use the folder meanwhile: it holds run.lock, a file that is removed at the end, and that
    of a run that was killed locks nothing any more.
    A run is resumed on the data that it began with: other names of classes are an error, and the logger is
@@ -37823,6 +37825,36 @@ static tt_status tt__fit_resume(tt__fit *f)
     return status;
 }
 
+/* Fails if there is no room for two states, since an old one is replaced when the new one is whole, and warns if
+   there is none for the parameters that `keep` may write there too. */
+static tt_status tt__fit_disk(const tt__fit *f)
+{
+    tt_context *ctx = f->r->ctx;
+    tt_program *p = f->r->train;
+    const tt_files *files = &ctx->options.files;
+    int count, frozen;
+    double state = 0, model = 0;
+    const double space = files->space ? (double)files->space(files->user, f->o.folder) : -1;
+    tt__kept *kept = tt__kept_of(p, &count, &frozen);
+    if (!kept) return ctx->status;
+    for (int k = 0; k < count; k++) {
+        const tt__value *x = &tt__stage_tape(p, kept[k].stage)->values[kept[k].value];
+        const double bytes = (double)ctx->params[x->param]->size * (double)tt_dtype_bytes(x->shape.dtype);
+        state += bytes;
+        if (!kept[k].state) model += bytes;
+    }
+    tt__free(ctx, kept);
+    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    if (space >= 0 && space < needs)
+        return tt__fail(ctx, TT_ERR_FILE, "'%s': a state of this run has %.1f MB, two of them stand there while one "
+                        "replaces the other, and the disk has room for %.1f MB: free some, or name a folder on "
+                        "another disk", f->o.folder, 1e-6 * state, 1e-6 * space);
+    if (space >= 0 && space < all)
+        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and the model, of %.1f MB or more, may not "
+                "fit, as the disk has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model, 1e-6 * space);
+    return TT_OK;
+}
+
 static tt_status tt__fit_begin(tt__fit *f)
 {
     char heading[160];
@@ -37847,14 +37879,17 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (f->o.resume && !f->o.folder)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
     f->bytes = tt_program_plan(f->r->train).bytes;
-    status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
+    status = tt_allocate(f->r->train); /* where there is no room, nothing is written */
+    if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
     if (status != TT_OK || !f->o.folder) return status;
     status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
     if (status == TT_OK)
         status = tt__path_join(ctx, f->diverged, f->o.folder, "state.diverged.safetensors");
     if (status != TT_OK) return status;
-    if (!f->o.resume && (status = tt__make_folder(ctx, f->o.folder)) != TT_OK) return status;
-    if ((status = tt__fit_lock(f)) != TT_OK) return status;
+    if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
+    if (status == TT_OK) status = tt__fit_lock(f);
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* of several processes one has the lock */
+    if (status != TT_OK) return status;
     status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
     if (status == TT_OK)
         status = tt__folder_has(ctx, f->o.folder, "state.diverged.safetensors", &f->has_diverged);
@@ -37871,6 +37906,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     }
     f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
     if (f->o.resume) status = tt__fit_resume(f);
+    if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
     return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails where nothing can be written */
 }
 
@@ -37890,7 +37926,6 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     f->steps = train ? train->steps : 0;
     bool save = false;
     tt_status status = tt__must_train(r);
-    if (status == TT_OK) status = tt_allocate(r->train); /* where there is no room, nothing is written */
     if (status == TT_OK) status = tt__fit_begin(f);
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     char lines[TT__NOTE] = {0};

@@ -2866,6 +2866,38 @@ TEST(fit_refuses_a_folder_that_another_run_uses)
     close_own(&v);
 }
 
+static int64_t disk_space;
+static int64_t space_of(void *user, const char *folder) { (void)user; (void)folder; return disk_space; }
+
+/* Of a run whose state has three times the bytes of its parameters. */
+TEST(fit_looks_for_room_on_the_disk)
+{
+    const tt_metric none = {NULL, NULL, false};
+    own w;
+    bool finished;
+    char folder[1024];
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    if (!open_own(&w, false, none)) return;
+    w.ctx->options.files.space = space_of;
+    w.ctx->options.logger.log = count_warning;
+    warnings = 0;
+    disk_space = 2 * 3 * 4 * 4 - 1;
+    CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_ERR_FILE && !finished && w.steps == 0);
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "run': a state of this run has 0.0 MB, two of them stand there while one");
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "and the disk has room for 0.0 MB: free some, or name a folder on another disk");
+    CHECK(!in_folder(folder, "run.lock") && !in_folder(folder, "metrics.csv"));
+    disk_space++;
+    w.stop_at = 1;
+    CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && w.steps == 1 && warnings == 1);
+    CHECK(strstr(warned, "may not fit, as the disk has room for 0.0 MB") != NULL);
+    w.steps = w.stop_at = w.stop = 0;
+    disk_space = 3 * 4 * 4 + 4 * 4; /* one state is there, and there may be a model */
+    CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished && warnings == 1);
+    disk_space = 0;
+    CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished); /* it writes no state */
+    close_own(&w);
+}
+
 TEST(fit_refuses_sources_and_folders_before_it_trains)
 {
     const tt_metric none = {NULL, NULL, false};
@@ -3468,7 +3500,7 @@ static const test_case tests[] = {
     TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses),
     TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_that_blows_up_keeps_the_last_good_state),
     TEST_CASE(fit_goes_on_behind_steps_without_a_target),
-    TEST_CASE(fit_refuses_a_folder_that_another_run_uses),
+    TEST_CASE(fit_refuses_a_folder_that_another_run_uses), TEST_CASE(fit_looks_for_room_on_the_disk),
     TEST_CASE(fit_keeps_the_state_from_before_the_loss_diverged),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
