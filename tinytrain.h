@@ -3261,7 +3261,8 @@ static bool tt__posix_list(void *user, const char *path, bool (*each)(void *arg,
 }
 
 /* A lock of flock goes when its process does, however that ends. Whoever held it before may have removed the
-   file between the two calls here: then that is no longer the file of this name, and the next try makes one. */
+   file between the two calls here: then that is not the file of this name any more, and the next try makes
+   one. */
 static void *tt__posix_lock(void *user, const char *path, const char *text, bool *held)
 {
     *held = false;
@@ -17604,7 +17605,8 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
                   1024e-9 * strtod(available, NULL));
 #if defined(__linux__)
     const tt__room room = tt__memory_room("");
-    if (room.group_limit < 0x1p60) tt__print(&text, "; control groups allow %.3g GB", 1e-9 * room.group_limit);
+    if (room.group_limit < 0x1p60)
+        tt__print(&text, "; control groups allow %.3g GB", 1e-9 * room.group_limit);
     else tt__print(&text, "; control groups set no limit");
     if (room.bytes < 0x1p60) tt__print(&text, "; a plan may have %.3g GB", 1e-9 * room.bytes);
 #endif
@@ -21599,10 +21601,10 @@ static tt_status tt__memory_suffices(const tt_program *p)
         processes += k != tt_process(ctx) && strcmp(ctx->net->host[k], ctx->net->host[tt_process(ctx)]) == 0;
     const tt__room room = tt__memory_room("");
     if (bytes * processes <= room.bytes) return TT_OK;
-    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can be had "
-                    "(%s %.1f MB): use smaller micro-batches, recompute, or precision bf16-true",
-                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "", 1e-6 * room.bytes,
-                    room.of, 1e-6 * room.limit);
+    return tt__fail(ctx, TT_ERR_MEMORY, "the plan needs %.1f MB of this machine's memory%s, and %.1f MB can "
+                    "be had (%s %.1f MB): use smaller micro-batches, recompute, or precision bf16-true",
+                    1e-6 * bytes * processes, processes > 1 ? " for all its processes" : "",
+                    1e-6 * room.bytes, room.of, 1e-6 * room.limit);
 #else
     (void)p;
     return TT_OK;
@@ -32725,10 +32727,10 @@ static tt_status tt__save_file(tt_context *ctx, const char *folder, const tt__sa
     return tt__agree(ctx, "the end of saving a model", status, NULL, 0);
 }
 
-/* The files of a model that a larger one has left: those whose names tell another number of files. */
-typedef struct tt__stale_files { int files, count; char name[64]; } tt__stale_files;
+/* One of the files that a larger model has left, whose names tell another number of files. */
+typedef struct tt__stale_files { int files; char name[64]; } tt__stale_files;
 
-static bool tt__stale_add(void *arg, const char *name)
+static bool tt__find_stale(void *arg, const char *name)
 {
     tt__stale_files *s = (tt__stale_files *)arg;
     int number = 0, of = 0, end = 0;
@@ -32736,19 +32738,20 @@ static bool tt__stale_add(void *arg, const char *name)
                       sscanf(name, "model-%5d-of-%5d.safetensors%n", &number, &of, &end) == 2 && !name[end];
     if (!ours || of == s->files) return true;
     snprintf(s->name, sizeof s->name, "%s", name);
-    s->count++;
     return false;
 }
 
-static void tt__remove_stale(tt_context *ctx, const char *folder, int files)
+static tt_status tt__remove_stale(tt_context *ctx, const char *folder, int files)
 {
     char path[TT__PATH];
     const tt_files *hooks = &ctx->options.files;
     for (;;) {
-        tt__stale_files stale = {files, 0, ""};
-        hooks->list(hooks->user, folder, tt__stale_add, &stale);
-        if (!stale.count || tt__path_join(ctx, path, folder, stale.name) != TT_OK) return;
-        if (!hooks->remove(hooks->user, path)) return;
+        tt__stale_files stale = {files, ""};
+        if (!hooks->list(hooks->user, folder, tt__find_stale, &stale))
+            return tt__fail(ctx, TT_ERR_FILE, "cannot list the folder '%s': %s", folder,
+                            hooks->reason(hooks->user));
+        tt_status status = stale.name[0] ? tt__path_join(ctx, path, folder, stale.name) : TT_OK;
+        if (status != TT_OK || !stale.name[0] || !hooks->remove(hooks->user, path)) return status;
     }
 }
 
@@ -32768,8 +32771,9 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     tt_status status = tt__make_folder(ctx, folder);
     if (status == TT_OK) status = tt__folder_has(ctx, folder, "adapter_config.json", &adapter);
     if (adapter)
-        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds an adapter (adapter_config.json), which transformers "
-                          "would add to the model that is to be saved there: name another folder", folder);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds an adapter (adapter_config.json), which "
+                          "transformers would add to the model that is to be saved there: name another "
+                          "folder", folder);
     if (status != TT_OK) return status;
     f.info = (tt_tensor_info *)tt__calloc(ctx, sizeof *f.info * all);
     f.names = (char(*)[256])tt__alloc(ctx, sizeof *f.names * all);
@@ -32805,7 +32809,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
     if (status == TT_OK) status = tt__path_join(ctx, path, folder, stale); /* an older model may have it */
     if (status == TT_OK && tt_process(ctx) == 0) {
         ctx->options.files.remove(ctx->options.files.user, path);
-        tt__remove_stale(ctx, folder, f.files);
+        status = tt__remove_stale(ctx, folder, f.files);
     }
     void *const owned[] = {piece, param, f.file, f.names, f.info};
     tt__free_all(ctx, owned, TT__COUNT(owned));
@@ -33679,8 +33683,8 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
         bool pickled = false;
         status = tt__folder_has(ctx, folder, "pytorch_model.bin", &pickled);
         if (status == TT_OK && pickled)
-            status = tt__fail(ctx, TT_ERR_FILE, "'%s' has pytorch_model.bin and no model.safetensors; this Python "
-                              "line writes one: import torch, safetensors.torch as s; "
+            status = tt__fail(ctx, TT_ERR_FILE, "'%s' has pytorch_model.bin and no model.safetensors; this "
+                              "Python line writes one: import torch, safetensors.torch as s; "
                               "w = torch.load('pytorch_model.bin', map_location='cpu', weights_only=True); "
                               "s.save_file({k: v.contiguous().clone() for k, v in w.items()}, "
                               "'model.safetensors', {'format': 'pt'})", folder);
@@ -34696,9 +34700,10 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
 /* Is there a member of that name among lines of config.json? */
 static bool tt__lm_said(const char *lines, const char *key)
 {
-    const size_t n = strlen(key);
+    char begins[64];
+    const int n = snprintf(begins, sizeof begins, "  \"%s\":", key);
     for (const char *line = lines; line && *line; line = strchr(line, '\n'), line += line != NULL)
-        if (strncmp(line, "  \"", 3) == 0 && strncmp(line + 3, key, n) == 0 && line[3 + n] == '"') return true;
+        if (strncmp(line, begins, (size_t)n) == 0) return true;
     return false;
 }
 
@@ -37449,9 +37454,9 @@ static tt_status tt__fit_save_metrics(const tt__fit *f)
     return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
 }
 
-/* Is the state at hand worth going back to? It is not where the loss has diverged, which it has where the mean
-   of the last steps is more than ten times the loss of the first one, where the last validation was not finite,
-   or where the last step was not. */
+/* Is the state at hand worth going back to? It is not where the loss has diverged: where the mean of the last
+   steps is more than ten times the loss of the first one, or the last validation or the last step was not
+   finite. */
 static bool tt__fit_is_sound(const tt__fit *f)
 {
     enum { LAST = 4 };
@@ -37469,7 +37474,7 @@ static bool tt__fit_is_sound(const tt__fit *f)
 }
 
 /* The metrics first: what is in them beyond the state is dropped when it is resumed. Once the loss has
-   diverged, the state is written beside the last one from before, and takes its place if the loss recovers. */
+   diverged, the state is written beside the last one from before. If the loss recovers, one state is left. */
 static tt_status tt__fit_save(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -37521,7 +37526,7 @@ static void tt__fit_give_up(tt__fit *f)
     const bool at_fault = steps >= 0 && !f->has_diverged && (!f->updated || !f->state_is_sound);
     if (steps < 0 || at_fault)
         tt__fail(ctx, status, "%.850s; %s begin anew with a lower learning rate", error,
-                 steps < 0 ? "no state from before was saved:" : "the state that was saved has blown up too:");
+                 steps < 0 ? "no state was saved before:" : "the state that was saved has blown up too:");
     else
         tt__fail(ctx, status, "%.850s; the state of step %lld is kept: resume it with a lower learning rate",
                  error, (long long)steps);
@@ -37593,8 +37598,8 @@ static tt_status tt__fit_count_step(tt__fit *f)
 /* Fails, as so many steps in a row were skipped. */
 static tt_status tt__fit_stuck(const tt__fit *f)
 {
-    return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s", f->in_row,
-                    f->in_row > 1 ? "s" : "", f->why);
+    return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s",
+                    f->in_row, f->in_row > 1 ? "s" : "", f->why);
 }
 
 /* Goes on behind a step that failed and updated nothing, since none of its targets counts or its loss or
@@ -37667,8 +37672,10 @@ static tt_status tt__fit_epoch(tt__fit *f)
         micros++;
         const tt_status counted = tt__fit_count_step(f);
         const bool failed = status == TT_ERR_NUMERIC;
-        if (failed) status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr); /* it or the one before */
-        if (failed) items = micros = 0;
+        if (failed) { /* this step, or the one before */
+            status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
+            items = micros = 0;
+        }
         if (status == TT_OK) status = counted;
         if (status != TT_OK || !updated) continue;
         tt__fit_tell_idle(f, micros);
@@ -37780,9 +37787,9 @@ static tt_status tt__fit_lock(tt__fit *f)
     if (!held) return TT_OK;
     tt__file_bytes by;
     const bool told = tt__file_open(ctx, f->lock_path, &by) == TT_OK && by.size > 1 && by.size < sizeof text;
-    status = tt__fail(ctx, TT_ERR_FILE, "'%s' is in use by another run%s%.*s%s: wait for its end, or name another "
-                      "folder", f->o.folder, told ? " (" : "", told ? (int)strcspn(by.bytes, "\n") : 0,
-                      told ? by.bytes : "", told ? ")" : "");
+    status = tt__fail(ctx, TT_ERR_FILE, "'%s' is in use by another run%s%.*s%s: wait for its end, or name "
+                      "another folder", f->o.folder, told ? " (" : "",
+                      told ? (int)strcspn(by.bytes, "\n") : 0, told ? by.bytes : "", told ? ")" : "");
     tt__file_close(ctx, &by);
     return status;
 }
@@ -37825,8 +37832,8 @@ static tt_status tt__fit_resume(tt__fit *f)
     return status;
 }
 
-/* Fails if there is no room for two states, since an old one is replaced when the new one is whole, and warns if
-   there is none for the parameters that `keep` may write there too. */
+/* Fails if there is no room for two states, since an old one is replaced when the new one is whole, and warns
+   if there is none for the parameters that `keep` may write there too. */
 static tt_status tt__fit_disk(const tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
@@ -37846,12 +37853,13 @@ static tt_status tt__fit_disk(const tt__fit *f)
     tt__free(ctx, kept);
     const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
     if (space >= 0 && space < needs)
-        return tt__fail(ctx, TT_ERR_FILE, "'%s': a state of this run has %.1f MB, two of them stand there while one "
-                        "replaces the other, and the disk has room for %.1f MB: free some, or name a folder on "
-                        "another disk", f->o.folder, 1e-6 * state, 1e-6 * space);
+        return tt__fail(ctx, TT_ERR_FILE, "'%s': a state of this run has %.1f MB, two of them stand there "
+                        "while one replaces the other, and the disk has room for %.1f MB: free some, or name "
+                        "a folder on another disk", f->o.folder, 1e-6 * state, 1e-6 * space);
     if (space >= 0 && space < all)
-        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and the model, of %.1f MB or more, may not "
-                "fit, as the disk has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model, 1e-6 * space);
+        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and the model, of %.1f MB or more, "
+                "may not fit, as the disk has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
+                1e-6 * space);
     return TT_OK;
 }
 
@@ -37948,8 +37956,8 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     bool done = status == TT_OK && f->p.epoch == f->o.epochs;
     const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
     if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
-    else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) { /* so nothing */
-        /* is lost */
+    else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
+        /* so that nothing is lost */
         char error[sizeof ctx->error];
         memcpy(error, ctx->error, sizeof error);
         tt_status saved = tt__fit_save(f);

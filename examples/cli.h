@@ -363,8 +363,8 @@ static inline void check_folder(const char *folder, bool resume)
 /* --------------------------------------------------------------------------------- training on a terminal */
 
 /* The signal that asks training to stop; 0: none. Of those that a person sends, a second one ends the program
-   at once. A terminal that is closed may send SIGHUP twice, a pipe that nobody reads SIGPIPE with each line, and
-   the limit of processor time SIGXCPU each second. */
+   at once. A terminal that is closed may send SIGHUP twice, a pipe that nobody reads sends SIGPIPE with each
+   line, and the limit of processor time SIGXCPU each second. */
 static volatile sig_atomic_t stop_signal;
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXCPU};
 enum { CLI_OF_PERSONS = 2 };

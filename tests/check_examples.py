@@ -410,8 +410,8 @@ def a_second_signal_ends_at_once(folder):
 
 def begun(*options, stderr=subprocess.STDOUT, before=None):
     """a run in the middle of its training"""
-    process = subprocess.Popen([TEXT, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
-                               text=True, preexec_fn=before)
+    process = subprocess.Popen([TEXT, *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=stderr, text=True, preexec_fn=before)
     while "epoch " not in (line := process.stdout.readline()):
         expect(line, "ended before it trained")
     return process
@@ -445,9 +445,8 @@ def other_signals_stop_training_too(folder):
 @check
 def a_limit_of_file_size_is_told(folder):
     run = os.path.join(folder, "run")
-    limit = 1 << 20
-    done = subprocess.run([TEXT, "--data", small_table(os.path.join(folder, "t.csv")), "--out", run, "--epochs=1"],
-                          capture_output=True, text=True,
+    table, limit = small_table(os.path.join(folder, "t.csv")), 1 << 20
+    done = subprocess.run([TEXT, "--data", table, "--out", run, "--epochs=1"], capture_output=True, text=True,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     expect(done.returncode == 1 and "File too large" in done.stderr and "state.safetensors" in done.stderr,
            done.returncode, done.stdout, done.stderr)
@@ -492,14 +491,15 @@ def no_promise_to_resume_what_was_not_saved(folder):
 
 @check
 def killed_runs_go_on_bit_for_bit(folder):
-    """Runs that save ten times a second are killed at random moments, KILLS of them (10), and resumed until they
+    """Runs that save ten times a second are killed at random moments, KILLS times (10), and resumed until they
     have ended: none is stuck, and what they leave is what one that nobody killed does. So do runs whose loss
     diverges, which have two states for some time."""
     most, seed = int(os.environ.get("KILLS", "10")), random.randrange(1 << 30)
     moments, resumed, two_states = random.Random(seed), 0, 0
     table = small_table(os.path.join(folder, "t.csv"))
     for diverges in False, True:
-        options = ["--data", table, "--batch=8", *(["--lr=0.3", "--epochs=6"] if diverges else ["--epochs=20"])]
+        few = ["--lr=0.3", "--epochs=6"] if diverges else ["--epochs=20"]
+        options = ["--data", table, "--batch=8", *few]
         whole, run = (os.path.join(folder, f"{name}{diverges}") for name in ("whole", "run"))
         status, out, err = call(TEXT, *options, "--out", whole)
         expect(status == 0 and ("diverged" in err) == diverges, out, err)
@@ -514,7 +514,8 @@ def killed_runs_go_on_bit_for_bit(folder):
                 process = subprocess.Popen([TEXT, *options, "--out", run, *again], stdin=subprocess.DEVNULL,
                                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                 try:
-                    said = process.communicate(timeout=moments.uniform(0, 0.6) if kills < most / 2 else 300)[0]
+                    life = moments.uniform(0, 0.6) if kills < most / 2 else 300
+                    said = process.communicate(timeout=life)[0]
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.communicate()
