@@ -12,8 +12,10 @@
          #define TINYTRAIN_IMPLEMENTATION
          #include "tinytrain.h"
 
-     and link with -lm -lpthread. Six lines to a first training step of a linear classifier (README.md has a
-     whole program around such lines, which tests/check_readme.py builds and runs):
+     and link with -lm -lpthread. Let these two lines be a file of their own: it compiles once, in half a
+     minute, and files that include the header without the macro in a tenth of a second. Six lines to a first
+     training step of a linear classifier (README.md has a whole program around such lines, which
+     tests/check_readme.py builds and runs):
 
          tt_tape *t = tt_tape_new(ctx);
          tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);
@@ -72,8 +74,26 @@
 
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding.
-     Attention and pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded
-     and a number in each run.
+     Attention and pooling read seq_start, the first row of each sequence, and behind these the number of
+     rows: of 2 sequences with 5 and 3 tokens tt_set takes 3 rows, 0, 5, 8. Rows have a capacity when recorded
+     and a number in each run (tt_axis).
+
+   A TRANSFORMER BLOCK, pre-norm: x (rows, D), starts of tt_seq_start; parameters of a struct of yours
+         tt_attention_options a = tt_attention_options_default(heads);
+         tt_value h = tt_layernorm(t, x, m->norm1_w, m->norm1_b, 1e-5f);
+         tt_value q = tt_linear(t, h, m->q_w, m->q_b);
+         tt_value k = tt_linear(t, h, m->k_w, m->k_b);
+         tt_value v = tt_linear(t, h, m->v_w, m->v_b);
+         h = tt_linear(t, tt_attention(t, q, k, v, starts, &a), m->out_w, m->out_b);
+         x = tt_add(t, x, tt_dropout(t, h, 0.1f));
+         h = tt_layernorm(t, x, m->norm2_w, m->norm2_b, 1e-5f);
+         h = tt_linear(t, tt_gelu(t, tt_linear(t, h, m->up_w, m->up_b)), m->down_w, m->down_b);
+         x = tt_add(t, x, tt_dropout(t, h, 0.1f));
+         tt_block_end(t, x);
+     Calls that record must not be arguments of one call beside each other: a compiler chooses their order, on
+     which random numbers depend.
+
+   ROWS THAT ARE READ
      What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work
      row by row and through the queries of attention. So a classifier that reads [CLS] skips most of its last
      layer. It gets what all rows would give, up to rounding (in 16 bits, operands of a loss are not rounded).
@@ -86,7 +106,8 @@
      arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
      programs and parameters: by tt_close, when parameters live there.
      recompute and offload (tt_compile_options) need less of the device for more work, or for memory of the
-     host, which the plan counts too; the bits stay the same.
+     host, which the plan counts too; the bits stay the same. Device "cpu" computes in the host's memory, so
+     that offload saves nothing there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a
@@ -302,7 +323,9 @@ tt_context *tt_open(const tt_context_options *options);
 /* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
 
-const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none */
+/* The last failure in one sentence; "" if none. Where a status was not read, the first failure is kept: an op
+   whose parameter could not be made, and a run without an input whose tt_set failed, name it. */
+const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
 /* Of the processes that a launcher such as mpirun has started, where TINYTRAIN_MPI is defined: which one this
@@ -344,6 +367,10 @@ int64_t tt_param_size(const tt_param *p);
 tt_status tt_param_set(tt_param *p, const float *values);
 tt_status tt_param_get(const tt_param *p, float *values);
 tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if there is none */
+/* Parameters 0 to tt_param_count - 1 are those of a context in the order in which they were made; NULL where
+   there is no number k. */
+int tt_param_count(const tt_context *ctx);
+tt_param *tt_param_at(const tt_context *ctx, int k);
 
 /* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or
    trainable. A frozen parameter takes no gradient, no optimizer state and no backward work in programs
@@ -353,7 +380,8 @@ bool tt_param_frozen(const tt_param *p);
 
 /* --------------------------------------------------------------------------------------------------- tape */
 
-typedef struct tt_value { int32_t id; } tt_value; /* a tensor on a tape; id 0 is "none" */
+/* A tensor on a tape; id 0 is "none". `tape` tells the tape, so that a value of another one is refused. */
+typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
@@ -362,10 +390,14 @@ void tt_tape_free(tt_tape *t);
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* in plans and errors */
 int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
+/* The rows of v as an op takes them: the axis that they are, or a fixed number; 0 where the tape has no such
+   value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
+int64_t tt_value_axis(const tt_tape *t, tt_value v);
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
 /* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an
-   op asks for rows. Example: tt_axis(t, "tokens", 8192). */
+   op asks for rows. Example: tt_axis(t, "tokens", 8192). Of one name there is one axis: asked for again, with
+   the same capacity, it is returned. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
@@ -681,10 +713,10 @@ typedef struct tt_compile_options {
        a micro-batch, to the update), "parameters" and "activations" (what the backward reads of the blocks
        that tt_block_end marks, except the last). What belongs to a parameter of fewer than 65,536 elements,
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
-       have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. "budget":
-       what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations, those of the
-       first blocks, as many as it takes. On "cuda" products of one x are not one then (see DETERMINISM), so
-       that the bits may differ. */
+       have parameters in common agree on "parameters". On "cpu" it only adds copies, for trying it out.
+       "budget": what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations,
+       those of the first blocks, as many as it takes; on "cpu" nothing. On "cuda" products of one x are not
+       one then (see DETERMINISM), so that the bits may differ. */
     const char *offload;
     /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
        and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
@@ -719,9 +751,10 @@ typedef struct tt_compile_options {
        device "cpu", so that on "cuda" they are not those of "end". Nothing else chooses it. */
     const char *update;
     tt_optimizer_options optimizer;
-    /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
-       tt_compile that would need more, and tt_error says what each option would save, and the smallest
-       possible with which options; of a pipeline, of the stage that needs most. 0 (default): no limit. Only
+    /* Bytes of the arena, on "cpu" with what `offload` keeps beside it, which a program that shares it later
+       may not exceed either: TT_ERR_BUDGET from the tt_compile that would need more, and tt_error says what
+       each option would save, the smallest possible with which options, and what "bf16-true" would need; of a
+       pipeline, of the stage that needs most. 0 (default): no limit. Only
        what says "budget" (recompute, offload, parallel.zero) changes to fit; tt_plan says into what. Whatever
        the options say, copies run less far ahead, and what updates move together (up to 32 MiB) is less, down
        to one parameter at a time, where that makes it fit. */
@@ -2451,6 +2484,7 @@ struct tt_context {
     size_t allocated;
     pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
     bool late;             /* tests: on the CPU, work of other streams is done at its WAIT, not its start */
+    bool apart;            /* tests: device "cpu" has memory of its own, as GPUs have */
     bool ranks_run;        /* several ranks are at work: of their errors, the first counts */
     bool rank_failed;      /* ... and there was one */
     pthread_t failed;      /* ... on this thread */
@@ -2467,6 +2501,8 @@ struct tt_context {
     struct tt__net *net;   /* the other processes; NULL: this one is alone */
     tt_param **params;
     int n_params, cap_params;
+    uint32_t n_tapes;      /* that were made so far */
+    char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
     char file_reason[256];
 };
@@ -2509,7 +2545,13 @@ const char *tt_status_name(tt_status status)
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
-const char *tt_error(const tt_context *ctx) { return ctx ? ctx->error : "no context: tt_open failed"; }
+const char *tt_error(const tt_context *ctx)
+{
+    if (!ctx) return "no context: tt_open failed";
+    ((tt_context *)(uintptr_t)ctx)->unmade[0] = 0;
+    return ctx->error;
+}
+
 tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_ERR_ARGUMENT; }
 
 /* --------------------------------------------------------------------------------------------- allocation */
@@ -3461,6 +3503,7 @@ typedef struct tt__axis { char name[32]; int64_t capacity; int32_t of; int parts
 
 struct tt_tape {
     tt_context *ctx;
+    uint32_t number;                                /* of tt_value.tape; copies have the same */
     tt__value *values; int n_values, cap_values;    /* values[0] is "none" */
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none" */
@@ -3626,6 +3669,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
+    /* The address tells tapes of other contexts. Axes have but 30 bits of the number, which are not 0. */
+    t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
     t->alignment = TT__ALIGN;
     t->data = t->slots = 1;
     if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) ||
@@ -3638,16 +3683,23 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number. */
-static int64_t tt__axis_code(int32_t axis, int32_t extra) { return -((int64_t)axis * 4 + extra) - 1; }
+/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number, and with the number
+   of its tape. */
+static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
+{
+    return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
+}
 
 static bool tt__decode_rows(tt_tape *t, int64_t rows, tt__shape *shape)
 {
     shape->axis = shape->extra = 0;
     shape->rows = rows;
     if (rows > 0) return true;
-    int64_t code = -(rows + 1);
-    if (rows == 0 || code / 4 < 1 || code / 4 >= t->n_axes) return false;
+    const int64_t tape = -(rows + 1) >> 32, code = -(rows + 1) & 0xffffffff;
+    if (rows < 0 && tape && tape != t->number >> 2)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "the rows are an axis of another tape: make one on this "
+                             "tape (tt_axis)");
+    if (rows == 0 || !tape || code / 4 < 1 || code / 4 >= t->n_axes) return false;
     shape->axis = (int32_t)(code / 4);
     shape->extra = (int32_t)(code % 4);
     shape->rows = t->axes[shape->axis].capacity + shape->extra;
@@ -3660,12 +3712,19 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     if (capacity < 1 || capacity > INT32_MAX)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
                              (long long)capacity);
+    for (int32_t k = 1; k < t->n_axes && name[0]; k++) {
+        if (strncmp(t->axes[k].name, name, sizeof t->axes[k].name - 1) != 0) continue;
+        if (t->axes[k].capacity == capacity) return tt__axis_code(t, k, 0);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld, and this tape has an axis of "
+                             "that name with capacity %lld: give one of them another name", name,
+                             (long long)capacity, (long long)t->axes[k].capacity);
+    }
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
     tt__axis *a = &t->axes[t->n_axes];
     memset(a, 0, sizeof *a);
     snprintf(a->name, sizeof a->name, "%s", name);
     a->capacity = capacity;
-    return tt__axis_code(t->n_axes++, 0);
+    return tt__axis_code(t, t->n_axes++, 0);
 }
 
 /* The first instruction of a segment; for TT__SEGMENTS, their number. */
@@ -3698,7 +3757,31 @@ static size_t tt__storage_bytes(const tt__value *v)
            (v->copies > 1 ? (size_t)v->copies : 1);
 }
 
-static tt_value tt__handle(int32_t id) { tt_value v; v.id = id; return v; }
+static tt_value tt__handle(const tt_tape *t, int32_t id)
+{
+    tt_value v;
+    v.id = id;
+    v.tape = t->number;
+    return v;
+}
+
+static bool tt__has_value(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.id < t->n_values && v.tape == t->number;
+}
+
+/* Tells why a value cannot be what an error calls `what`. */
+static const char *tt__why_no_value(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
+           : v.id ? "is not a value of this tape" : "is no value (id 0)";
+}
+
+/* Of a function that takes one value. */
+static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
+{
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
+}
 
 /* "'h' f32 (tokens<=8192, 768)" */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
@@ -3718,39 +3801,45 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     tt__shape shape;
     shape.dtype = dtype;
     shape.cols = width;
-    if (t->status != TT_OK) return tt__handle(0);
+    if (t->status != TT_OK) return tt__handle(t, 0);
     if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
-        return tt__handle(tt__new_value(t, &shape, TT__INPUT, "%s", name));
+        return tt__handle(t, tt__new_value(t, &shape, TT__INPUT, "%s", name));
     tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and "
                   "width must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
-    return tt__handle(0);
+    return tt__handle(t, 0);
 }
 
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
 {
     tt__shape shape;
     if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
-        return tt_input(t, name, TT_I32, tt__axis_code(shape.axis, 1), 1);
+        return tt_input(t, name, TT_I32, tt__axis_code(t, shape.axis, 1), 1);
     if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
     tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis",
                   name, (long long)seqs);
-    return tt__handle(0);
+    return tt__handle(t, 0);
 }
 
 int64_t tt_value_rows(const tt_tape *t, tt_value v)
 {
-    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.rows : 0;
+    return tt__has_value(t, v) ? t->values[v.id].shape.rows : 0;
+}
+
+int64_t tt_value_axis(const tt_tape *t, tt_value v)
+{
+    const tt__shape *x = tt__has_value(t, v) ? &t->values[v.id].shape : NULL;
+    return x && x->axis ? tt__axis_code(t, x->axis, x->extra) : x ? x->rows : 0;
 }
 
 int64_t tt_value_width(const tt_tape *t, tt_value v)
 {
-    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.cols : 0;
+    return tt__has_value(t, v) ? t->values[v.id].shape.cols : 0;
 }
 
 void tt_name(tt_tape *t, tt_value v, const char *format, ...)
 {
     va_list args;
-    if (v.id <= 0 || v.id >= t->n_values) return;
+    if (!tt__has_value(t, v)) return;
     va_start(args, format);
     vsnprintf(t->values[v.id].name, sizeof t->values[v.id].name, format, args);
     t->values[v.id].named = true;
@@ -3759,26 +3848,26 @@ void tt_name(tt_tape *t, tt_value v, const char *format, ...)
 
 void tt_output(tt_tape *t, tt_value v)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].keep = t->values[v.id].keep = true;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_output: value %d is not on this tape", (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].keep = t->values[v.id].keep = true;
+    else tt__refuse_value(t, "tt_output", v);
 }
 
 void tt_block_end(tt_tape *t, tt_value v)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].block_end = true;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_block_end: value %d is not on this tape", (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].block_end = true;
+    else tt__refuse_value(t, "tt_block_end", v);
 }
 
 void tt_offload(tt_tape *t, tt_value v)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].offload = true;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_offload: value %d is not on this tape", (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].offload = true;
+    else tt__refuse_value(t, "tt_offload", v);
 }
 
 static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark mark)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].mark = mark;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: value %d is not on this tape", what, (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].mark = mark;
+    else tt__refuse_value(t, what, v);
 }
 
 void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
@@ -3787,16 +3876,16 @@ void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v,
 /* v is on the tape, as operand `number` of what an error calls `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
-    if (t->status != TT_OK || (v.id > 0 && v.id < t->n_values)) return t->status == TT_OK;
-    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", what,
-                         number, (int)v.id);
+    if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
 }
 
 /* The value of parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     if (t->status != TT_OK) return 0;
-    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", what, number);
+    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL%s%s", what, number,
+                          t->ctx->unmade[0] ? ": " : "", t->ctx->unmade);
     else if (p->ctx != t->ctx)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", what, p->name);
     if (t->status != TT_OK) return 0;
@@ -3814,28 +3903,31 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_p
     return t->params[p->index] = id;
 }
 
-tt_value tt_param_value(tt_tape *t, tt_param *p) { return tt__handle(tt__param_id(t, "param_value", 0, p)); }
+tt_value tt_param_value(tt_tape *t, tt_param *p)
+{
+    return tt__handle(t, tt__param_id(t, "param_value", 0, p));
+}
 
 /* -------------------------------------------------------------------------------------------------- views */
 
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
 {
     char what[256];
-    if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(0);
+    if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(t, 0);
     tt__shape shape = t->values[x.id].shape;
     if (from < 0 || width < 1 || from > shape.cols - width)
-        return tt__handle(tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
+        return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
                                         (long long)width, (long long)from,
                                         tt__describe(t, x.id, what, sizeof what)));
     shape.cols = width;
-    return tt__handle(tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
+    return tt__handle(t, tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
 }
 
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
 {
     char what[256];
     tt__shape to;
-    if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(0);
+    if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(t, 0);
     tt__value *v = &t->values[x.id];
     bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
     const tt__shape *from = &v->shape;
@@ -3843,11 +3935,11 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == from->rows * from->cols;
     to.dtype = v->shape.dtype;
     to.cols = width;
-    if (ok) return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
+    if (ok) return tt__handle(t, tt__new_view(t, x.id, &to, 0, width, v->name));
     tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
                   "an axis cannot be split, and a slice cannot be reshaped",
                   tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
-    return tt__handle(0);
+    return tt__handle(t, 0);
 }
 
 /* --------------------------------------------------------------------------------------------------- editing
@@ -4076,16 +4168,16 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     va_start(args, kinds);
     for (int k = 0; kinds[k]; k++) {
         const bool value = kinds[k] == 'v' || kinds[k] == 'V', optional = kinds[k] == 'V' || kinds[k] == 'P';
-        tt_value v = value ? va_arg(args, tt_value) : tt__handle(0);
+        tt_value v = value ? va_arg(args, tt_value) : tt__handle(t, 0);
         tt_param *p = value ? NULL : va_arg(args, tt_param *);
-        if (optional && !v.id && !p) continue;
+        if (optional && !v.id && !p && (value || !t->ctx->unmade[0])) continue; /* else it is not by intent */
         if (!value) i.in[k] = tt__param_id(t, tt__instr_name(&i), k, p);
         else if (tt__on_tape(t, tt__instr_name(&i), k, v)) i.in[k] = v.id;
     }
     va_end(args);
-    if (t->status != TT_OK || !tt__shape_of(t, &i, shape)) return tt__handle(0);
+    if (t->status != TT_OK || !tt__shape_of(t, &i, shape)) return tt__handle(t, 0);
     tt__instr *to = tt__append(t, i.op);
-    if (!to) return tt__handle(0);
+    if (!to) return tt__handle(t, 0);
     i.random = to->random;
     *to = i;
     int at = t->n_code - 1;
@@ -4093,11 +4185,11 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
         if (!shape[k].rows) continue; /* an optional output, absent here */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
-        if (!id) return tt__handle(0);
+        if (!id) return tt__handle(t, 0);
         t->values[id].pinned_f32 = k > 0 || tt__is(&i, TT__LOSS);
         t->code[at].out[k] = id;
     }
-    return tt__handle(t->code[at].out[0]);
+    return tt__handle(t, t->code[at].out[0]);
 }
 
 /* -------------------------------------------------------------------------------------------- shape rules */
@@ -5637,7 +5729,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
                            const tt_attention_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
-    if (!tt__take_lists(t, o, &i.attr)) return tt__handle(0);
+    if (!tt__take_lists(t, o, &i.attr)) return tt__handle(t, 0);
     i.attr.heads = o->heads;
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
@@ -5658,7 +5750,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o)
 {
-    return tt__attend(t, q, k, v, seq_start, tt__handle(0), o);
+    return tt__attend(t, q, k, v, seq_start, tt__handle(t, 0), o);
 }
 
 
@@ -5877,16 +5969,16 @@ static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
 
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
-    if (t->status != TT_OK) return tt__handle(0);
+    if (t->status != TT_OK) return tt__handle(t, 0);
     if (rows < 1 || width < 1) {
         tt__tape_fail(t, TT_ERR_SHAPE, "cache '%s': %lld rows of width %lld; both must be at least 1", name,
                       (long long)rows, (long long)width);
-        return tt__handle(0);
+        return tt__handle(t, 0);
     }
     const tt__shape shape = {TT_F32, rows, width, 0, 0};
     const int32_t id = tt__new_value(t, &shape, TT__CACHE, "%s", name);
     if (id) t->values[id].persistent = true;
-    return tt__handle(id);
+    return tt__handle(t, id);
 }
 
 static bool tt__shape_STORE_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -5900,18 +5992,18 @@ tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index)
     tt__shape shape[TT__MAX_OUT];
     tt__instr i = tt__new_instr(TT__OP_STORE_ROWS);
     if (!tt__on_tape(t, "store_rows", 0, cache) || !tt__on_tape(t, "store_rows", 1, x) ||
-        !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(0);
+        !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(t, 0);
     const tt__value *c = &t->values[cache.id];
     if (c->storage != TT__CACHE || c->base != cache.id) {
         tt__tape_fail(t, TT_ERR_ARGUMENT, "store_rows: '%s' is not a cache (tt_cache)", c->name);
-        return tt__handle(0);
+        return tt__handle(t, 0);
     }
     i.in[0] = x.id;
     i.in[1] = index.id;
     i.out[0] = cache.id;
-    if (!tt__shape_of(t, &i, shape)) return tt__handle(0);
+    if (!tt__shape_of(t, &i, shape)) return tt__handle(t, 0);
     tt__instr *to = tt__append(t, i.op);
-    if (!to) return tt__handle(0);
+    if (!to) return tt__handle(t, 0);
     i.random = to->random;
     *to = i;
     return cache;
@@ -11241,6 +11333,7 @@ struct tt__isa_table {
     /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
+    bool optimized; /* the compiler was asked for optimisation */
 };
 
 /* ---- matrix product: what all instruction sets share ---- */
@@ -15614,6 +15707,14 @@ TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 
 /* --------------------------------------------------------------------------------------- the pass's table */
 
+#ifndef TT__OPTIMIZED /* builds that measure coverage say true */
+#ifdef __OPTIMIZE__
+#define TT__OPTIMIZED true
+#else
+#define TT__OPTIMIZED false
+#endif
+#endif
+
 TT__TABLE const tt__isa_table TT__K(isa_table) = {
     TT__XSTR(TT__ISA),
     {
@@ -15634,6 +15735,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
         TT__OPS(TT__RUN)
 #undef TT__RUN
     },
+    TT__OPTIMIZED
 };
 
 #endif /* TT__KERNELS_ELSEWHERE */
@@ -17384,6 +17486,9 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     return true;
 }
 
+static const char tt__unoptimized[] = "the kernels were compiled without optimisation: compile with -O2 "
+                                      "(CMake: -DCMAKE_BUILD_TYPE=Release)";
+
 tt_context *tt_open(const tt_context_options *options)
 {
     tt_context_options o = options ? *options : tt_context_options_default();
@@ -17415,7 +17520,11 @@ tt_context *tt_open(const tt_context_options *options)
     const int first = 0;
     tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
     if (status == TT_OK) status = tt__net_open(ctx, tt_isa(ctx), tt__bf16_name[ctx->cpu.bf16]);
-    if (status == TT_OK && tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) return ctx;
+    if (status == TT_OK && !tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) status = ctx->status;
+    if (status == TT_OK && !ctx->cpu.isa->optimized)
+        tt__log(ctx, TT_LOG_WARNING, "build", "training takes several times as long as it could, as %s",
+                tt__unoptimized);
+    if (status == TT_OK) return ctx;
     tt__net_close(ctx);
     tt__pool_free(ctx, ctx->cpu.pool);
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
@@ -17442,6 +17551,7 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     const bool unused = ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how);
     tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
               unused ? ", though there are bf16 dot products" : "");
+    if (!ctx->cpu.isa->optimized) tt__print(&text, "build: slow, as %s\n", tt__unoptimized);
     tt__print(&text, "threads: %d, %s", tt_threads(ctx),
               ctx->options.threads ? "as the options say" : "all that it may use");
 #if defined(__linux__)
@@ -17576,14 +17686,14 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
 tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
 {
     const int64_t size = tt__new_param_size(ctx, name, ndim, dims);
-    if (!size) return NULL;
-    tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
+    tt_param *p = size ? (tt_param *)tt__calloc(ctx, sizeof *p) : NULL;
     if (p) p->name = tt__strdup(ctx, name);
     bool room = p && p->name && TT__GROW(ctx, ctx->params, ctx->n_params, ctx->cap_params) &&
                 tt__param_slots_grow(ctx);
     if (!room) {
         if (p) tt__free(ctx, p->name);
         tt__free(ctx, p);
+        if (!ctx->unmade[0]) memcpy(ctx->unmade, ctx->error, sizeof ctx->error);
         return NULL;
     }
     p->ctx = ctx;
@@ -17619,6 +17729,12 @@ static void tt__params_undo(tt_context *ctx, int count)
         tt__free(ctx, last->name);
         tt__free(ctx, last);
     }
+}
+
+int tt_param_count(const tt_context *ctx) { return ctx->n_params; }
+tt_param *tt_param_at(const tt_context *ctx, int k)
+{
+    return k >= 0 && k < ctx->n_params ? ctx->params[k] : NULL;
 }
 
 const char *tt_param_name(const tt_param *p) { return p->name; }
@@ -18075,6 +18191,7 @@ struct tt_program {
     int64_t reads;          /* ... of so many that did not fail */
     int builds;             /* tried to fit the budget */
     tt__choice chosen;      /* which of them it is, but for `drop` */
+    char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
 tt_parallel tt_parallel_default(void)
@@ -18209,6 +18326,7 @@ static tt_tape *tt__copy_tape(const tt_tape *t)
     tt_tape *copy = (tt_tape *)tt__calloc(t->ctx, sizeof *copy);
     if (!copy) return NULL;
     copy->ctx = t->ctx;
+    copy->number = t->number;
     copy->n_random = t->n_random;
     copy->n_values = copy->cap_values = t->n_values;
     copy->n_code = copy->cap_code = t->n_code;
@@ -18725,6 +18843,24 @@ static bool tt__in_arena(const tt__value *x)
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
 
+/* Are the device's memory and the host's one, so that what is moved from one to the other saves nothing? */
+static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
+
+/* Bytes that a built program keeps in the host's memory because its options or marks move values there; its
+   arena counts those of parameters. */
+static size_t tt__offloaded_bytes(const tt__built *b)
+{
+    size_t bytes = 0;
+    bool any = b->t->on_host;
+    for (int32_t v = 1; v < b->t->n_values; v++) {
+        const tt__value *x = &b->t->values[v];
+        const bool moved = x->base == v && x->space == TT__HOST && x->storage != TT__STEP;
+        if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
+        any = any || moved;
+    }
+    return any ? bytes + b->host_transient : 0; /* else only a step's settings and results are there */
+}
+
 /* Bytes, of each space, of the persistent storages that no arena has, if the program joins arena `a` (NULL: a
    new one). */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
@@ -18746,7 +18882,9 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
 
 /* The bytes of an arena with a program in it. */
 typedef struct tt__extent {
-    size_t persistent, transient, bytes; /* bytes: of both, and of what only data rank 0 has                */
+    size_t persistent, transient;
+    size_t bytes;           /* of both, of what only data rank 0 has, and where the device's memory is the
+                               host's, of what is moved there */
     size_t budget;          /* the least of the arena's programs'; 0: none has one */
     bool by_them;           /* it is that of another program than the one that joins */
     bool grows;             /* they are more than the arena had */
@@ -18766,6 +18904,10 @@ static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__exten
     e->persistent = (shared ? a->persistent : p->settings.kind->resident) + added[TT__DEVICE];
     e->transient = a->transient > p->built.transient ? a->transient : p->built.transient;
     e->bytes = e->persistent + e->transient + a->of_first + p->built.of_first;
+    if (tt__one_memory(p)) {
+        e->bytes += a->on_host + added[TT__HOST] + tt__offloaded_bytes(&p->built);
+        for (const tt_program *q = a->programs; q; q = q->next) e->bytes += tt__offloaded_bytes(&q->built);
+    }
     e->by_them = a->budget && (!own || a->budget < own);
     e->budget = e->by_them ? a->budget : own;
     e->grows = added[TT__DEVICE] || added[TT__HOST] || p->built.of_first || e->transient > a->transient;
@@ -18987,10 +19129,13 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     int n;
     tt_status status = tt__lifetimes(b->t, b->root, &box, &n);
     if (status != TT_OK) return status;
-    b->transient = tt__max_live(box, n, (int)tt__max(1, b->t->n_code), TT__DEVICE, 0, c->ctx, &c->peak);
+    const int code = (int)tt__max(1, b->t->n_code);
+    b->host_transient = tt__one_memory(p) ? tt__max_live(box, n, code, TT__HOST, 0, c->ctx, &c->peak) : 0;
+    b->transient = tt__max_live(box, n, code, TT__DEVICE, 0, c->ctx, &c->peak);
     tt__free(c->ctx, box);
     int32_t *number = (int32_t *)tt__alloc(c->ctx, sizeof *number * (size_t)b->t->n_values);
-    if (!number || b->transient == SIZE_MAX) return tt__free(c->ctx, number), TT_ERR_MEMORY;
+    const bool measured = b->transient != SIZE_MAX && b->host_transient != SIZE_MAX;
+    if (!number || !measured) return tt__free(c->ctx, number), TT_ERR_MEMORY;
     tt__find_uses(c, b->t, number);
     tt__free(c->ctx, number);
     const tt__built was = p->built;
@@ -19758,7 +19903,7 @@ enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPD
 static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
-    if (!o->train) return update == p->settings.update;
+    if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
     return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
                                               p->settings.scales || o->parallel.server ||
                                               o->parallel.pipeline > 1);
@@ -19782,8 +19927,8 @@ static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
     k -= 4;
     if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute)k;
     k -= 4;
-    if (k >= 0 && k < 4 && may & TT__MAY_OFFLOAD && (train || 1u << k == TT__OUT_PARAMETERS))
-        how->offload ^= 1u << k;
+    const bool moves = may & TT__MAY_OFFLOAD && !tt__one_memory(p);
+    if (k >= 0 && k < 4 && moves && (train || 1u << k == TT__OUT_PARAMETERS)) how->offload ^= 1u << k;
     k -= 4;
     if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update)k)) how->update = (tt__update)k;
     return how->zero != was.zero || how->recompute != was.recompute || how->offload != was.offload ||
@@ -20011,7 +20156,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1;
+    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
     if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
     if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
@@ -20019,7 +20164,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         if (o->train && policy > x->recompute) x->recompute = policy;
         snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
     }
-    if (k >= 4 && k <= 7) {
+    if (k >= 4 && k <= 7 && moves) {
         const unsigned more = out[k - 4];
         if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
         if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
@@ -20032,10 +20177,10 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         snprintf(name, capacity, "update \"backward\"");
     }
     if (k == 9) {
-        if (o->train) x->update = TT__UPDATE_HOST;
+        if (o->train && moves) x->update = TT__UPDATE_HOST;
         snprintf(name, capacity, "update \"host\"");
     }
-    if (k > 9 && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
         x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
         snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
     }
@@ -20219,7 +20364,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
-    c.offload = s->offload_fits;
+    c.offload = s->offload_fits && !tt__one_memory(j->p);
     c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
@@ -20510,10 +20655,6 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
                                   int stage)
 {
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, NULL};
-    if (t->status != TT_OK) return tt__fail(p->ctx, t->status, "%s", t->error);
-    if (root <= 0 || root >= t->n_values)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape",
-                        (int)root);
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
@@ -20714,15 +20855,65 @@ static tt_status tt__agree_program(tt_program *p, tt_status status)
     return tt__agree_lines(p->ctx, "tt_compile", status, own);
 }
 
+/* The program, with the stages behind it; *status tells how that went. NULL: out of memory. */
+static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
+{
+    tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
+    *status = TT_ERR_MEMORY;
+    if (!p) return NULL;
+    p->ctx = t->ctx;
+    *status = t->status;
+    if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
+    else if (!tt__has_value(t, root))
+        *status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "tt_compile: the root %s", tt__why_no_value(t, root));
+    else *status = tt__compile_into(p, t, root.id, o, 0);
+    if (*status == TT_OK || *status == TT_ERR_BUDGET) *status = tt__compile_stages(p, t, root.id, o, *status);
+    return p;
+}
+
+/* Adds to the error of a plan that exceeds memory_budget what the plan needs in precision "bf16-true"; where
+   that is too much, with recompute "budget", unless the error names less already. Programs that share an
+   arena have one precision, so with `share` nothing is added. */
+static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
+{
+    tt_context *ctx = t->ctx;
+    tt_compile_options other = *o;
+    char error[TT__ERROR];
+    const size_t needed = ctx->needs, advised = ctx->advised;
+    const bool budget = strcmp(o->recompute, "budget") == 0;
+    if (ctx->searches || !o->train || o->share || strcmp(o->precision, "bf16-true") == 0) return;
+    memcpy(error, ctx->error, sizeof error);
+    ctx->searches = true;
+    other.precision = "bf16-true";
+    for (int k = 0; k < 2; k++) {
+        tt_status status;
+        if (k) other.recompute = "budget";
+        tt_program *p = tt__compile_all(t, root, &other, &status);
+        const size_t bytes = status == TT_OK ? tt_program_plan(p).bytes : ctx->needs;
+        if (p) tt_program_free(p);
+        if (status != TT_OK && status != TT_ERR_BUDGET) break;
+        const bool fits = status == TT_OK, last = fits || budget || k;
+        if (!last) continue;
+        if (!fits && advised && bytes >= advised) break; /* other options do better */
+        const size_t used = strlen(error);
+        snprintf(error + used, sizeof error - used, "; precision \"bf16-true\"%s %s %zu%s",
+                 k ? " with recompute \"budget\"" : "", fits ? "makes it" : "still needs", bytes,
+                 fits ? ", which fits" : "");
+        break;
+    }
+    ctx->searches = false;
+    ctx->needs = needed;
+    tt__fail(ctx, TT_ERR_BUDGET, "%s", error);
+}
+
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     const tt_compile_options defaults = tt_compile_options_default();
-    tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
+    tt_status status;
+    if (!o) o = &defaults;
+    tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
-    p->ctx = t->ctx;
-    tt_status status = tt__compile_into(p, t, root.id, o ? o : &defaults, 0);
-    if (status == TT_OK || status == TT_ERR_BUDGET)
-        status = tt__compile_stages(p, t, root.id, o ? o : &defaults, status);
+    if (status == TT_ERR_BUDGET) tt__advise_precision(t, root, o);
     if (tt__agree_program(p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;
@@ -21618,21 +21809,24 @@ static tt_status tt__check_data_rank(const tt_program *p, const char *function, 
                     p->arena->data, p->arena->data > 1 ? "s" : "", rank);
 }
 
-tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
+static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
 {
     const tt_tape *t = p->built.t;
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__check_data_rank(p, "tt_set_rank", rank);
     if (status != TT_OK) return status;
-    const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
+    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id || x->persistent)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s is no input of this program%s%s",
+                        x ? "'" : "the value", x ? x->name : "", x ? "'" : ": it ",
+                        x ? "" : tt__why_no_value(t, v));
     if (!data && tt__has_data_rank(p, rank))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld",
-                        (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
+                        (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
+                        (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
     if (p->stage) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
@@ -21647,10 +21841,22 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
+/* The next run tells why, in case nobody reads the status. */
+static tt_status tt__note_refused(tt_program *p, tt_status status)
+{
+    if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
+    return status;
+}
+
+tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
+{
+    return tt__note_refused(p, tt__set_on(p, rank, v, data, rows));
+}
+
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 {
     tt_status status = tt__one_data_rank(p, "tt_set");
-    return status == TT_OK ? tt_set_rank(p, 0, v, data, rows) : status;
+    return tt__note_refused(p, status == TT_OK ? tt__set_on(p, 0, v, data, rows) : status);
 }
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
@@ -21691,7 +21897,7 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
 {
     tt_program room, *p = tt__view_with(head, v.id, &room);
     const tt_tape *t = p->built.t;
-    const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
+    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
     if (!x || !(x->keep || x->persistent || v.id == p->built.root))
@@ -21761,6 +21967,9 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
                 return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, and then overwritten by an "
                                 "update or by another program of the same arena: %s all inputs right before "
                                 "the run", t->values[base].name, of, set);
+            if (p->refused[0])
+                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s",
+                                t->values[base].name, of, p->refused);
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s it each "
                             "time", t->values[base].name, of, set);
         }
@@ -21780,6 +21989,7 @@ static tt_status tt__inputs_ready(tt_program *p)
     if (status == TT_OK && p->round > 0 && p->present > before)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
                           "earlier round of this step: only the last round may leave data ranks out", before);
+    p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
     if (status != TT_OK) tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
     return status;
@@ -24199,8 +24409,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->persistent) continue;
-        tt_input_info info = {x->name, {v}, x->shape.dtype, x->shape.rows, x->shape.cols, (int)x->shape.axis,
-                              tt__reads_input(p, v)};
+        tt_input_info info = {x->name, tt__handle(p->built.t, v), x->shape.dtype, x->shape.rows,
+                              x->shape.cols, (int)x->shape.axis, tt__reads_input(p, v)};
         if (n++ < capacity) to[n - 1] = info;
     }
     return n;
@@ -33235,7 +33445,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
     if (sparse && !lists) {
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
-        return tt__handle(0);
+        return tt__handle(t, 0);
     }
     /* All but h is (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);

@@ -38,16 +38,59 @@ static inline void die(const char *format, ...)
     exit(1);
 }
 
+/* Copies a text. Options of the library become flags, recompute "blocks" --recompute blocks, and numbers of
+   bytes from 100,000 on megabytes, rounded up. */
+static inline void write_as_flags(const char *text, char *to, size_t capacity)
+{
+    static const char *const options[][2] = {{"recompute \"", "--recompute "}, {"offload \"", "--offload "},
+        {"update \"", "--update "}, {"precision \"", "--precision "}, {"zero ", "--zero "},
+        {"memory_budget", "--budget"}};
+    size_t n = 0;
+    bool quoted = false; /* a quotation mark is to come that ends a value */
+    while (*text && n + 32 < capacity) {
+        const size_t digits = strspn(text, "0123456789");
+        int option = -1;
+        for (int k = 0; k < CLI_COUNT(options); k++)
+            if (strncmp(text, options[k][0], strlen(options[k][0])) == 0) option = k;
+        if (option >= 0) {
+            n += (size_t)snprintf(to + n, capacity - n, "%s", options[option][1]);
+            text += strlen(options[option][0]);
+            quoted = options[option][0][strlen(options[option][0]) - 1] == '"';
+        } else if (digits > 5) {
+            n += (size_t)snprintf(to + n, capacity - n, "%.1f MB", ceil(strtod(text, NULL) / 1e5) / 10);
+            text += digits;
+            if (strncmp(text, " bytes", 6) == 0) text += 6;
+        } else if (digits) {
+            for (size_t k = 0; k < digits; k++) to[n++] = *text++;
+        } else if (quoted && *text == '"') {
+            text++;
+            quoted = false;
+        } else {
+            to[n++] = *text++;
+        }
+    }
+    to[n] = 0;
+}
+
+/* The context's error, of a plan that is too large in the terms of the command line. */
+static inline const char *error_of(tt_context *ctx)
+{
+    static char text[2048];
+    if (tt_error_code(ctx) != TT_ERR_BUDGET) return tt_error(ctx);
+    write_as_flags(tt_error(ctx), text, sizeof text);
+    return text;
+}
+
 /* What a call of the library made, or the end of the program with its error. ctx NULL: what malloc made. */
 static inline void *made(tt_context *ctx, void *p)
 {
-    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
+    if (!p) die("%s", ctx ? error_of(ctx) : "no memory");
     return p;
 }
 
 static inline void must(tt_context *ctx, tt_status status)
 {
-    if (status != TT_OK) die("%s", tt_error(ctx));
+    if (status != TT_OK) die("%s", error_of(ctx));
 }
 
 /* ------------------------------------------------------------------------------------------------ options */
@@ -59,7 +102,7 @@ typedef struct cli_flag {
     const char *name, *value; /* "--lr", and what --help calls its value: "X" */
     cli_type type;
     void *to;                 /* holds the default */
-    const char *help;         /* the default is added, unless this ends with a parenthesis */
+    const char *help;         /* the default is added, unless this ends with a parenthesis or a colon */
     double least, most;       /* of an INTEGER or NUMBER; of a TEXT's length in bytes, if most is not 0 */
     const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
     const char *also;         /* of a CHOICE: another CHOICE's name, with which it may be given too */
@@ -118,7 +161,7 @@ static inline void cli_wrap(const char *text, int at, int indent, int width)
 static inline void cli_default(const cli_flag *f, char *to, size_t capacity)
 {
     to[0] = 0;
-    if (f->help[strlen(f->help) - 1] == ')') return;
+    if (strchr("):", f->help[strlen(f->help) - 1])) return;
     if (f->type == CLI_INTEGER) snprintf(to, capacity, " (%d)", *(int *)f->to);
     if (f->type == CLI_NUMBER) snprintf(to, capacity, " (%g)", *(double *)f->to);
     if (f->type == CLI_TEXT || f->type == CLI_CHOICE) {
@@ -143,9 +186,9 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
         if (at >= INDENT) printf("\n"), at = 0;
         printf("%*s", INDENT - at, "");
         cli_default(f, standard, sizeof standard);
-        const bool lists = f->type == CLI_CHOICE;
-        snprintf(text, sizeof text, "%s%s%s%s%s%s", f->help, f->also ? ", also taken by " : "",
-                 f->also ? f->also : "", lists ? ": " : "",
+        const bool lists = f->type == CLI_CHOICE, colon = f->help[strlen(f->help) - 1] == ':';
+        snprintf(text, sizeof text, "%s%s%s%s%s%s%s", f->help, f->also ? " (" : "",
+                 f->also ? f->also : "", f->also ? " takes them, too)" : "", !lists ? "" : colon ? " " : ": ",
                  lists ? cli_list(f->choices, list, sizeof list) : "", standard);
         cli_wrap(text, INDENT, INDENT, width);
     }
@@ -421,7 +464,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
 {
     long long saved = (long long)tt_trainer_saved_steps(t);
     fflush(stdout);
-    if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, tt_error(ctx));
+    if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, error_of(ctx));
     if (!finished && (status == TT_OK || tt_trainer_steps(t))) {
         printf("\nstopped after step %lld", (long long)tt_trainer_steps(t));
         if (saved == tt_trainer_steps(t)) printf("; --resume goes on from there\n");
@@ -482,8 +525,8 @@ typedef struct cli_training {
 
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
-    .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .update = "end", .memory = "device", .tune = "off", .zero = "1", .seed = 1, .timeout = 600, \
+    .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
+    .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, \
     .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
@@ -505,16 +548,17 @@ typedef struct cli_training {
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, .help = "how matrices are multiplied; on a GPU, tf32 " \
      "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
     {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
-     "memory", .choices = "none cheap attention blocks budget"}, \
+     "memory (cheap; with --budget, budget):", .choices = "none cheap attention blocks budget"}, \
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
-     "not used: optimizer, gradients, parameters, activations, with commas between; or budget, what makes " \
-     "--budget fit", .most = 100}, \
+     "not used: optimizer, gradients, parameters, activations, with commas between; none; or budget, what " \
+     "makes --budget fit (none; on a GPU with --budget, budget)", .most = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end; " \
      "with --clip 0, in the backward, which saves memory; or at the end by the host's processor in its " \
      "memory, where the optimizer's state stays", .choices = "end backward host"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
-     "500MiB; a plan that needs more is refused; --recompute, --offload and --zero budget make it fit if " \
-     "they can (no limit)"}, \
+     "500MiB, of each rank. What is computed again, moved to the host's memory (on a GPU) and divided over " \
+     "ranks is chosen to fit, unless --recompute, --offload or --zero tell it; what cannot fit is refused " \
+     "(no limit)"}, \
     {"--memory", "M", CLI_CHOICE, &(run).memory, .help = "on a GPU: its own, or CUDA's unified memory, " \
      "which may only be larger than what the GPU has free if it says so", \
      .choices = "device managed managed-oversubscribed"}, \
@@ -538,7 +582,8 @@ typedef struct cli_training {
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
      "a step on a data rank, for which memory is planned (0: any)", .most = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
-     "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit", \
+     "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit (1; with " \
+     "--budget, budget):", \
      .choices = "0 1 2 3 budget"}, \
     {"--server", "", CLI_SWITCH, &(run).parallel.server, \
      .help = "rank 0 alone has the optimizer's state and updates"}, \
@@ -559,8 +604,15 @@ typedef struct cli_training {
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
 
-static inline void check_training(const cli_training *run)
+/* Checks the options, and gives those that were left out their defaults, which depend on --budget. */
+static inline void check_training(cli_training *run)
 {
+    const char *device = run->device ? run->device : getenv("TINYTRAIN_DEVICE");
+    const bool gpu = device && strncmp(device, "cuda", 4) == 0 && strcmp(run->memory, "device") == 0;
+    const bool divides = run->parallel.pipeline == 1 && !run->parallel.server;
+    if (!run->recompute) run->recompute = run->budget ? "budget" : "cheap";
+    if (!run->offload && run->budget && gpu) run->offload = "budget";
+    if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
     const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
@@ -635,7 +687,7 @@ static inline int largest_step(tt_context *ctx, const tt_model *model, const cli
     o.max_tokens = tokens;
     if (!most) die("--batch max: %d micro-batches in a step are more than the examples", micros);
     int n = tt_largest_micro_batch(ctx, model, &o, most);
-    if (!n) die("--batch max: %s%s", tt_error(ctx), run->budget ? "" : " (--budget)");
+    if (!n) die("--batch max: %s%s", error_of(ctx), run->budget ? "" : " (--budget)");
     printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
            n == most ? ", since there are no more" : "");
     return n * micros;

@@ -152,8 +152,8 @@ def budget_in_units(folder):
     table = small_table(os.path.join(folder, "t.csv"))
     options = [TEXT, "--data", table, "--plan", "--out", os.path.join(folder, "plan")]
     for budget in "1MB", "1000 kB", "1000000", "0.001GB", "1e6B":
-        refused(*options, "--budget", budget, saying="memory_budget is 1000000")
-    refused(*options, "--budget=1MiB", saying="memory_budget is 1048576")
+        refused(*options, "--budget", budget, saying="--budget is 1.0 MB: ")
+    refused(*options, "--budget=1MiB", saying="--budget is 1.1 MB: ")
     expect(call(*options, "--budget=1 TB")[0] == 0)
 
 
@@ -220,12 +220,15 @@ def options_make_a_budget_fit(folder):
     refused(IMAGES, "--plan", *options, "--offload=optimizer,budget", saying="use none or budget alone")
     whole = planned(*options, program=IMAGES)[0]
     less = [*options, f"--budget={whole - 0.5:.1f}MB"]
-    refused(IMAGES, "--plan", *less, saying="the plan needs")
-    for option in "recompute", "offload":
-        planned_mb, said = planned(*less, f"--{option}=budget", program=IMAGES)
-        chosen = re.search(rf"chosen for memory_budget .* MB: {option} (\w+)", said)
+    refused(IMAGES, "--plan", *less, "--recompute=cheap", saying="the plan needs")
+    for option in [], ["--recompute=budget"], ["--device=cuda", "--recompute=cheap"]:
+        planned_mb, said = planned(*less, *option, program=IMAGES)
+        name = "offload" if "--device=cuda" in option else "recompute"
+        chosen = re.search(rf"chosen for memory_budget .* MB: .*{name} (\w+)", said)
         expect(chosen and chosen[1] not in ("none", "nothing"), said)
         expect(planned_mb <= round(whole - 0.5, 1), whole, "MB and", planned_mb)
+    refused(IMAGES, "--plan", *less, "--recompute=cheap", "--device=cuda", "--offload=none",
+            saying="the plan needs")
     options += ["--device=cuda*2", "--vit=Ti/16"]
     whole = planned(*options, program=IMAGES)[0]
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # the next inputs' 1.5 MB go first

@@ -1917,7 +1917,7 @@ TEST(activations_far_from_zero)
             tt_tape *t = tt_tape_new(ctx);
             tt_value y = tt__activation(t, tt_param_value(t, w), act),
                      target = tt_input(t, "target", TT_F32, 1, 8);
-            tt_value loss = tt_mean_squared_error(t, y, target, tt__handle(0));
+            tt_value loss = tt_mean_squared_error(t, y, target, tt__handle(t, 0));
             float far[8], got[8], gradient_of[8];
             tt_output(t, y);
             tt_param_set(w, x);
@@ -2296,7 +2296,7 @@ TEST(stochastic_rounding_is_unbiased)
         tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
         tt_tape *t = tt_tape_new(ctx);
         tt_value y = tt_input(t, "y", TT_F32, 64, 64),
-                 loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(0));
+                 loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(t, 0));
         tt_compile_options o = tt_compile_options_default();
         double exact = 1.5, mean = 0;
         o.precision = f16 ? "16-true" : "bf16-true";
@@ -2734,7 +2734,7 @@ TEST(attention_window_plan)
         const tt_init ones = {TT_INIT_ONES, 1};
         const tt_value h = tt_linear(t, x, tt_param_new(ctx, "w", 2, dims, ones), NULL);
         const tt_value out = tt_attention(t, h, h, h, starts, &o);
-        tt_program *p = tt_compile(t, tt_mean_squared_error(t, out, y, tt__handle(0)), &c);
+        tt_program *p = tt_compile(t, tt_mean_squared_error(t, out, y, tt__handle(t, 0)), &c);
         REQUIRE(p != NULL);
         flops[k] = tt_program_plan(p).flops;
         seconds[k] = tt_program_plan(p).compute_seconds;
@@ -2773,7 +2773,7 @@ TEST(swiglu_keeps_less)
             const tt_value gate = tt_linear(t, x, w[0], NULL), up = tt_linear(t, x, w[1], NULL);
             const tt_value h = fused ? tt_swiglu(t, gate, up) : tt_mul(t, tt_silu(t, gate), up);
             tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_linear(t, h, w[2], NULL), y,
-                                                                tt__handle(0)), &c);
+                                                                tt__handle(t, 0)), &c);
             REQUIRE(p != NULL);
             bytes[fused] = tt_program_plan(p).at_peak[TT_MEM_ACTIVATIONS];
             tt_program_free(p);
@@ -2953,7 +2953,7 @@ static void deep_stack(const char *precision, const char *residual, float *resul
     o.precision = precision;
     o.residual = residual;
     o.accumulate = true;
-    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(0)), &o);
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(t, 0)), &o);
     for (int k = 0; k < DEEP_ROWS * D; k++) {
         x[k] = (float)test_random(&s) * 0x1p-31f - 1;
         y[k] = (float)test_random(&s) * 0x1p-31f - 1;
@@ -3209,7 +3209,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(linear_bias, TT_ERR_SHAPE, "linear", "'v'", tt_linear(t, x, w, v)) \
     X(linear_dtype, TT_ERR_SHAPE, "linear", "'i'", tt_linear(t, i, w, NULL)) \
     X(linear_no_weight, TT_ERR_ARGUMENT, "linear", "NULL", tt_linear(t, x, NULL, NULL)) \
-    X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(999), w, NULL)) \
+    X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(t, 999), w, NULL)) \
     X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset 5 is not in 0..4", \
         tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
@@ -3226,7 +3226,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(tanh_dtype, TT_ERR_SHAPE, "tanh", "'i'", tt_tanh(t, i)) \
     X(silu_dtype, TT_ERR_SHAPE, "silu", "'i'", tt_silu(t, i)) \
     X(soft_targets_shape, TT_ERR_SHAPE, "soft_cross_entropy", "'y'", \
-      tt_soft_cross_entropy(t, x, y, tt__handle(0))) \
+      tt_soft_cross_entropy(t, x, y, tt__handle(t, 0))) \
     X(swiglu_shape, TT_ERR_SHAPE, "swiglu", "'y'", tt_swiglu(t, x, y)) \
     X(add_width, TT_ERR_SHAPE, "add", "'y'", tt_add(t, x, y)) \
     X(add_rows, TT_ERR_SHAPE, "add", "'z'", tt_add(t, x, z)) \
@@ -3241,7 +3241,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(rotary_factor, TT_ERR_ARGUMENT, "rotary", "factor 0.5", rotary_of(t, x, i, 1, 2, 10000, 0.5f)) \
     X(rotary_positions, TT_ERR_SHAPE, "rotary", "i32", rotary_of(t, x, x, 1, 2, 10000, 1)) \
     X(rotary_no_positions, TT_ERR_ARGUMENT, "rotary", "operand 1", \
-        rotary_of(t, x, tt__handle(0), 1, 2, 10000, 1)) \
+        rotary_of(t, x, tt__handle(t, 0), 1, 2, 10000, 1)) \
     X(rotary_dtype, TT_ERR_SHAPE, "rotary", "'i'", rotary_of(t, i, i, 1, 2, 10000, 1)) \
     X(dropout_dtype, TT_ERR_SHAPE, "dropout", "'i'", tt_dropout(t, i, 0.1f)) \
     X(dropout_one, TT_ERR_ARGUMENT, "dropout", "below 65535/65536", tt_dropout(t, x, 1)) \
@@ -3293,9 +3293,9 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(cross_entropy_smoothing, TT_ERR_ARGUMENT, "cross_entropy", "smoothing", \
         tt_cross_entropy(t, x, i, &smooth)) \
     X(squared_error_shape, TT_ERR_SHAPE, "mean_squared_error", "'y'", \
-        tt_mean_squared_error(t, x, y, tt__handle(0))) \
+        tt_mean_squared_error(t, x, y, tt__handle(t, 0))) \
     X(squared_error_dtype, TT_ERR_SHAPE, "mean_squared_error", "'i'", \
-        tt_mean_squared_error(t, x, i, tt__handle(0))) \
+        tt_mean_squared_error(t, x, i, tt__handle(t, 0))) \
     X(squared_error_weights, TT_ERR_SHAPE, "mean_squared_error", "'z'", tt_mean_squared_error(t, x, x, z))
 
 enum {
@@ -3464,7 +3464,7 @@ TEST(numbers_that_are_not_finite)
             tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
             tt_tape *t = tt_tape_new(ctx);
             tt_value in = tt_input(t, "x", TT_F32, 4, 5), target = tt_input(t, "y", TT_F32, 4, 3);
-            tt_value loss = tt_mean_squared_error(t, tt_linear(t, in, w, NULL), target, tt__handle(0));
+            tt_value loss = tt_mean_squared_error(t, tt_linear(t, in, w, NULL), target, tt__handle(t, 0));
             tt_compile_options o = tt_compile_options_default();
             tt_name(t, loss, "the loss");
             o.accumulate = accumulate;
@@ -3970,7 +3970,7 @@ static int biases_of_attention(const char *isa, const char *precision, bool pack
     const tt_value q = listed ? tt_gather_rows(t, parts[0], at) : parts[0];
     const tt_value out = listed ? tt_attention_rows(t, q, parts[1], parts[2], start, at, &o)
                                 : tt_attention(t, q, parts[1], parts[2], start, &o);
-    const tt_value loss = tt_mean_squared_error(t, tt_linear(t, out, last, NULL), target, tt__handle(0));
+    const tt_value loss = tt_mean_squared_error(t, tt_linear(t, out, last, NULL), target, tt__handle(t, 0));
     c.device = is_cuda(isa) ? "cuda" : "cpu";
     c.precision = precision;
     c.accumulate = true;
