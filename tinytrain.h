@@ -20142,7 +20142,9 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
     if (p->settings.options.train && items)
         tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
-    tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "", tt__out_lists[x->offload]);
+    if (x->offload || !tt__one_memory(p) || !p->settings.options.train)
+        tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "",
+                  tt__out_lists[x->offload]);
     if (p->settings.options.train && (x->update || p->settings.update))
         tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
     if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
@@ -20871,6 +20873,19 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     return p;
 }
 
+/* Bytes that memory_budget counts of a program, or of that stage of a pipeline which needs most. */
+static size_t tt__bytes_of_largest_stage(tt_program *p)
+{
+    size_t most = 0;
+    for (int s = 0; s < tt__stages(p); s++) {
+        const tt_program *q = tt__stage_of(p, s);
+        const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
+        const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
 /* Adds to the error of a plan that exceeds memory_budget what the plan needs in precision "bf16-true"; where
    that is too much, with recompute "budget", unless the error names less already. Programs that share an
    arena have one precision, so with `share` nothing is added. */
@@ -20889,7 +20904,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         tt_status status;
         if (k) other.recompute = "budget";
         tt_program *p = tt__compile_all(t, root, &other, &status);
-        const size_t bytes = status == TT_OK ? tt_program_plan(p).bytes : ctx->needs;
+        const size_t bytes = status == TT_OK ? tt__bytes_of_largest_stage(p) : ctx->needs;
         if (p) tt_program_free(p);
         if (status != TT_OK && status != TT_ERR_BUDGET) break;
         const bool fits = status == TT_OK, last = fits || budget || k;
@@ -25099,7 +25114,8 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
 /* Values of one size and category whose names differ in numbers only. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak; those of a group share a line: one for 24 layers. */
+/* The largest values at the peak, as many as make four fifths of it, but 8 to 20 lines; those of a group share
+   a line: one for 24 layers. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -25130,7 +25146,8 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
         group[slot[at] - 1].count++;
         rest += v->bytes;
     }
-    for (int k = 0; k < 8 && k < groups; k++) {
+    const size_t whole = rest;
+    for (int k = 0; k < groups && (k < 8 || (k < 20 && rest > whole / 5)); k++) {
         tt__plan_group *g = group;
         for (tt__plan_group *i = group + 1; i < &group[groups]; i++)
             if (i->first->bytes * (size_t)i->count > g->first->bytes * (size_t)g->count) g = i;

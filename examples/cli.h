@@ -38,8 +38,21 @@ static inline void die(const char *format, ...)
     exit(1);
 }
 
+/* Bytes of this process that are in memory, or 0 where that is not known. */
+static inline size_t resident_bytes(void)
+{
+    unsigned long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f && fscanf(f, "%*u %llu", &pages) != 1) pages = 0;
+    if (f) fclose(f);
+    return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* On the CPU, what is in memory beside a plan, of each rank: --budget counts it. */
+static size_t beside_the_plan;
+
 /* Copies a text. Options of the library become flags, recompute "blocks" --recompute blocks, and numbers of
-   bytes from 100,000 on megabytes, rounded up. */
+   bytes from 100,000 on megabytes, rounded up, with what is in memory beside a plan. */
 static inline void write_as_flags(const char *text, char *to, size_t capacity)
 {
     static const char *const options[][2] = {{"recompute \"", "--recompute "}, {"offload \"", "--offload "},
@@ -57,7 +70,8 @@ static inline void write_as_flags(const char *text, char *to, size_t capacity)
             text += strlen(options[option][0]);
             quoted = options[option][0][strlen(options[option][0]) - 1] == '"';
         } else if (digits > 5) {
-            n += (size_t)snprintf(to + n, capacity - n, "%.1f MB", ceil(strtod(text, NULL) / 1e5) / 10);
+            n += (size_t)snprintf(to + n, capacity - n, "%.1f MB",
+                                  ceil((strtod(text, NULL) + (double)beside_the_plan) / 1e5) / 10);
             text += digits;
             if (strncmp(text, " bytes", 6) == 0) text += 6;
         } else if (digits) {
@@ -481,6 +495,8 @@ static inline void show_plan(const tt_program *p, const char *folder)
     static char text[1 << 16];
     tt_plan_text(p, text, sizeof text);
     fputs(text, stdout);
+    if (beside_the_plan)
+        printf("  --budget also holds %.1f MB beside the plan\n", 1e-6 * (double)beside_the_plan);
     if (!folder) return;
     char *path = join(folder, "plan.svg");
     FILE *f = mkdir(folder, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
@@ -518,7 +534,7 @@ typedef struct cli_training {
     int seed, threads;
     double timeout, lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
     size_t budget;
-    bool plan, resume, measure;
+    bool plan, resume, measure, gpu; /* gpu: `device` is a kind of "cuda" */
     tt_parallel parallel; /* of the ranks of `device` */
     tt_costs costs;       /* with `measure`, those of `device` */
 } cli_training;
@@ -608,10 +624,11 @@ typedef struct cli_training {
 static inline void check_training(cli_training *run)
 {
     const char *device = run->device ? run->device : getenv("TINYTRAIN_DEVICE");
-    const bool gpu = device && strncmp(device, "cuda", 4) == 0 && strcmp(run->memory, "device") == 0;
+    const bool apart = strcmp(run->memory, "device") == 0;
     const bool divides = run->parallel.pipeline == 1 && !run->parallel.server;
     if (!run->recompute) run->recompute = run->budget ? "budget" : "cheap";
-    if (!run->offload && run->budget && gpu) run->offload = "budget";
+    run->gpu = device && strncmp(device, "cuda", 4) == 0;
+    if (!run->offload && run->budget && run->gpu && apart) run->offload = "budget";
     if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
@@ -637,6 +654,8 @@ static inline tt_context *open_training(cli_training *run)
     return ctx;
 }
 
+enum { BESIDE_LATER = 1 << 20 }; /* bytes that a training needs beside its plan after it is made */
+
 /* total_steps 0: only to evaluate and predict. */
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
 {
@@ -657,6 +676,15 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.device = run->device;
     o.parallel = run->parallel;
     o.memory_budget = run->budget;
+    if (run->budget && !run->gpu) {
+        const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
+        if (!beside_the_plan) /* plans that are made later have the same */
+            beside_the_plan = (resident_bytes() + BESIDE_LATER) / (size_t)(ranks > 0 ? ranks : 1);
+        if (run->budget <= beside_the_plan)
+            die("--budget is %.1f MB, and %.1f MB are in use beside a plan", 1e-6 * (double)run->budget,
+                1e-6 * (double)beside_the_plan);
+        o.memory_budget = run->budget - beside_the_plan;
+    }
     o.memory = run->memory;
     o.tune = run->tune;
     if (run->measure) o.costs = &run->costs;
