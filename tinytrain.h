@@ -1101,8 +1101,9 @@ tt_table_options tt_table_options_default(void);
    In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
    context's seed, and "train" the others. A table without rows for validation or test has 0 of them, which is
    no error: tt_dataset_split takes some of "train".
-   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: in byte order of the
-   distinct labels of the rows kept. Labels must be UTF-8, as config.json is. o NULL: defaults. */
+   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: of the distinct labels of
+   the rows kept, in byte order, or by value where all are numbers, as -1, 0, 2.5, 10. Labels must be UTF-8,
+   as config.json is. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -1146,6 +1147,7 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
 
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
    (longest first), and cut into steps of `batch` sequences, whose order within the window is shuffled again;
@@ -1425,6 +1427,7 @@ typedef struct tt_bert {
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
     tt_param *pooler_w, *pooler_b;          /* BigBird's, which the logits do not depend on */
+    bool new_head; /* what makes logits of the hidden states begins with random weights, at least in part */
 } tt_bert;
 
 /* Creates the parameters, which begin as in transformers (normal, initializer_range; norms 1, biases 0). */
@@ -1432,8 +1435,9 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 /* From a Hugging Face folder: config.json and model.safetensors (with or without the prefix, as "bert."), or
    the files that model.safetensors.index.json names in place of that. Tensors stream into place when a
    program is allocated. classes 0: as config.json says. When the file has no classifier or one of another
-   size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an error,
-   before anything of the sizes in config.json is made. */
+   size, or not the layer before it, these start anew: new_head is true, and the logger is warned with their
+   names. A missing or misshapen tensor of the body is an error, before anything of the sizes in config.json
+   is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
    reads them. Of classes that share a name, all are in id2label, the last in label2id. Class names that are
@@ -1441,8 +1445,12 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* The model's class_names are those of a dataset with as many classes, each of at most 63 bytes. */
-tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d);
+/* Makes a model and a dataset of as many classes, whose names have at most 63 bytes, agree on what the numbers
+   of classes mean, before a loader reads the dataset. Where both have the same names, the model keeps its
+   numbers and the dataset's labels become these: call it for each dataset, also for one that was split off
+   before. Else the model takes the dataset's names, and the logger is warned if its classifier is that of a
+   checkpoint. */
+tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Recorded on a tape: the last hidden states (rows, hidden), and the logits (seqs, classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
@@ -1479,6 +1487,7 @@ typedef struct tt_vit {
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
     tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
+    bool new_head;                          /* the classifier begins with random weights, at least in part */
 } tt_vit;
 
 /* As tt_bert_new. */
@@ -1488,13 +1497,13 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    torchvision's vit_b_16 and so on. Without config.json the shapes of the tensors tell the sizes (with heads
    of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. For another image_size than the
    checkpoint's, positions are interpolated (bicubic, as transformers does); a classifier that is missing or
-   of another size is made anew, and the logger is told. Else as tt_bert_load. */
+   of another size starts anew, and the logger is warned. Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder, as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
-tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d); /* these three are as BERT's */
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* these three are as BERT's */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
@@ -30201,6 +30210,27 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index)
     return class_index >= 0 && class_index < d->n_classes ? d->classes[class_index] : NULL;
 }
 
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
+{
+    for (int c = 0; c < d->n_classes; c++) counts[c] = 0;
+    for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
+}
+
+/* Gives class from[k] the number to[k], for each of the classes. */
+static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
+{
+    const size_t n = (size_t)d->n_classes;
+    int *number = (int *)tt__alloc(d->ctx, sizeof *number * n);
+    const char **names = number ? (const char **)tt__alloc(d->ctx, sizeof *names * n) : NULL;
+    for (size_t k = 0; k < n && names; k++) number[from[k]] = (int)to[k];
+    for (size_t k = 0; k < n && names; k++) names[number[k]] = d->classes[k];
+    for (int i = 0; i < d->count && names; i++) d->examples[i].label = number[d->examples[i].label];
+    if (names) memcpy((void *)d->classes, (const void *)names, sizeof *names * n);
+    tt__free(d->ctx, number);
+    tt__free(d->ctx, (void *)names);
+    return names ? TT_OK : TT_ERR_MEMORY;
+}
+
 /* Frees the dataset unless all went well. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
@@ -30459,7 +30489,46 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Numbers the distinct labels in byte order. */
+/* Is a name a number, as -1 or 2.5? */
+static bool tt__is_number(const char *name, double *value)
+{
+    const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
+    c += strspn(c, digits);
+    if (c == whole) return false;
+    if (*c == '.') c += 1 + strspn(c + 1, digits);
+    if (*c || c - name > TT__JSON_NUMBER) return false;
+    *value = tt__json_double(name, (size_t)(c - name));
+    return true;
+}
+
+static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
+{
+    const double *values = (const double *)arg;
+    return values[a] != values[b] ? values[a] < values[b] : a < b;
+}
+
+/* Classes in byte order, all of which are numbers, are numbered by value. */
+static tt_status tt__table_numbers(tt_dataset *d)
+{
+    const size_t n = (size_t)d->n_classes;
+    double *values = (double *)tt__alloc(d->ctx, sizeof *values * n);
+    uint32_t *order = values ? (uint32_t *)tt__alloc(d->ctx, sizeof *order * 2 * n) : NULL;
+    tt_status status = order ? TT_OK : TT_ERR_MEMORY;
+    bool all = order != NULL;
+    for (uint32_t k = 0; k < n && all; k++) {
+        all = tt__is_number(d->classes[k], &values[k]);
+        order[k] = order[n + k] = k;
+    }
+    if (all) {
+        tt__sort_indices(order, n, tt__less_number, values);
+        status = tt__dataset_renumber(d, order, order + n);
+    }
+    tt__free(d->ctx, order);
+    tt__free(d->ctx, values);
+    return status;
+}
+
+/* Numbers the distinct labels in byte order, or by value. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -30476,7 +30545,7 @@ static tt_status tt__table_classes(tt_dataset *d)
     for (int i = 0; d->classes && i < d->count; i++)
         d->classes[d->examples[i].label] = d->examples[i].label_text;
     tt__free(d->ctx, order);
-    return d->classes ? TT_OK : TT_ERR_MEMORY;
+    return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
 /* Copies the classes that the caller gave and sorts them for lookups; *order to be freed. */
@@ -32138,7 +32207,7 @@ typedef struct tt__tensor_row {
                             lacks a tensor with a size of 0, and its parameter has no leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* spelling 1 packs three parameters into one tensor: which; 0: it does not */
-    bool head;           /* it is made anew where a checkpoint has none */
+    char head;           /* true: it starts anew where a checkpoint has none; 2: and no logits depend on it */
     char order;          /* 't': files have it transposed; 'g': rows by groups of heads, see tt__packing */
 } tt__tensor_row;
 
@@ -32162,7 +32231,7 @@ typedef struct tt__architecture {
     const tt__config_row *config;
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* of the structs */
-    size_t config_at, activation_at, names_at, layers_at;     /* in the model's struct */
+    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* in the config's struct; 0: it has none */
     void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
     void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
@@ -32176,8 +32245,9 @@ typedef struct tt__architecture {
 /* The last fields but four of an architecture whose structs are X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
-    offsetof(X, class_names), offsetof(X, layer), offsetof(X##_config, hidden_size), \
-    offsetof(X##_config, layers), offsetof(X##_config, heads), offsetof(X##_config, classes), \
+    offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
+    offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
+    offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
 /* Rows of a tensor, of a linear layer's or a norm's weight and bias, and of a config. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
@@ -32480,7 +32550,7 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* A classifier (rows of C) of another number of classes than the file's is made anew. */
+/* A classifier (rows of C) of another number of classes than the file's starts anew. */
 static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
 {
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
@@ -32534,9 +32604,13 @@ static bool tt__is_buffer(const tt__layout *l, const char *name)
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* The parameters will be read from the file, whose tensors are checked. A head that it lacks is made anew. */
+/* The parameters will be read from the file, whose tensors are checked. A head that it lacks starts anew. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
+    char text[2][1024];
+    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}}; /* lacking; of others */
+    int64_t classes = 0; /* of the file */
+    bool new_head = false;
     const tt__tensor_row *row;
     const char *path = l->files[0]->path;
     char name[256];
@@ -32552,20 +32626,26 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__file_dims(l, row, dims);
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
-        if (!info) {
-            tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", path, name);
-            continue;
-        }
-        unused -= part < 2; /* parts of one tensor count once */
-        if (tt__starts_anew(row, info, dims)) {
-            tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %lld are asked for: "
-                    "it starts anew", path, name, (long long)info->dims[0], (long long)dims[0]);
+        if (info) unused -= part < 2; /* parts of one tensor count once */
+        const bool of_others = info && tt__starts_anew(row, info, dims);
+        if (!info || of_others) {
+            tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
+            if (of_others) classes = info->dims[0];
+            new_head |= row->head != 2;
             continue;
         }
         tt_status status = l->a->adapt ? l->a->adapt(row, p, file, index, &done) : TT_OK;
         if (status == TT_OK && !done) status = tt__param_from_file(p, file, index, ndim, dims, part, &order);
         if (status != TT_OK) return status;
     }
+    if (l->a->new_head_at) l->self[l->a->new_head_at] = new_head;
+    if (anew[0].length)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
+                "values that must be trained", path, text[0]);
+    if (anew[1].length)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
+                "start anew, with values that must be trained", path, (long long)classes,
+                (long long)l->size['C' - 'A'], text[1]);
     for (int f = 0; f < l->n_files; f++)
         for (int k = 0; k < l->files[f]->count && unused > 0; k++)
             unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
@@ -32954,6 +33034,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
     snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
+    if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
@@ -33056,19 +33137,47 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* names: (classes, 64), as the dataset calls them. */
-static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, const tt_dataset *d)
+/* Lists names with quotes around them, the first few of many. */
+static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
-    if (tt_dataset_classes(d) != classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d",
-                        tt_dataset_classes(d), classes);
-    for (int c = 0; c < 2 * classes; c++) { /* all are checked before one is changed */
-        const char *name = tt_dataset_class_name(d, c % classes);
-        if (strlen(name) >= sizeof *names)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes", name);
-        if (c >= classes) strcpy(names[c - classes], name);
+    const int most = 8;
+    for (int k = 0; k < n && k < most; k++) tt__print(to, "%s'%.40s'", k ? ", " : "", names[k]);
+    if (n > most) tt__print(to, " and %d others", n - most);
+}
+
+/* As tt_bert_name_classes says. names: (classes, 64), the model's; kept: its classifier is a checkpoint's. */
+static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
+{
+    if (d->n_classes != classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
+                        classes);
+    for (int c = 0; c < classes; c++)
+        if (strlen(d->classes[c]) >= sizeof *names)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes",
+                            d->classes[c]);
+    const char **own = (const char **)tt__alloc(ctx, sizeof *own * (size_t)classes), *twice;
+    for (int c = 0; c < classes && own; c++) own[c] = names[c];
+    const tt__strings ours = {own, sizeof *own}, theirs = {d->classes, sizeof *d->classes};
+    uint32_t *to = own ? tt__sort_strings(ctx, ours, classes, &twice) : NULL;
+    uint32_t *from = to ? tt__sort_strings(ctx, theirs, classes, &twice) : NULL;
+    tt_status status = from ? TT_OK : TT_ERR_MEMORY;
+    bool same = true;
+    for (int k = 0; k < classes && from && same; k++) same = strcmp(own[to[k]], d->classes[from[k]]) == 0;
+    if (from && same) status = tt__dataset_renumber(d, from, to);
+    if (from && !same && kept) {
+        char text[1024];
+        tt__text list = {text, sizeof text, 0};
+        tt__list_names(&list, own, classes);
+        tt__print(&list, ", and those of the data ");
+        tt__list_names(&list, d->classes, classes);
+        tt__log(ctx, TT_LOG_WARNING, "classes", "the model's classes are called %s: its classifier goes on "
+                "under the data's names, number by number", text);
     }
-    return TT_OK;
+    for (int c = 0; c < classes && from && !same; c++) strcpy(names[c], d->classes[c]);
+    tt__free(ctx, from);
+    tt__free(ctx, to);
+    tt__free(ctx, (void *)own);
+    return status;
 }
 
 /* ------------------------------------------------------------------------------- classifiers of sequences */
@@ -33209,8 +33318,8 @@ static const tt__tensor_row tt__roberta_tensors[] = {
     T(type, ".embeddings.token_type_embeddings.weight", ".embeddings.token_type_embeddings.weight", "TH",
       'n', false),
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
-    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', true),
-    T(pooler_b, NULL, ".pooler.bias", "B", '0', true),
+    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', 2),
+    T(pooler_b, NULL, ".pooler.bias", "B", '0', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
 #undef T
@@ -33318,9 +33427,9 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 
 void tt_bert_free(tt_bert *m) { tt__model_free(tt__bert_of(m->config.kind), m); }
 
-tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d)
+tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, d);
+    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 /* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
@@ -33839,9 +33948,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 
 void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
 
-tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d)
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, d);
+    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
@@ -34276,7 +34385,7 @@ static const char *const tt__lm_buffers[] = {
     {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, offsetof(tt_lm, layer), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
@@ -37556,6 +37665,18 @@ static tt_status tt__fit_resume(tt__fit *f)
     return tt__fit_read_metrics(f);
 }
 
+/* Does a label mean the same in both sources? */
+static tt_status tt__fit_same_classes(const tt__fit *f)
+{
+    const tt_source *a = f->train, *b = f->validation;
+    for (int c = 0; b && c < a->classes && c < b->classes; c++)
+        if (strcmp(a->class_names[c], b->class_names[c]) != 0)
+            return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d to train on is '%.200s', and for "
+                            "validation '%.200s': number the classes of both datasets alike, as "
+                            "tt_bert_name_classes and tt_vit_name_classes do", c, a->class_names[c], b->class_names[c]);
+    return TT_OK;
+}
+
 static tt_status tt__fit_begin(tt__fit *f)
 {
     char heading[160];
@@ -37563,6 +37684,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     tt_status status = tt__must_train(f->r);
     if (status == TT_OK) status = tt__source_fits(f->r, f->train, "to train on");
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
+    if (status == TT_OK) status = tt__fit_same_classes(f);
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "

@@ -1781,6 +1781,27 @@ TEST(fit_refuses)
     close_world(&v);
 }
 
+/* As of a dataset that was split off before the other was numbered as the model is. */
+TEST(fit_refuses_classes_of_another_order)
+{
+    setup s = small();
+    world w, v;
+    fitting f;
+    bool finished;
+    tt_fit_options o = tt_fit_options_default();
+    memset(&f, 0, sizeof f);
+    if (!open_world(&w, &s) || !open_world(&v, &s)) return;
+    strcpy(v.m.class_names[0], "pos");
+    strcpy(v.m.class_names[1], "neg");
+    CHECK(tt_bert_name_classes(&v.m, v.d) == TT_OK);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "class 0 to train on is 'neg', and for validation 'pos'");
+    CHECK(tt_bert_name_classes(&v.m, w.d) == TT_OK);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(v.all), &o, &finished) == TT_OK && finished);
+    close_world(&w);
+    close_world(&v);
+}
+
 TEST(fit_resumes_on_the_same_data) /* other classes are refused, other labels or texts told of */
 {
     setup s = small();
@@ -3309,6 +3330,7 @@ static const test_case tests[] = {
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named),
     TEST_CASE(an_untrained_trainer_saves_and_loads), TEST_CASE(fit_in_a_line),
     TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses),
+    TEST_CASE(fit_refuses_classes_of_another_order),
     TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
