@@ -1445,8 +1445,8 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* Makes a model and a dataset of as many classes, whose names have at most 63 bytes, agree on what the numbers
-   of classes mean, before a loader reads the dataset. Where both have the same names, the model keeps its
+/* Makes a model and a dataset of as many classes, with names of at most 63 bytes, agree on what the classes'
+   numbers mean, before a loader reads the dataset. Where both have the same names, the model keeps its
    numbers and the dataset's labels become these: call it for each dataset, also for one that was split off
    before. Else the model takes the dataset's names, and the logger is warned if its classifier is that of a
    checkpoint. */
@@ -1723,6 +1723,10 @@ tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stat
 /* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts: the same bits
    for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
+/* The same of a model that has classes, and how its predictions lie: counts (classes, classes) has the number
+   of targets of class i that are taken for class j at [i * classes + j]. Batches must have "labels". Of equal
+   logits the first is the prediction, as in stats->correct. stats may be NULL. */
+tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
 /* The model's output for a batch, as tt_get gives it, computed on data rank 0. What only the loss reads, as
    labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
@@ -36456,9 +36460,51 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* What the unit of the model counts. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* Adds epoch 0 of the source up; stops early where *stop is not 0. */
+/* What tt_confusion counts, and of the batches that are set on each data rank their labels. */
+typedef struct tt__confusion {
+    int64_t *counts;
+    float *logits;            /* (max_seqs, classes) */
+    int32_t *labels;          /* (data ranks, max_seqs) */
+    int seqs[TT__RANKS];
+} tt__confusion;
+
+static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
+{
+    const int32_t *labels = b->labels;
+    int64_t n = b->seqs;
+    for (int k = 0; k < b->n_arrays; k++)
+        if (strcmp(b->arrays[k].input, "labels") == 0)
+            labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
+    if (!labels || n > r->options.max_seqs)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
+                        labels ? "more labels than max_seqs" : "no labels");
+    memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
+    c->seqs[rank] = (int)n;
+    return TT_OK;
+}
+
+/* After a run of the batches that are set. */
+static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
+{
+    const int classes = r->model.classes;
+    tt_status status = TT_OK;
+    for (int rank = 0; rank < batches && status == TT_OK; rank++) {
+        const size_t room = (size_t)c->seqs[rank] * (size_t)classes;
+        status = tt_get_rank(r->eval, rank, r->output, c->logits, room);
+        for (int s = 0; s < c->seqs[rank] && status == TT_OK; s++) {
+            const float *x = c->logits + (size_t)s * (size_t)classes;
+            const int32_t label = c->labels[(size_t)rank * (size_t)r->options.max_seqs + (size_t)s];
+            int best = 0;
+            for (int k = 1; k < classes; k++) if (x[k] > x[best]) best = k;
+            if (label >= 0 && label < classes) c->counts[(int64_t)label * classes + best]++;
+        }
+    }
+    return status;
+}
+
+/* Adds epoch 0 of the source up; stops early where *stop is not 0. c may be NULL. */
 static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
-                              tt_stats *stats, double *items)
+                              tt_stats *stats, double *items, tt__confusion *c)
 {
     tt_batch b;
     bool more = true;
@@ -36471,12 +36517,14 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     while (status == TT_OK && more && !(stop && *stop)) {
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
-            status = tt__set_batch(r, r->eval, set++, &b, false);
+            if (c) status = tt__confusion_set(r, c, set, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
         if (status != TT_OK || !set || (more && set < r->data)) continue;
         status = tt__evaluate_round(r, set, stats);
+        if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
         set = 0;
     }
     if (set) tt__forget_inputs(r->eval); /* of a round that was stopped, or failed */
@@ -36484,7 +36532,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
 
-tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
+static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats, tt__confusion *c)
 {
     double items = 0;
     memset(stats, 0, sizeof *stats);
@@ -36493,7 +36541,30 @@ tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
     tt__text text = {lines, sizeof lines, 0};
     if (r->ctx->net && status == TT_OK) tt__source_lines(source, "to evaluate", &text);
     status = tt__agree_lines(r->ctx, "tt_evaluate", status, lines);
-    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items) : status;
+    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items, c) : status;
+}
+
+tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
+{
+    return tt__evaluate_all(r, source, stats, NULL);
+}
+
+tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, int64_t *counts)
+{
+    const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
+    tt_stats own;
+    tt__confusion c;
+    if (!classes)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
+    memset(&c, 0, sizeof c);
+    c.counts = counts;
+    for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
+    c.logits = (float *)tt__alloc(r->ctx, sizeof *c.logits * seqs * classes);
+    if (c.logits) c.labels = (int32_t *)tt__alloc(r->ctx, sizeof *c.labels * seqs * (size_t)r->data);
+    tt_status status = c.labels ? tt__evaluate_all(r, source, stats ? stats : &own, &c) : TT_ERR_MEMORY;
+    tt__free(r->ctx, c.labels);
+    tt__free(r->ctx, c.logits);
+    return status;
 }
 
 tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
@@ -37603,7 +37674,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     double began = tt__seconds(), items = 0;
     const volatile int *stop = ctx->net ? NULL : f->o.stop;
     bool save = false;
-    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items) : TT_OK;
+    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
@@ -37673,7 +37744,8 @@ static tt_status tt__fit_same_classes(const tt__fit *f)
         if (strcmp(a->class_names[c], b->class_names[c]) != 0)
             return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d to train on is '%.200s', and for "
                             "validation '%.200s': number the classes of both datasets alike, as "
-                            "tt_bert_name_classes and tt_vit_name_classes do", c, a->class_names[c], b->class_names[c]);
+                            "tt_bert_name_classes and tt_vit_name_classes do", c, a->class_names[c],
+                            b->class_names[c]);
     return TT_OK;
 }
 

@@ -3245,6 +3245,34 @@ TEST(a_step_of_one_round)
     close_world(&b);
 }
 
+/* The matrix of predictions has those that tt_predict gives, on any number of ranks. */
+TEST(predictions_of_each_class)
+{
+    static const char *const devices[] = {"cpu", "cpu*2", "cpu*3"};
+    for (int n = 0; n < TEST_COUNT(devices); n++) {
+        setup s = on_ranks(devices[n], 0);
+        world w;
+        tt_batch b;
+        tt_stats stats, alone;
+        int64_t counts[4], expected[4] = {0};
+        if (!open_world(&w, &s)) return;
+        CHECK(train(&w, 3, NULL) == TT_OK && tt_loader_seek(w.all, 0, 0) == TT_OK);
+        while (tt_loader_next(w.all, &b)) {
+            float p[2 * BATCH];
+            CHECK(tt_predict(w.r, &b, p) == TT_OK);
+            for (int i = 0; i < b.seqs; i++) expected[2 * b.labels[i] + (p[2 * i + 1] > p[2 * i])]++;
+        }
+        CHECK(tt_confusion(w.r, tt_loader_source(w.all), &stats, counts) == TT_OK);
+        CHECK(memcmp(counts, expected, sizeof counts) == 0);
+        CHECK((double)(counts[0] + counts[3]) == stats.correct && stats.targets == TEXTS);
+        CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &alone) == TT_OK);
+        CHECK(memcmp(&alone, &stats, sizeof stats) == 0);
+        CHECK(tt_confusion(w.r, tt_loader_source(w.all), NULL, counts) == TT_OK);
+        CHECK(memcmp(counts, expected, sizeof counts) == 0);
+        close_world(&w);
+    }
+}
+
 /* Evaluations and predictions on several ranks have the bits of one. */
 TEST(evaluation_on_any_number_of_ranks_is_the_same)
 {
@@ -3319,6 +3347,7 @@ static const test_case tests[] = {
     TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit),
     TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities),
+    TEST_CASE(predictions_of_each_class),
     TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(largest_micro_batches),
     TEST_CASE(planned_for_another_device),
     TEST_CASE(allocation_failures), TEST_CASE(resume_in_every_precision_with_every_optimizer),
