@@ -721,6 +721,13 @@ static inline int largest_step(tt_context *ctx, const tt_model *model, const cli
     return n * micros;
 }
 
+/* Epochs where none are asked for: `usual`, or more where these have fewer than 200 steps, up to 20. */
+static inline int enough_epochs(int64_t steps, int usual)
+{
+    const int64_t wanted = steps > 10 ? (200 + steps - 1) / steps : 20;
+    return wanted > usual ? (int)wanted : usual;
+}
+
 /* Trains, saves and shows progress. Returns the program's exit status. keep(user) saves the model. */
 static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, const tt_source *validation,
                       const cli_training *run, int epochs, tt_status (*keep)(void *), void *user,
@@ -734,6 +741,7 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     o.keep = keep;
     o.report = show_progress;
     o.user = user;
+    printf("%d epoch%s of %lld steps\n", epochs, epochs == 1 ? "" : "s", (long long)train->steps);
     handle_signals(true);
     tt_status status = tt_fit(t, train, validation, &o, finished);
     handle_signals(false);
@@ -741,10 +749,115 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     const bool other = status == TT_ERR_FORMAT && run->resume &&
                        (strstr(error, "this model") || strstr(error, "this run"));
     const int result = end_of_training(ctx, t, status, *finished);
+    if (*finished && tt_trainer_steps(t) < 100)
+        printf("note: %lld steps are few, and what the model says may still be little better than chance: "
+               "train for more --epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
     if (other)
         fprintf(stderr, "%s: --resume goes on with the model that '%s' was begun with: is --model the same, "
                 "and what else shapes or adapts it?\n", cli_program, run->out);
     return result;
+}
+
+/* ------------------------------------------------------------------------------------------------ classes */
+
+/* The order of names without the spaces around them and the case of letters. */
+static inline int by_plain_name(const void *x, const void *y)
+{
+    const char *a = *(const char *const *)x, *b = *(const char *const *)y;
+    while (isspace((unsigned char)*a)) a++;
+    while (isspace((unsigned char)*b)) b++;
+    size_t n = strlen(a), m = strlen(b);
+    while (n && isspace((unsigned char)a[n - 1])) n--;
+    while (m && isspace((unsigned char)b[m - 1])) m--;
+    const int order = strncasecmp(a, b, n < m ? n : m);
+    return order ? order : (n > m) - (n < m);
+}
+
+/* Ends the program where a model to --predict with has a classifier of random numbers. */
+static inline void must_be_trained(const char *folder, bool new_head)
+{
+    if (new_head)
+        die("'%s' holds no trained classifier, so that it cannot --predict: train it first, with --model %s "
+            "and another --out", folder, folder);
+}
+
+/* One line with the classes to train on and how many of the `what`, "texts" or "images", each has; and a note
+   on each thing that is odd about them. */
+static inline void show_classes(const tt_dataset *d, const char *what)
+{
+    const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
+    const long long n = (long long)tt_dataset_count(d);
+    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
+    const char **names = (const char **)made(NULL, calloc((size_t)classes, sizeof *names)), *rarest = NULL;
+    int largest = 0, rare = 0;
+    tt_dataset_counts(d, counts);
+    printf("classes:");
+    for (int c = 0; c < classes; c++) {
+        names[c] = tt_dataset_class_name(d, c);
+        if (c < shown) printf("%s %s %lld", c ? "," : "", names[c], (long long)counts[c]);
+        if (counts[c] > counts[largest]) largest = c;
+        if (counts[c] < 2) rare++, rarest = names[c];
+    }
+    if (shown < classes) printf(" and %d others", classes - shown);
+    printf("\n");
+    const double share = (double)counts[largest] / (double)n;
+    if (2 * (long long)classes > n)
+        printf("note: there are %d classes for %lld %s: are these the labels?\n", classes, n, what);
+    else if (rare == 1)
+        printf("note: the class '%s' has at most one of the %s to train on, from which little is learnt\n",
+               rarest, what);
+    else if (rare)
+        printf("note: %d classes, as '%s', have at most one of the %s to train on, from which little is "
+               "learnt\n", rare, rarest, what);
+    if (share >= 0.95)
+        printf("note: %.1f%% of the %s are '%s': a model that always says so is right as often\n",
+               100 * share, what, names[largest]);
+    qsort((void *)names, (size_t)classes, sizeof *names, by_plain_name);
+    for (int c = 1; c < classes; c++)
+        if (by_plain_name(&names[c - 1], &names[c]) == 0)
+            printf("note: the classes '%s' and '%s' differ by spaces or capitals alone: are they one?\n",
+                   names[c - 1], names[c]);
+    free(counts), free((void *)names);
+}
+
+typedef struct cli_f1 { double f1; const char *name; } cli_f1;
+
+static inline int by_f1(const void *x, const void *y)
+{
+    const cli_f1 *a = (const cli_f1 *)x, *b = (const cli_f1 *)y;
+    return (a->f1 > b->f1) - (a->f1 < b->f1);
+}
+
+/* Evaluates, and prints how often predictions are right, which share the largest class has, and F1 of each
+   class, 2 right / (those that are it + those that are taken for it); of many classes the lowest. */
+static inline void show_test(tt_context *ctx, tt_trainer *t, const tt_source *source, char (*names)[64],
+                             int classes, const char *what)
+{
+    const size_t n = (size_t)classes;
+    int64_t *counts = (int64_t *)made(NULL, calloc(n * n, sizeof *counts)), all = 0, most = 0;
+    cli_f1 *of = (cli_f1 *)made(NULL, calloc(n, sizeof *of));
+    int there = 0, largest = 0;
+    double sum = 0;
+    tt_stats s;
+    must(ctx, tt_confusion(t, source, &s, counts));
+    for (size_t c = 0; c < n; c++) {
+        int64_t are = 0, taken = 0;
+        for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
+        if (are > most) most = are, largest = (int)c;
+        all += are;
+        if (are + taken == 0) continue; /* it has no F1 */
+        of[there].name = names[c];
+        sum += of[there++].f1 = 2.0 * (double)counts[c * n + c] / (double)(are + taken);
+    }
+    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test %s\n", s.correct / s.targets, s.loss, s.targets,
+           what);
+    printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average, of ", names[largest],
+           (double)most / (double)all, sum / there);
+    const int shown = there > 12 ? 5 : there;
+    if (shown < there) printf("%d classes, the lowest ", there), qsort(of, (size_t)there, sizeof *of, by_f1);
+    for (int k = 0; k < shown; k++) printf("%s%s %.4f", k ? ", " : "", of[k].name, of[k].f1);
+    printf("\n");
+    free(counts), free(of);
 }
 
 /* Freezes the parameters of a list of patterns with commas between. */

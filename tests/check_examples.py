@@ -307,6 +307,130 @@ def validation_rows_are_the_validation_set(folder):
     expect(status == 0 and "has no rows to test on" in out and "saved:" in out, out, err)
 
 
+def changed_model(source, target, change):
+    """a copy of a folder, whose tensors, names to (description, bytes), and config `change` gets to change"""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("state.*", "metrics.csv"))
+    path = os.path.join(target, "model.safetensors")
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    config = json.loads(contents(target, "config.json"))
+    tensors = {name: (t, data[slice(*t["data_offsets"])]) for name, t in header.items() if "dtype" in t}
+    change(tensors, config)
+    header, data = {}, b""
+    for name, (tensor, own) in tensors.items():
+        header[name] = {**tensor, "data_offsets": [len(data), len(data) + len(own)]}
+        data += own
+    with open(path, "wb") as f:
+        text = json.dumps(header).encode()
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(target, "config.json"), "w") as f:
+        json.dump(config, f)
+    return target
+
+
+def classes_the_other_way_round(tensors, config):
+    for name, (tensor, data) in list(tensors.items()):
+        if name.startswith("classifier."):
+            half = len(data) // 2
+            tensors[name] = tensor, data[half:] + data[:half]
+    names = config["id2label"]
+    config["id2label"] = {"0": names["1"], "1": names["0"]}
+    config["label2id"] = {names["1"]: 0, names["0"]: 1}
+
+
+@check
+def a_model_keeps_the_numbers_of_its_classes(folder):
+    """when it is trained on, with validation and test as right as before; other names are told of"""
+    def path(name):
+        return os.path.join(folder, name)
+    table = small_table(path("t.csv"), texts=160)
+    status, out, err = call(TEXT, "--data", table, "--out", path("run"), "--epochs=12", "--batch=8")
+    expect(status == 0 and "best epoch: accuracy 1.0000" in out, out, err)
+    expect(re.search("the largest class, '(up|down)', has 0[.][567][0-9]+ of them; F1 is 1.0000 on average, of "
+                     "down 1.0000, up 1.0000\n", out), out)
+    turned = changed_model(path("run"), path("turned"), classes_the_other_way_round)
+    status, out, err = call(TEXT, "--data", table, "--model", turned, "--out", path("more"), "--epochs=1",
+                            "--lr=1e-12")
+    expect(status == 0 and "best epoch: accuracy 1.0000" in out and not err, out, err)
+    expect("validation: loss 0.0" in out, out)
+    expect(json.loads(contents(path("more"), "config.json"))["id2label"] == {"0": "up", "1": "down"})
+    status, out, err = call(TEXT, "--out", path("more"), "--predict", "good great fine good great")
+    expect(status == 0 and out.startswith("up\t"), out, err)
+
+    def other_names(tensors, config):
+        config["id2label"] = {"0": "down", "1": "UP"}
+    other = changed_model(path("run"), path("other"), other_names)
+    status, out, err = call(TEXT, "--data", table, "--model", other, "--out", path("named"), "--epochs=1")
+    expect(status == 0 and "the model's classes are called 'down', 'UP', and those of the data 'down', 'up'"
+           in err, out, err)
+
+
+@check
+def a_model_without_a_classifier_does_not_predict(folder):
+    """and what starts anew is shown when it is trained on, poolers too"""
+    def lacks(*names):
+        def change(tensors, config):
+            for name in names:
+                del tensors[name]
+        return change
+    table = small_table(os.path.join(folder, "t.csv"))
+    for program, data, of in ((TEXT, ["--data", table], ["classifier.weight", "classifier.bias"]),
+                              (TEXT, ["--data", table], ["pre_classifier.bias"]),
+                              (IMAGES, ["--train=40", "--test=20"], ["classifier.weight"])):
+        run = os.path.join(folder, os.path.basename(program))
+        if not os.path.exists(run):
+            status, out, err = call(program, *data, "--epochs=1", "--out", run)
+            expect(status == 0 and "note: " in out and " steps are few" in out, out, err)
+        without = changed_model(run, f"{run}_{of[0]}", lacks(*of))
+        status, out, err = call(program, "--out", without, "--predict", "good")
+        expect(status == 1 and "holds no trained classifier, so that it cannot --predict" in err, out, err)
+        expect("has no " + ", ".join(f"'{name}'" for name in of) + ": what it lacks starts anew" in err, err)
+        status, out, err = call(program, *data, "--epochs=1", "--model", without, "--out", without + "_more")
+        expect(status == 0 and "what it lacks starts anew" in err, out, err)
+
+
+@check
+def classes_are_shown_and_odd_ones_told_of(folder):
+    path = os.path.join(folder, "t.csv")
+    plan = ["--data", path, "--plan", "--out", os.path.join(folder, "plan")]
+
+    def said(*labels):
+        write_table(path, [["text", "label", "split"]] +
+                    [[f"film {k}", label, "train"] for k, label in enumerate(labels)] +
+                    [["good", labels[0], "validation"], ["bad", labels[0], "test"]])
+        status, out, err = call(TEXT, *plan)
+        expect(status == 0, out, err)
+        return re.search(r"^classes: (.*)$", out, re.M)[1], re.findall(r"^note: (.*)$", out, re.M)
+    expect(said(*["pos"] * 4, *["neg"] * 5) == ("neg 5, pos 4", []), said(*["pos"] * 4, *["neg"] * 5))
+    line, notes = said(*["10", "9", "-1"] * 3)
+    expect(line == "-1 3, 9 3, 10 3" and not notes, line, notes)
+    line, notes = said(*["pos", "pos ", "neg"] * 3)
+    expect(line == "neg 3, pos 3, pos  3" and
+           notes == ["the classes 'pos' and 'pos ' differ by spaces or capitals alone: are they one?"], notes)
+    _, notes = said(*["pos", "neg"] * 4, "odd")
+    expect(notes == ["the class 'odd' has at most one of the texts to train on, from which little is learnt"],
+           notes)
+    _, notes = said(*["pos"] * 57, *["neg"] * 3)
+    expect(notes == ["95.0% of the texts are 'pos': a model that always says so is right as often"], notes)
+    line, notes = said(*[f"id{k:02d}" for k in range(30)])
+    expect(line.endswith("id09 1 and 20 others") and
+           notes == ["there are 30 classes for 30 texts: are these the labels?"], line, notes)
+
+
+@check
+def few_steps_get_more_epochs(folder):
+    """some 200 steps, in at most 20 epochs; fewer than 100 are told of"""
+    table = small_table(os.path.join(folder, "t.csv"), texts=160)
+    options = ["--data", table, "--threads=1", "--out"]
+    status, out, err = call(TEXT, *options, os.path.join(folder, "a"))
+    expect(status == 0 and "\n20 epochs of 9 steps\n" in out and "steps are few" not in out, out, err)
+    status, out, err = call(TEXT, *options, os.path.join(folder, "b"), "--batch=8")
+    expect(status == 0 and "\n12 epochs of 17 steps\n" in out, out, err)
+    status, out, err = call(TEXT, *options, os.path.join(folder, "c"), "--epochs=3")
+    expect(status == 0 and "\n3 epochs of 9 steps\n" in out and "\nnote: 27 steps are few" in out, out, err)
+
+
 @check
 def from_scratch_in_any_folder(folder):
     """with the sample data in a folder above the program's; where it looked is said if there is none"""
