@@ -545,6 +545,9 @@ typedef struct tt_cross_entropy_options {
     int ignore_index;      /* a target with this value counts for nothing. Default -100 */
     float label_smoothing; /* in [0, 1): target (1 - s) one-hot + s / classes. Default 0 */
     tt_value weights;      /* f32 (rows, 1) input, >= 0; default none (all 1) */
+    /* f32 (1, classes) input, >= 0; default none. A row weighs as its target's class, and each class's share
+       of the smoothed target as that class, as in PyTorch's CrossEntropyLoss. Not with `weights`. */
+    tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
@@ -1677,7 +1680,12 @@ struct tt_train_options {
     tt_parallel parallel;
     size_t memory_budget;
     const tt_costs *costs;           /* must stay until tt_trainer_new returns */
-    float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
+    /* Of the cross-entropy that classifiers and language models are trained with, as tt_cross_entropy_options
+       says; evaluations have the plain one. class_weights (the model's classes; copied; default NULL: none)
+       are for classifiers, and with them the loss and the accuracy of a step are weighted means. A model of
+       your own gets them, and ones where it is evaluated, in an f32 input "class_weights" of (1, classes). */
+    float label_smoothing;           /* default 0 */
+    const float *class_weights;
     /* The most that a micro-batch has, and whether a step may have more of them than there are data ranks:
        what tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
     int max_seqs, max_tokens;
@@ -1865,6 +1873,7 @@ typedef enum tt__act {
                              tensor ranks */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
+    X(bool, by_class)     /* CROSS_ENTROPY: the weights are those of classes, not of rows */ \
     X(float, scale)       /* SCALE, ATTENTION; value of FILL; ROTARY: -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
@@ -4270,10 +4279,10 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 }
 
 /* Operand k, where there is one, has the weights of a loss's targets. They get no gradient. */
-static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows)
+static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows, int64_t cols)
 {
     if (!i->in[k]) return true;
-    if (!tt__shape_in(t, i, k, rows, 1)) return false;
+    if (!tt__shape_in(t, i, k, rows, cols)) return false;
     bool input = t->values[t->values[i->in[k]].base].storage == TT__INPUT;
     return input || tt__bad(t, i, k, "an input: weights take no gradient");
 }
@@ -6124,7 +6133,9 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     const float smoothing = i->attr.smoothing;
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
-    if (!tt__weights_in(t, i, 2, logits)) return false;
+    const tt__shape one_row = {TT_F32, 1, logits->cols, 0, 0};
+    const bool by_class = i->attr.by_class;
+    if (!tt__weights_in(t, i, 2, by_class ? &one_row : logits, by_class ? logits->cols : 1)) return false;
     if (!(smoothing >= 0 && smoothing < 1))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)",
                              smoothing);
@@ -6141,7 +6152,7 @@ static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const
     out[0] = out[TT__LOSS_COUNTS] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
     out[1] = in[0];
     return in[0] <= TT__ROWS && tt__laid_out(i, in, TT__LOSS_TARGETS, in[0]) &&
-           tt__laid_out(i, in, TT__LOSS_WEIGHTS, in[0]);
+           tt__laid_out(i, in, TT__LOSS_WEIGHTS, i->attr.by_class ? TT__WHOLE : in[0]);
 }
 
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
@@ -6151,7 +6162,10 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
     tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
     i.attr.ignore_index = o.ignore_index;
     i.attr.smoothing = o.label_smoothing;
-    return tt__record(t, i, "vvV", logits, targets, o.weights);
+    i.attr.by_class = o.class_weights.id != 0;
+    if (o.weights.id && i.attr.by_class)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: weights of rows and of classes are both given");
+    return tt__record(t, i, "vvV", logits, targets, i.attr.by_class ? o.class_weights : o.weights);
 }
 
 /* The linear layer and its backward that a fused loss replaces. */
@@ -6212,7 +6226,7 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
-    if (v->shape.rows <= TT__LOSS_CHUNK) return;
+    if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
     if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
@@ -6251,7 +6265,8 @@ static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr 
                                               tt__split *out)
 {
     bool fits = in[1] <= TT__ROWS && tt__laid_out(i, in, 0, TT__WHOLE);
-    for (int k = 2; k < 5; k++) fits = fits && tt__laid_out(i, in, k, in[1]);
+    for (int k = 2; k < 5; k++)
+        fits = fits && tt__laid_out(i, in, k, k == 3 && i->attr.by_class ? TT__WHOLE : in[1]);
     out[0] = in[1];
     return fits && (in[1] == TT__WHOLE ? in[5] == TT__WHOLE : t->accumulate);
 }
@@ -6262,7 +6277,7 @@ static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error,
 static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x)) return false;
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x, 1)) return false;
     tt__set_loss(out);
     out[1] = *x;
     tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
@@ -6345,7 +6360,7 @@ static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_
 
 static bool tt__shape_SOFT_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0));
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0), 1);
     tt__set_loss(out);
     tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 2);
     return fits;
@@ -6364,7 +6379,7 @@ static const tt__rules tt__rules_SOFT_CROSS_ENTROPY_BACKWARD = {tt__shape_of_err
 
 static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0));
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0), 1);
     tt__set_loss(out);
     return fits;
 }
@@ -7567,7 +7582,8 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
-    if (tt__is(i, TT__LOSS)) return 1u | 1u << TT__LOSS_TARGETS | 1u << TT__LOSS_WEIGHTS;
+    if (tt__is(i, TT__LOSS))
+        return 1u | 1u << TT__LOSS_TARGETS | (i->attr.by_class ? 0 : 1u << TT__LOSS_WEIGHTS);
     return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
 }
 
@@ -15081,12 +15097,19 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
+/* The weights of classes, which are f32 as all inputs; NULL: the operand has those of rows. */
+TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
+{
+    return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
+}
+
 TT__ROWS_FN(cross_entropy_rows)
 {
     const tt__attr *attr = &l->instr->attr;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
     int64_t n = l->in[0].cols;
+    const float *weights = TT__K(class_weights)(l, 2);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -15106,6 +15129,12 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
+        if (weights) { /* with its weights, as these differ within the row */
+            float all = 0;
+            for (c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
+            row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
+                          attr->smoothing / (float)n * all;
+        }
         bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
         for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
@@ -15115,11 +15144,12 @@ TT__ROWS_FN(cross_entropy_rows)
 TT__INLINE void TT__K(sum_losses)(const tt__launch *l, const int32_t *targets)
 {
     const float *row_loss = (const float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    const float *weights = targets ? TT__K(class_weights)(l, 2) : NULL;
     double loss = 0, total = 0, right = 0;
     for (int64_t r = 0; r < l->in[0].rows; r++) {
         if (targets && targets[r] == l->instr->attr.ignore_index) continue;
-        double w = TT__K(row_weight)(l, 2, r);
-        loss += w * row_loss[r];
+        double w = weights ? weights[targets[r]] : TT__K(row_weight)(l, 2, r);
+        loss += weights ? row_loss[r] : w * row_loss[r];
         total += w;
         right += w * row_right[r];
     }
@@ -15145,9 +15175,21 @@ TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 {
     const float smoothing = l->instr->attr.smoothing, lse = *(const float *)tt__at(&l->in[4], r);
-    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
+    const float *weights = TT__K(class_weights)(l, 3);
     const int32_t target = ((const int32_t *)l->in[2].data)[r];
     if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
+    if (weights) {
+        const float factor = TT__K(loss_factor)(l, &l->in[5]), each = smoothing / (float)n;
+        float all = (1 - smoothing) * weights[target]; /* of the weights in the smoothed target */
+        for (int64_t c = 0; c < n && smoothing > 0; c++) all += each * weights[c];
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
+            TT__K(store_n)(y + c, (p * all - each * TT__K(load_n)(weights + c, n - c)) * factor, n - c);
+        }
+        y[target] -= (1 - smoothing) * weights[target] * factor;
+        return;
+    }
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
     for (int64_t c = 0; c < n; c += TT__LANES) {
         tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
         TT__K(store_n)(y + c, (p - smoothing / (float)n) * w, n - c);
@@ -33235,6 +33277,8 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
     c.label_smoothing = o->label_smoothing;
+    if (o->class_weights)
+        c.class_weights = tt_input(t, "class_weights", TT_F32, 1, tt_value_width(t, logits));
     tt_value loss = tt_cross_entropy(t, logits, in->labels, &c);
     tt_name(t, loss, "loss");
     return loss;
@@ -35852,6 +35896,7 @@ struct tt_trainer {
     int64_t *rows;    /* of each input in the batch at hand; 0: not set yet */
     bool *needed;     /* for the output, by the input's value: a prediction sets the others to zeros */
     int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
+    float *class_weights; /* (2, classes): those of the options, and ones to evaluate with; NULL: none */
     void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
 };
 
@@ -35954,6 +35999,15 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
+    double sum = 0; /* of the weights of classes */
+    for (int c = 0; c < model->classes && o->class_weights; c++) {
+        const float w = o->class_weights[c];
+        if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", c, w);
+        sum += w;
+    }
+    if (o->class_weights && sum == 0)
+        tt__print(&all, model->classes ? "; the weights of all classes are 0"
+                                       : "; class_weights are for a model that has classes");
     if (tt__parse_settings(ctx, &c, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -35985,6 +36039,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* of evaluations alone: to train, logits need not be whole */
+    for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
     if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
@@ -36113,6 +36168,22 @@ static tt_status tt__length_rows(tt_trainer *r)
     return TT_OK;
 }
 
+static tt_status tt__keep_class_weights(tt_trainer *r)
+{
+    const int classes = r->model.classes;
+    r->class_weights = (float *)tt__alloc(r->ctx, sizeof(float) * 2 * (size_t)classes);
+    if (!r->class_weights) return TT_ERR_MEMORY;
+    for (int c = 0; c < classes; c++) {
+        r->class_weights[c] = r->options.class_weights[c];
+        r->class_weights[classes + c] = 1;
+    }
+    r->options.class_weights = r->class_weights;
+    for (int k = 0; k < r->n_inputs; k++)
+        if (strcmp(r->inputs[k].name, "class_weights") == 0) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "train options: class_weights are given, and the model has no "
+                    "input of that name");
+}
+
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
@@ -36132,6 +36203,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
+    if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* tt_schedule_kind */
     char lines[TT__NOTE] = {0}, lr[32], least[32]; /* of what a program does not know */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
@@ -36142,6 +36214,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
     snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "
              "%016llx\n", (unsigned long long)hash);
+    if (status == TT_OK && o.class_weights)
+        snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "class_weights with the hash %016llx\n",
+                 (unsigned long long)tt__hash_on(TT__HASH_BEGIN, r->class_weights,
+                                                 sizeof(float) * (size_t)model->classes));
     status = tt__agree_lines(ctx, "tt_trainer_new", status, lines);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
@@ -36153,6 +36229,7 @@ void tt_trainer_free(tt_trainer *r)
     if (!r) return;
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
     tt__free(r->ctx, r->inputs);
@@ -36249,6 +36326,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
+    const float *weights = r->class_weights;
+    if (weights && p != r->train) weights += r->model.classes;
     const tt_array fields[] = {
         {"pixels", b->pixels, b->seqs},
         {"ids", b->ids, rows},
@@ -36256,7 +36335,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"positions", same ? r->positions : b->positions, rows},
         {"seq_start", start, (int64_t)b->seqs + 1},
         {"first", start, b->seqs},
-        {"labels", b->labels, b->seqs}};
+        {"labels", b->labels, b->seqs},
+        {"class_weights", weights, 1}};
     tt_status status = TT_OK;
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {

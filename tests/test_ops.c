@@ -94,7 +94,7 @@ static const size_set sizes[] = {
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
     {"short_heads_of_32", 2, 32, 2, 2, 40, {90, 20}, "attention_grouped*", true},
     {"long_heads_of_32", 1, 32, 2, 2, 40, {290}, "attention_dropout", true},
-    {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "*cross_entropy_slice", true},
+    {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "*cross_entropy_*slice", true},
     {"whole_heads_of_16", 2, 16, 2, 2, 4, {70, 3}, "attention_scaled", true},
     {"nine_heads_of_16", 9, 16, 2, 2, 3, {5, 2}, "rotary*", true},
     {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
@@ -836,33 +836,42 @@ TEST_PLAIN static void eval_cross_entropy(node *n)
     double loss = 0, total = 0;
     for (int r = 0; r < IN(0)->rows; r++) {
         const double *x = IN(0)->v + r * classes;
-        double most = x[0], sum = 0, all = 0, w = n->in[2] ? IN(2)->v[r] : 1;
+        double most = x[0], sum = 0;
         int target = IN(1)->index[r];
         if (target == n->k) continue;
-        for (int c = 0; c < classes; c++) { most = x[c] > most ? x[c] : most; all += x[c]; }
+        double w = n->flag ? IN(2)->v[target] : n->in[2] ? IN(2)->v[r] : 1;
+        for (int c = 0; c < classes; c++) most = x[c] > most ? x[c] : most;
         for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
-        loss += w * (most + log(sum) - (1 - n->a) * x[target] - n->a * all / classes);
+        loss += w * (1 - n->a) * (most + log(sum) - x[target]);
+        for (int c = 0; c < classes; c++)
+            loss += (n->flag ? IN(2)->v[c] : w) * n->a / classes * (most + log(sum) - x[c]);
         total += w;
         note(n, fabs(most) + log(sum) + fabs(x[target]));
     }
     n->v[0] = loss / total;
 }
 
-/* Targets below `classes`; with `ignored` every third counts for nothing, but not the first. */
-static int cross_entropy(int logits, bool ignored, float smoothing, bool weighted)
+/* Targets below `classes`; with `ignored` every third counts for nothing, but not the first. Weights are
+   those of rows or of classes. */
+enum { UNWEIGHTED, BY_ROW, BY_CLASS };
+static int cross_entropy(int logits, bool ignored, float smoothing, int weighted)
 {
     node *x = &g->nodes[logits];
     int targets = new_index(x->kind, x->rows, x->cols),
-        weights = weighted ? input(x->kind, x->rows, 1, 1) : 0;
+        weights = weighted == BY_CLASS ? input(FIXED, 1, x->cols, 1)
+                  : weighted ? input(x->kind, x->rows, 1, 1) : 0;
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
     if (ignored) o.ignore_index = -7;
     for (int r = 2; r < x->rows && ignored; r += 3) g->nodes[targets].index[r] = -7;
-    for (int r = 0; r < x->rows && weighted; r++)
-        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
+    for (int r = 0; r < g->nodes[weights].rows * g->nodes[weights].cols && weighted; r++)
+        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) +
+                                 0.125 * (r == 0 || weighted == BY_CLASS);
     int at = new_node(eval_cross_entropy, FIXED, 1, 1, logits, targets, weights);
     node *n = &g->nodes[at];
     o.label_smoothing = smoothing;
-    o.weights = g->nodes[weights].t;
+    if (weighted == BY_CLASS) o.class_weights = g->nodes[weights].t;
+    else o.weights = g->nodes[weights].t;
+    n->flag = weighted == BY_CLASS;
     n->k = o.ignore_index;
     n->a = smoothing;
     n->loss = true;
@@ -1155,6 +1164,11 @@ static int squared_error(int x, int target, bool weighted)
     X(cross_entropy_smoothed, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0.1f, false);) \
     X(cross_entropy_weighted, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, true);) \
     X(cross_entropy_all, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0.25f, true);) \
+    X(cross_entropy_classes, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0, BY_CLASS);) \
+    X(cross_entropy_classes_slice, CROSS_ENTROPY, \
+        return cross_entropy(slice(V(ROWS, C + 5), 3, C), true, 0.25f, BY_CLASS);) \
+    X(cross_entropy_classes_linear, CROSS_ENTROPY, \
+        return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), false, 0.1f, BY_CLASS);) \
     X(cross_entropy_linear, CROSS_ENTROPY, \
         return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), true, 0.1f, true);) \
     X(cross_entropy_linear_no_bias, CROSS_ENTROPY, \
@@ -3290,6 +3304,10 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(cross_entropy_targets, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, y, NULL)) \
     X(cross_entropy_logits, TT_ERR_SHAPE, "cross_entropy", "'i'", tt_cross_entropy(t, i, i, NULL)) \
     X(cross_entropy_weights, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, i, &weighted)) \
+    X(cross_entropy_class_weights, TT_ERR_SHAPE, "cross_entropy", "'z'", \
+        tt_cross_entropy(t, x, i, &classes)) \
+    X(cross_entropy_both_weights, TT_ERR_ARGUMENT, "weights of rows", "are both given", \
+        tt_cross_entropy(t, x, i, &both)) \
     X(cross_entropy_smoothing, TT_ERR_ARGUMENT, "cross_entropy", "smoothing", \
         tt_cross_entropy(t, x, i, &smooth)) \
     X(squared_error_shape, TT_ERR_SHAPE, "mean_squared_error", "'y'", \
@@ -3338,8 +3356,10 @@ TEST(ops_refuse_wrong_operands)
         tt_value i = tt_input(t, "i", TT_I32, axis, 1), pairs = tt_input(t, "pairs", TT_I32, axis, 2),
                  few = tt_input(t, "few", TT_I32, 4, 1);
         tt_value s = tt_seq_start(t, "s", seqs);
-        tt_cross_entropy_options weighted = tt_cross_entropy_options_default(), smooth = weighted;
-        weighted.weights = y;
+        tt_cross_entropy_options weighted = tt_cross_entropy_options_default(), smooth = weighted,
+                                 classes = weighted, both = weighted;
+        weighted.weights = both.weights = y;
+        classes.class_weights = both.class_weights = z;
         smooth.label_smoothing = 1;
         CHECK(tt_tape_status(t) == TT_OK);
         switch (k) {
