@@ -531,12 +531,15 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
     const char *zero, *memory, *tune, *out;
+    const char *best_by, *class_weights; /* of programs that train classifiers; else NULL */
     int seed, threads;
     double timeout, lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
+    double label_smoothing;
     size_t budget;
     bool plan, resume, measure, gpu; /* gpu: `device` is a kind of "cuda" */
     tt_parallel parallel; /* of the ranks of `device` */
     tt_costs costs;       /* with `measure`, those of `device` */
+    float *weights;       /* of classes, by `class_weights`; NULL: none */
 } cli_training;
 
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
@@ -557,6 +560,8 @@ typedef struct cli_training {
      .help = "largest norm of a step's gradient (0: any)", .most = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
      .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1}, \
+    {"--label-smoothing", "X", CLI_NUMBER, &(run).label_smoothing, .help = "below 1: share of each target " \
+     "that is spread over all classes or tokens, in training alone", .most = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
      .help = "parameters to keep as they are: name patterns with commas between, * and ?"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, \
@@ -620,6 +625,15 @@ typedef struct cli_training {
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
 
+/* The same of programs that train classifiers. */
+#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
+#define CLI_CLASSIFIER_FLAGS(run) \
+    {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
+     .help = "what of the validation tells the best epoch, which is saved", .choices = "accuracy loss"}, \
+    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, .help = "balanced: in training, each class " \
+     "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
+    CLI_TRAINING_FLAGS(run)
+
 /* Checks the options, and gives those that were left out their defaults, which depend on --budget. */
 static inline void check_training(cli_training *run)
 {
@@ -632,6 +646,7 @@ static inline void check_training(cli_training *run)
     if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
+    if (run->label_smoothing == 1) die("--label-smoothing is 0 or more and below 1");
     const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
                       (run->offload && strcmp(run->offload, "budget") == 0);
     if (run->parallel.pipeline > 1 && strcmp(run->zero, "0") != 0 && strcmp(run->zero, "1") != 0)
@@ -687,6 +702,8 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     }
     o.memory = run->memory;
     o.tune = run->tune;
+    o.label_smoothing = (float)run->label_smoothing;
+    if (o.train) o.class_weights = run->weights;
     if (run->measure) o.costs = &run->costs;
     return o;
 }
@@ -738,6 +755,7 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     o.folder = run->out;
     o.resume = run->resume;
     o.stop = &stop_signal;
+    o.best_by = run->best_by;
     o.keep = keep;
     o.report = show_progress;
     o.user = user;
@@ -818,6 +836,21 @@ static inline void show_classes(const tt_dataset *d, const char *what)
             printf("note: the classes '%s' and '%s' differ by spaces or capitals alone: are they one?\n",
                    names[c - 1], names[c]);
     free(counts), free((void *)names);
+}
+
+/* --class-weights of a dataset to train on: balanced ones are n / (classes * the class's number), as those of
+   scikit-learn. */
+static inline void weigh_classes(cli_training *run, const tt_dataset *d)
+{
+    const int classes = tt_dataset_classes(d);
+    if (strcmp(run->class_weights, "balanced") != 0) return;
+    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
+    run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
+    tt_dataset_counts(d, counts);
+    for (int c = 0; c < classes; c++)
+        if (counts[c])
+            run->weights[c] = (float)((double)tt_dataset_count(d) / ((double)classes * (double)counts[c]));
+    free(counts);
 }
 
 typedef struct cli_f1 { double f1; const char *name; } cli_f1;

@@ -23,7 +23,7 @@ static struct {
     bool largest; /* --batch max */
     cli_training run;
 } opt = {.text_column = "text", .label_column = "label", .batch = 16, .accumulate = 1,
-         .run = {CLI_TRAINING_DEFAULT, .schedule = "linear"}};
+         .run = {CLI_CLASSIFIER_DEFAULT, .schedule = "linear"}};
 
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.data,
@@ -54,7 +54,7 @@ static const cli_flag flags[] = {
      "this (0: 8192 with --model, else 2048)", .most = 1e9},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 5e-4)", .most = 1e9},
-    CLI_TRAINING_FLAGS(opt.run),
+    CLI_CLASSIFIER_FLAGS(opt.run),
     {"--predict", "TEXT", CLI_TEXT, &opt.predict,
      .help = "classify TEXT, or with - each line of standard input, with the model in --out"},
 };
@@ -287,6 +287,7 @@ static int train(const char *program)
     tt_bert m;
     read_training(ctx, &d, &held);
     make_model(ctx, &m, k, d, held);
+    weigh_classes(&opt.run, d);
     if (!opt.run.plan) { /* so that what is wrong with the test shows now */
         tt_dataset *later = read_test(ctx, &m);
         if (!tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.data);
@@ -307,6 +308,7 @@ static int train(const char *program)
                      &r, &finished);
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
+    free(opt.run.weights);
     if (finished && !result) test();
     return result;
 }

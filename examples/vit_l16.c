@@ -36,7 +36,7 @@ static struct {
     int size, train, test, epochs, batch, accumulate;
     bool augment;
     cli_training run;
-} opt = {.accumulate = 1, .run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}};
+} opt = {.accumulate = 1, .run = {CLI_CLASSIFIER_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
     {"--data", "DIR", CLI_TEXT, &opt.data, .help = "cifar-10-batches-bin, or a folder of images: "
@@ -61,7 +61,7 @@ static const cli_flag flags[] = {
      .help = "micro-batches in a step, for each of --groups", .least = 1, .most = 65536},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .most = 1e9},
-    CLI_TRAINING_FLAGS(opt.run),
+    CLI_CLASSIFIER_FLAGS(opt.run),
     {"--predict", "FILE", CLI_TEXT, &opt.predict, .help = "classify an image file with the model in --out"},
 };
 
@@ -416,6 +416,7 @@ static int train(void)
         die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, all, classes);
     tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (all + 10) / 11)); /* one of eleven */
     make_model(ctx, &m, x.d, held);
+    weigh_classes(&opt.run, x.d);
     check_before(x.d, &m);
     const tt_model model = tt_vit_classifier(&m);
     if (opt.batch == CLI_WORD)
@@ -437,6 +438,7 @@ static int train(void)
     if (finished) printf("waited %.1f s for images\n", tt_loader_waited(l));
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
+    free(opt.run.weights);
     if (finished && !result) test();
     return result;
 }

@@ -347,8 +347,8 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
     table = small_table(path("t.csv"), texts=160)
     status, out, err = call(TEXT, "--data", table, "--out", path("run"), "--epochs=12", "--batch=8")
     expect(status == 0 and "best epoch: accuracy 1.0000" in out, out, err)
-    expect(re.search("the largest class, '(up|down)', has 0[.][567][0-9]+ of them; F1 is 1.0000 on average, of "
-                     "down 1.0000, up 1.0000\n", out), out)
+    expect(re.search("the largest class, '(up|down)', has 0[.][567][0-9]+ of them; F1 is 1.0000 on average, "
+                     "of down 1.0000, up 1.0000\n", out), out)
     turned = changed_model(path("run"), path("turned"), classes_the_other_way_round)
     status, out, err = call(TEXT, "--data", table, "--model", turned, "--out", path("more"), "--epochs=1",
                             "--lr=1e-12")
@@ -416,6 +416,36 @@ def classes_are_shown_and_odd_ones_told_of(folder):
     line, notes = said(*[f"id{k:02d}" for k in range(30)])
     expect(line.endswith("id09 1 and 20 others") and
            notes == ["there are 30 classes for 30 texts: are these the labels?"], line, notes)
+
+
+@check
+def losses_of_classifiers(folder):
+    """weights of classes and label smoothing train something else, the same on two ranks; the best epoch"""
+    def path(name):
+        return os.path.join(folder, name)
+    table = path("t.csv")
+    write_table(table, [["text", "label"]] + [[WORDS[k % 6] + " film", "up" if k % 6 else "down"]
+                                              for k in range(120)])
+    def trained(name, *options, program=TEXT, data=("--data", table)):
+        status, out, err = call(program, *data, "--epochs=1", "--groups=2", "--out", path(name), *options)
+        expect(status == 0 and not err and "best epoch: accuracy" in out, name, out, err)
+        return contents(path(name), "model.safetensors")
+    refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 0 or more and below 1")
+    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by is accuracy or loss, not 'f1'")
+    models = [trained("plain"), trained("weighted", "--class-weights=balanced"),
+              trained("smooth", "--label-smoothing=0.1"),
+              trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
+    expect(len(set(models)) == 4, "the options change nothing")
+    ranks = trained("ranks", "--class-weights=balanced", "--label-smoothing=0.1", "--device=cpu*2")
+    expect(ranks == models[3], "two ranks train something else")
+    trained("images", "--class-weights=balanced", "--label-smoothing=0.1", "--best-by=loss", program=IMAGES,
+            data=("--train=40", "--test=20"))
+    trained("loss", "--best-by=loss")
+    again = (TEXT, "--data", table, "--groups=2", "--epochs=2", "--out", path("loss"), "--resume")
+    status, out, err = call(*again)
+    expect(status == 1 and "was not told by its accuracy" in err, out, err)
+    status, out, err = call(*again, "--best-by=loss")
+    expect(status == 0, out, err)
 
 
 @check
@@ -626,6 +656,12 @@ def language_models(folder):
     expect(status == 0, out, err)
     first, second = (contents(path(name), "model.safetensors") for name in ("run", "again"))
     expect(first == second, "a resumed run trains something else")
+
+    status, smooth, err = call(*tiny, "--epochs=3", "--label-smoothing=0.1", "--out", path("smooth"))
+    expect(status == 0, smooth, err)
+    rows = list(csv.DictReader(contents(path("smooth"), "metrics.csv").decode().splitlines()))
+    last = {row["split"]: float(row["loss"]) for row in rows}
+    expect(last["validation"] < last["train"] - 0.1, "the validation's loss is smoothed too:", last)
 
     ranks = [call(*tiny, "--groups=2", "--device", on, "--out", path(on)) for on in ("cpu", "cpu*2")]
     expect(all(status == 0 and "It is a truth" in out for status, out, _ in ranks), ranks)
