@@ -36000,9 +36000,9 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
     double sum = 0; /* of the weights of classes */
-    for (int c = 0; c < model->classes && o->class_weights; c++) {
-        const float w = o->class_weights[c];
-        if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", c, w);
+    for (int k = 0; k < model->classes && o->class_weights; k++) {
+        const float w = o->class_weights[k];
+        if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
         sum += w;
     }
     if (o->class_weights && sum == 0)

@@ -401,7 +401,9 @@ def classes_are_shown_and_odd_ones_told_of(folder):
                     [["good", labels[0], "validation"], ["bad", labels[0], "test"]])
         status, out, err = call(TEXT, *plan)
         expect(status == 0, out, err)
-        return re.search(r"^classes: (.*)$", out, re.M)[1], re.findall(r"^note: (.*)$", out, re.M)
+        line = re.search(r"^classes: (.*)$", out, re.M)
+        expect(line, "no classes in", out)
+        return line[1], re.findall(r"^note: (.*)$", out, re.M)
     expect(said(*["pos"] * 4, *["neg"] * 5) == ("neg 5, pos 4", []), said(*["pos"] * 4, *["neg"] * 5))
     line, notes = said(*["10", "9", "-1"] * 3)
     expect(line == "-1 3, 9 3, 10 3" and not notes, line, notes)
@@ -416,6 +418,18 @@ def classes_are_shown_and_odd_ones_told_of(folder):
     line, notes = said(*[f"id{k:02d}" for k in range(30)])
     expect(line.endswith("id09 1 and 20 others") and
            notes == ["there are 30 classes for 30 texts: are these the labels?"], line, notes)
+    photos = os.path.join(folder, "photos")
+    for name in "train/10", "train/9", "test/9", "test/10", "test/11":
+        os.makedirs(os.path.join(photos, name))
+        for k in range(6):
+            open(os.path.join(photos, name, f"{k}.png"), "w").close()
+    options = [IMAGES, "--data", photos, *plan[2:], "--size=16"]
+    refused(*options, saying=f"'{photos}' has 3 classes to test on, those to train on 2")
+    shutil.rmtree(os.path.join(photos, "test/9"))
+    refused(*options, saying=f"'{photos}' has a class '11' to test on, which is none of those to train on")
+    os.rename(os.path.join(photos, "test/11"), os.path.join(photos, "test/9"))
+    status, out, err = call(*options)
+    expect(status == 0 and "\nclasses: 9 5, 10 5\n" in out, out, err)
 
 
 @check
