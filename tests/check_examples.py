@@ -269,7 +269,8 @@ def the_largest_batch_of_a_budget(folder):
             expect(step == 2 * micro and few <= step < many, "batch", step, "as 2 x", micro, "in", options)
             if device == "cpu":
                 refused(program, "--plan", *options, f"--batch={2 * many}", saying="the plan needs")
-            planned(*options, f"--batch={step}", program=program)
+            else:
+                planned(*options, f"--batch={step}", program=program)
         run = os.path.join(folder, os.path.basename(program))
         status, said, err = call(program, "--out", run, *data, "--epochs=1", "--batch=max",
                                  f"--budget={most + 20:.1f}MB", "--device=cpu", "--threads=1")
