@@ -1139,18 +1139,26 @@ typedef struct tt_loader_options {
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
+/* How pixels are weighed when an image is resized: as the filters of Pillow, which has the same numbers. */
+typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
+
 /* What a loader makes of an image, in this order: resized, padded, cropped, flipped. */
 typedef struct tt_image_options {
     int height, width;               /* of the result, cropped out. 1..65535 */
     int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put
                                         into all three) or 4 (alpha is dropped). Default 3 */
     int resize_height, resize_width; /* 1..65535, see tt_image_resize; default 0, 0: not resized */
+    int resize_shortest;             /* 1..65535 instead of these: the shorter side becomes so long, and the
+                                        other keeps the proportion, rounded down. Default 0 */
+    tt_resample resample;            /* default TT_BILINEAR */
     int pad;                         /* zeros on all four sides; 0..65535. Default 0 */
     bool random_crop;                /* each place is as likely; else the centre (half of the rest, rounded
                                         down, at top and left). Default false */
     bool flip;                       /* mirror left and right with probability 1/2. Default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
+/* Writes what a loader makes of one image to `to` (height, width, channels), without random_crop and flip. */
+tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *o, uint8_t *to);
 
 /* What an input of a model is set to. */
 typedef struct tt_array {
@@ -1427,6 +1435,12 @@ typedef struct tt_vit_config {
     float dropout;            /* of embeddings and residual branches. Default 0 */
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5 */
+    /* Images are resized to `resize` pixels in height and width (or only the shorter side, and the other
+       keeps the proportion), and of these the middle image_size are cropped; what is smaller gets zeros
+       around it. Default 0: resized to image_size; -1: not resized */
+    int resize;
+    bool resize_shortest;
+    tt_resample resample;     /* default TT_BILINEAR */
 } tt_vit_config;
 /* "Ti/16", "S/16", "B/16", "L/16", "H/14", or another patch: 224 x 224, 1000 classes. Else 0: refused. */
 tt_vit_config tt_vit_config_default(const char *size);
@@ -1454,12 +1468,18 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    read if they are in that folder. The names of tensors are those of transformers (with or without "vit.") or
    torchvision's vit_b_16 and so on. Without config.json the shapes of the tensors tell the sizes (with heads
    of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. For another image_size than the
-   checkpoint's, positions are interpolated (bicubic, as transformers does); a classifier that is missing or
-   of another size is made anew, and the logger is told. Else as tt_bert_load. */
+   checkpoint's, positions are interpolated (bicubic, as transformers does), and `resize` changes in
+   proportion; a classifier that is missing or of another size is made anew, and the logger is told. Of
+   preprocessor_config.json all that changes pixels is done as transformers' ViTImageProcessorPil does it, or
+   refused by name: a size as height and width or shortest_edge, the four filters of tt_resample, do_resize,
+   do_center_crop with a crop_size, image_mean, image_std, do_normalize. Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder, as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
+
+/* What the model's images become before it sees them, for a loader or tt_image_prepare. */
+tt_image_options tt_vit_image_options(const tt_vit *m);
 
 tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d); /* these three are as BERT's */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
@@ -29731,20 +29751,33 @@ const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
    first[x] + t, t < used[x]. */
 typedef struct tt__filter {
     int in, out, taps;
+    tt_resample kind;
     int32_t *first, *used; /* (out) */
     /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
     int32_t *weights;
     tt__buffer memory;
 } tt__filter;
 
+static double tt__nearest(double x) { (void)x; return 1; }
 static double tt__triangle(double x) { x = fabs(x); return x < 1 ? 1 - x : 0; }
-
-/* The bilinear filter of Pillow (src/libImaging/Resample.c): a triangle over one input to both sides,
-   stretched by the factor of a reduction, and normalised over the inputs that there are. */
-static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
+static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
 {
-    double scale = (double)in / out, support = scale < 1 ? 1 : scale, narrow = 1 / support;
-    if (f->in == in && f->out == out) return true;
+    x = fabs(x);
+    return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? -0.5 * (((x - 5) * x + 8) * x - 4) : 0;
+}
+static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
+static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
+
+/* A filter of Pillow (src/libImaging/Resample.c): a function over some inputs to both sides, stretched by the
+   factor of a reduction, and normalised over the inputs that there are. The nearest input is where Pillow's
+   sum of steps leads (src/libImaging/Geometry.c). */
+static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
+{
+    static const struct { double (*weight)(double); int inputs; } kinds[] = {
+        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* as tt_resample */
+    double scale = (double)in / out, stretch = scale < 1 ? 1 : scale, narrow = 1 / stretch;
+    const double support = kinds[kind].inputs * stretch;
+    if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
     /* the rounding of more weights could add up to a level of 256: truncate those */
@@ -29754,24 +29787,37 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
         return false;
     f->used = f->first + out;
     f->weights = f->used + out;
-    for (int x = 0; x < out; x++) {
+    double nearest = 0.5 * scale;
+    for (int x = 0; x < out; x++, nearest += scale) {
         double center = (x + 0.5) * scale, sum = 0;
         int first = (int)tt__max(0, (int)(center - support + 0.5));
         int end = (int)tt__min(in, (int)(center + support + 0.5));
         int32_t *w = f->weights + (size_t)x * (size_t)f->taps;
-        for (int k = first; k < end; k++) sum += tt__triangle((k - center + 0.5) * narrow);
+        if (kind == TT_NEAREST) first = (int)tt__min(in - 1, (int)nearest), end = first + 1;
+        for (int k = first; k < end; k++) sum += kinds[kind].weight((k - center + 0.5) * narrow);
         for (int k = first; k < end; k++) {
-            double weight = tt__triangle((k - center + 0.5) * narrow) / sum;
-            w[k - first] = (int32_t)(half + weight * (1 << TT__WEIGHT_BITS));
+            double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
+            w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
         /* so that without resizing there is one tap, of weight 1 */
         while (end > first + 1 && !w[end - 1 - first]) end--;
-        f->first[x] = first;
-        f->used[x] = end - first;
+        int zeros = 0;
+        while (first + zeros + 1 < end && !w[zeros]) zeros++;
+        memmove(w, w + zeros, sizeof *w * (size_t)(end - first - zeros));
+        f->first[x] = first + zeros;
+        f->used[x] = end - first - zeros;
     }
     f->in = in;
     f->out = out;
+    f->kind = kind;
     return true;
+}
+
+/* The grey level that a sum of weighed levels is, which negative weights may lead out of 0 to 255. */
+static uint32_t tt__level(uint32_t sum)
+{
+    const int32_t level = (int32_t)sum >> TT__WEIGHT_BITS;
+    return level < 0 ? 0 : level > 255 ? 255 : (uint32_t)level;
 }
 
 /* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
@@ -29796,21 +29842,21 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
                 sum1 += (uint32_t)w[t] * from[step];
                 sum2 += (uint32_t)w[t] * from[2 * step];
             }
-            out[0] = sum0 >> TT__WEIGHT_BITS;
-            out[1] = sum1 >> TT__WEIGHT_BITS;
-            out[2] = sum2 >> TT__WEIGHT_BITS;
+            out[0] = tt__level(sum0);
+            out[1] = tt__level(sum1);
+            out[2] = tt__level(sum2);
         } else {
             for (int c = 0; c < channels; c++) {
                 uint32_t sum = half;
                 for (int t = 0; t < used; t++) sum += (uint32_t)w[t] * from[t * stride + c * step];
-                out[c] = sum >> TT__WEIGHT_BITS;
+                out[c] = tt__level(sum);
             }
         }
     }
 }
 
 /* Weighs `taps` rows of `pitch` numbers, a multiple of 4, to one row of n outputs. A multiplication does two
-   at once, as no sum has over 32 bits. */
+   at once, as each sum is an int32_t: the lower half borrows from the upper one where it is negative. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -29821,17 +29867,19 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
     for (size_t i = 0; i < n; i += 4) {
         const uint32_t *from = in + i;
-        uint64_t sum0 = half, sum1 = half, two[2];
+        uint64_t sum[2] = {half, half}, two[2];
         uint8_t four[4];
         for (int t = 0; t < taps; t++, from += pitch) {
+            const uint64_t weight = (uint64_t)(int64_t)w[t];
             memcpy(two, from, sizeof two);
-            sum0 += (uint32_t)w[t] * two[0];
-            sum1 += (uint32_t)w[t] * two[1];
+            sum[0] += weight * two[0];
+            sum[1] += weight * two[1];
         }
-        four[0] = (uint8_t)(sum0 >> TT__WEIGHT_BITS);
-        four[1] = (uint8_t)(sum0 >> (TT__WEIGHT_BITS + 32));
-        four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
-        four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
+        for (int k = 0; k < 2; k++) {
+            const uint32_t low = (uint32_t)sum[k], borrowed = low >> 31;
+            four[2 * k] = (uint8_t)tt__level(low);
+            four[2 * k + 1] = (uint8_t)tt__level((uint32_t)(sum[k] >> 32) + borrowed);
+        }
         if (n - i >= 4) memcpy(out + i, four, 4);
         else memcpy(out + i, four, n - i);
     }
@@ -29866,17 +29914,17 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
    apart. channels: the image's; or 3 of 4; or any number of 1, which is repeated. Returns false when memory
    is out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
-                         int channels, const tt__window *window, uint8_t *to, size_t pitch)
+                         tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
     int stride = image->channels, end = 0;
-    if (!tt__filter_make(ctx, &r->across, image->width, width) ||
-        !tt__filter_make(ctx, &r->down, image->height, height))
+    if (!tt__filter_make(ctx, &r->across, image->width, width, kind) ||
+        !tt__filter_make(ctx, &r->down, image->height, height, kind))
         return false;
     int first = r->down.first[window->top];
     for (int y = window->top; y < window->top + window->height; y++)
         end = (int)tt__max(end, r->down.first[y] + r->down.used[y]);
-    bool alpha = channels == stride && channels % 2 == 0 && (height != image->height ||
-        width != image->width);
+    bool alpha = channels == stride && channels % 2 == 0 && kind != TT_NEAREST &&
+        (height != image->height || width != image->width);
     size_t n = (size_t)window->width * (size_t)channels, row = (n + 3) & ~(size_t)3,
         image_row = (size_t)image->width * (size_t)stride;
     uint32_t *rows = (uint32_t *)tt__buffer_get(ctx, &r->rows, (size_t)(end - first), row * sizeof *rows);
@@ -29914,7 +29962,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
                         "expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
                         image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
     memset(&r, 0, sizeof r);
-    bool ok = tt__resample(ctx, &r, image, height, width, image->channels, &whole, to,
+    bool ok = tt__resample(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
                            (size_t)width * (size_t)image->channels);
     tt__resampler_free(ctx, &r);
     return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to "
@@ -30658,6 +30706,23 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
+/* What an image of that size is resized to. */
+static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
+{
+    const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
+    const int64_t resized = (int64_t)o->resize_shortest * longer / shorter;
+    if (resized > TT__IMAGE_SIDE) {
+        snprintf(why, 256, "%d x %d pixels resized to a shorter side of %d have a longer one of %lld; at "
+                 "most %d are possible", *height, *width, o->resize_shortest, (long long)resized, TT__IMAGE_SIDE);
+        return false;
+    }
+    const bool upright = *height >= *width;
+    if (o->resize_height) *height = o->resize_height, *width = o->resize_width;
+    if (o->resize_shortest) *height = (int)resized, *width = o->resize_shortest;
+    if (o->resize_shortest && !upright) *height = o->resize_shortest, *width = (int)resized;
+    return true;
+}
+
 /* Does a result fit into an image of that size (after resizing), padded? */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
@@ -30689,14 +30754,14 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     if (!tt__image_valid(image)) {
-        snprintf(why, 256, "read gave %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to 4 "
-                 "channels", image->height, image->width, image->pixels ? "" : " (NULL)", image->channels,
+        snprintf(why, 256, "there are %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to "
+                 "4 channels", image->height, image->width, image->pixels ? "" : " (NULL)", image->channels,
                  TT__IMAGE_SIDE);
         return TT_ERR_ARGUMENT;
     }
-    int height = o->resize_height ? o->resize_height : image->height;
-    int width = o->resize_width ? o->resize_width : image->width;
-    if (!tt__image_channels(o, image->channels, why) || !tt__image_fits(o, height, width, why))
+    int height = image->height, width = image->width;
+    if (!tt__image_channels(o, image->channels, why) || !tt__image_resized(o, &height, &width, why) ||
+        !tt__image_fits(o, height, width, why))
         return TT_ERR_ARGUMENT;
     tt__philox(zero, key, u);
     int top = tt__crop_at(o, u[0], height, o->height), left = tt__crop_at(o, u[1], width, o->width);
@@ -30710,7 +30775,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
     int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
-    if (tt__resample(ctx, r, image, height, width, o->channels, &w, to, pitch)) return TT_OK;
+    if (tt__resample(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
     snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height,
              width);
     return TT_ERR_MEMORY;
@@ -30977,8 +31042,31 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
 
 tt_image_options tt_image_options_default(int height, int width)
 {
-    tt_image_options o = {height, width, 3, 0, 0, 0, false, false};
+    tt_image_options o = {height, width, 3, 0, 0, 0, TT_BILINEAR, 0, false, false};
     return o;
+}
+
+static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options *o)
+{
+    if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
+                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
+                        TT__IMAGE_SIDE);
+    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
+                        "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
+                        TT__IMAGE_SIDE);
+    if (o->resize_shortest && (!tt__side(o->resize_shortest) || o->resize_height))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest = %d beside resize_height = "
+                        "%d; expected one of them 0, the other 0 to %d", o->resize_shortest,
+                        o->resize_height, TT__IMAGE_SIDE);
+    if ((int)o->resample < TT_NEAREST || o->resample > TT_BICUBIC)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resample = %d; expected one of tt_resample, "
+                        "%d to %d", (int)o->resample, TT_NEAREST, TT_BICUBIC);
+    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
+                        TT__IMAGE_SIDE);
+    return TT_OK;
 }
 
 /* What can be said before an image is read. */
@@ -30991,23 +31079,29 @@ static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_
     if (!d->images)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use "
                         "tt_loader_new");
-    if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
-                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
-                        TT__IMAGE_SIDE);
-    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
-                        "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
-                        TT__IMAGE_SIDE);
-    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
-                        TT__IMAGE_SIDE);
+    if (tt__image_options_check(ctx, o) != TT_OK) return ctx->status;
     int height = o->resize_height ? o->resize_height : d->source.height;
     int width = o->resize_width ? o->resize_width : d->source.width, channels = d->source.channels;
-    if ((height && !tt__image_fits(o, height, width, why)) ||
+    if ((height && !(tt__image_resized(o, &height, &width, why) && tt__image_fits(o, height, width, why))) ||
         (channels && !tt__image_channels(o, channels, why)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: %s", why);
     return TT_OK;
+}
+
+tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *options,
+                           uint8_t *to)
+{
+    tt__resampler r;
+    tt_image_options o = *options;
+    char why[256];
+    if (tt__image_options_check(ctx, &o) != TT_OK) return ctx->status;
+    o.random_crop = o.flip = false;
+    memset(&r, 0, sizeof r);
+    tt__float_mode mode = tt__float_default();
+    tt_status status = tt__image_transform(ctx, &r, &o, image, 0, to, why);
+    tt__float_restore(mode);
+    tt__resampler_free(ctx, &r);
+    return status == TT_OK ? TT_OK : tt__fail(ctx, status, "tt_image_prepare: %s", why);
 }
 
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
@@ -31068,6 +31162,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
         tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
                   "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
                   i->resize_width, i->pad, i->random_crop, i->flip);
+    if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
+    if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
 /* Images of other processes are not made. */
@@ -33444,6 +33540,7 @@ tt_vit_config tt_vit_config_default(const char *size)
     c.initializer_range = 0.02f;
     c.qkv_bias = true;
     for (int k = 0; k < 4; k++) c.mean[k] = c.std[k] = 0.5f;
+    c.resample = TT_BILINEAR;
     char letters[3];
     int patch = 0, end = 0;
     bool named = size && sscanf(size, "%2[^/]/%5d%n", letters, &patch, &end) == 2 && !size[end];
@@ -33482,6 +33579,12 @@ static void tt__vit_check(tt__text *all, const void *config)
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] >= FLT_MIN) || !isfinite(c->std[k]))
             tt__print(all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
+    if (c->resize < -1 || c->resize > TT__IMAGE_SIDE || (c->resize_shortest && c->resize < 1))
+        tt__print(all, "; resize is %d%s, expected %d to %d", c->resize,
+                  c->resize_shortest ? " with resize_shortest" : "", c->resize_shortest ? 1 : -1,
+                  TT__IMAGE_SIDE);
+    if ((int)c->resample < TT_NEAREST || c->resample > TT_BICUBIC)
+        tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
 }
 
 /* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
@@ -33678,6 +33781,18 @@ static tt_value tt__vit_record(const void *self, tt_tape *t, const tt_train_opti
     return tt__classify(t, *output, &in, o);
 }
 
+tt_image_options tt_vit_image_options(const tt_vit *m)
+{
+    const tt_vit_config *c = &m->config;
+    tt_image_options o = tt_image_options_default(c->image_size, c->image_size);
+    o.channels = c->channels;
+    o.resample = c->resample;
+    if (c->resize) o.pad = c->image_size; /* as much as any image needs */
+    if (c->resize_shortest) o.resize_shortest = c->resize;
+    else if (c->resize >= 0) o.resize_height = o.resize_width = c->resize ? c->resize : c->image_size;
+    return o;
+}
+
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
@@ -33750,13 +33865,85 @@ static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_
                     s->path, position[spelling], patch[spelling]);
 }
 
-/* image_mean and image_std of preprocessor_config.json, and whether they are used. */
-static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
+/* A size of preprocessor_config.json: a number, {"height", "width"}, or {"shortest_edge"} if `shortest` is
+   not NULL. Absent: *size stays. */
+static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
+{
+    static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
+                                       "max_width"};
+    int64_t n[6] = {0, 0, 0, 0, 0, 0};
+    tt_status status = TT_OK;
+    const int node = tt__json_get(j, 0, key);
+    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const bool object = j->nodes[node].kind == TT__JSON_OBJECT;
+    if (!object) status = tt__json_read_int(j, 0, key, true, 1, TT__IMAGE_SIDE, &n[0]), n[1] = n[0];
+    for (int k = 0; k < TT__COUNT(keys) && object && status == TT_OK; k++)
+        status = tt__json_read_int(j, node, keys[k], false, 1, TT__IMAGE_SIDE, &n[k]);
+    if (status != TT_OK) return status;
+    const bool square = n[0] && n[0] == n[1] && !n[2], short_side = shortest && n[2] && !n[0] && !n[1];
+    if (n[3] || n[4] || n[5] || (!square && !short_side))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: \"%s\" has neither a \"height\" and "
+                        "\"width\" that are equal%s", j->path, j->base + j->nodes[node].offset, key,
+                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported"
+                                 : ": other sizes are not supported");
+    *size = (int)(square ? n[0] : n[2]);
+    if (shortest) *shortest = short_side;
+    return TT_OK;
+}
+
+/* How preprocessor_config.json says that images get the model's size; transformers' defaults for what it
+   leaves open. image_size: the caller's, or 0. */
+static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
+{
+    const char *type = NULL;
+    bool resizes = true, crops, pads = false;
+    int size = c->image_size, crop = size;
+    int64_t resample;
+    tt_status status = tt__json_read_string(j, 0, "image_processor_type", false, &type);
+    if (status == TT_OK && !type)
+        status = tt__json_read_string(j, 0, "feature_extractor_type", false, &type);
+    const bool deit = type && strncmp(type, "DeiT", 4) == 0;
+    if (status == TT_OK && type && !deit && strncmp(type, "ViTImage", 8) != 0 &&
+        strncmp(type, "ViTFeature", 10) != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': images are prepared by '%s'; supported are "
+                        "ViTImageProcessor and DeiTImageProcessor", j->path, type);
+    if (deit) size = 256, crop = 224;
+    crops = deit;
+    resample = deit ? TT_BICUBIC : TT_BILINEAR;
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_resize", &resizes);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_center_crop", &crops);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_pad", &pads);
+    if (status == TT_OK)
+        status = tt__json_read_int(j, 0, "resample", false, TT_NEAREST, TT_BICUBIC, &resample);
+    if (status == TT_OK && resizes) status = tt__vit_read_size(j, "size", &size, &c->resize_shortest);
+    if (status == TT_OK && crops) status = tt__vit_read_size(j, "crop_size", &crop, NULL);
+    if (status != TT_OK) return status;
+    if (pads)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"do_pad\" is true, which is not supported",
+                        j->path);
+    if (c->resize_shortest && !crops)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"shortest_edge\" without \"do_center_crop\" "
+                        "leaves images that are not square, which is not supported", j->path);
+    const int model = c->image_size, side = crops ? crop : resizes ? size : model;
+    if (!image_size && side != model)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': images become %d x %d pixels, and \"image_size\" of "
+                        "config.json is %d: correct one of them, or ask for an image size", j->path, side,
+                        side, model);
+    c->resample = (tt_resample)resample;
+    c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
+    if (c->resize > 0 && image_size) /* the same share of an image is cropped */
+        c->resize = (int)tt__min(TT__IMAGE_SIDE, ((int64_t)size * image_size + crop / 2) / crop);
+    return TT_OK;
+}
+
+/* What preprocessor_config.json says of images. image_size: the caller's, or 0. */
+static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
     if (c->channels < 1 || c->channels > 4) return TT_OK; /* tt__vit_check refuses it: mean has room for 4 */
     bool rescales = true, normalizes = true;
     float factor = 1.0f / 255;
-    tt_status status = tt__json_read_bool(j, 0, "do_rescale", &rescales);
+    tt_status status = tt__vit_read_resizing(j, image_size, c);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_rescale", &rescales);
     if (status == TT_OK)
         status = tt__json_read_float(j, 0, "rescale_factor", -FLT_MAX, INFINITY, &factor);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", &normalizes);
@@ -33804,7 +33991,8 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
                          : tt__vit_infer_config(s, spelling, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
-    if (status == TT_OK && preprocessor.count) status = tt__vit_read_preprocessor(&preprocessor, &config);
+    if (status == TT_OK && preprocessor.count)
+        status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
     if (status == TT_OK)
         status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, &s, 1);
     if (status == TT_OK) m->torchvision = spelling == 1;
@@ -33818,11 +34006,17 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
 {
     const tt_vit_config *c = (const tt_vit_config *)arg;
     char number[32];
-    tt__print(json,
-              "{\n  \"image_processor_type\": \"ViTImageProcessor\",\n  \"do_resize\": true,\n"
-              "  \"size\": {\"height\": %d, \"width\": %d},\n  \"resample\": 2,\n  \"do_rescale\": true,\n"
-              "  \"rescale_factor\": 0.00392156862745098,\n  \"do_normalize\": true",
-              c->image_size, c->image_size);
+    const int size = c->resize > 0 ? c->resize : c->image_size;
+    tt__print(json, "{\n  \"image_processor_type\": \"%s\",\n  \"do_resize\": %s,\n  \"size\": {",
+              c->resize ? "DeiTImageProcessor" : "ViTImageProcessor", c->resize < 0 ? "false" : "true");
+    if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
+    else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
+    tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
+    if (c->resize) /* transformers 4 crops in DeiT's processor alone */
+        tt__print(json, "  \"do_center_crop\": true,\n"
+                  "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
+    tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
+              "  \"do_normalize\": true");
     for (int side = 0; side < 2; side++) {
         tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
         for (int k = 0; k < c->channels; k++)

@@ -296,12 +296,15 @@ static void free_images(images *x)
 
 static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_vit *m, bool train)
 {
-    int side = m->config.image_size;
-    tt_image_options image = tt_image_options_default(side, side);
+    tt_image_options image = tt_vit_image_options(m);
     tt_loader_options o = tt_loader_options_default();
-    image.resize_height = image.resize_width = side;
+    const int side = image.height, short_side = image.resize_shortest, tall = image.resize_height;
     image.flip = image.random_crop = train && opt.augment;
-    image.pad = image.random_crop ? side / 8 : 0;
+    if (image.random_crop) { /* an eighth of what the model sees, of which a larger image has some already */
+        const int lacks = side - (short_side ? short_side : tall ? tall : side);
+        const int pad = (2 * (side / 8) + lacks + 1) / 2;
+        image.pad = pad < 0 ? 0 : pad;
+    }
     o.batch = opt.batch;
     o.accumulate = opt.accumulate;
     o.parallel = opt.run.parallel;
@@ -429,13 +432,14 @@ static void predict(void)
     tt_image image;
     tt_batch b;
     must(ctx, tt_vit_load(ctx, &m, opt.run.out, 0, 0));
+    const tt_image_options prepared = tt_vit_image_options(&m);
     int side = m.config.image_size, best = 0;
     tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     const char *wrong = decode(opt.predict, &image);
     if (wrong) die("cannot read '%s': %s", opt.predict, wrong);
     uint8_t *pixels = (uint8_t *)made(NULL, malloc((size_t)side * (size_t)side * 3));
     float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));
-    must(ctx, tt_image_resize(ctx, &image, side, side, pixels));
+    must(ctx, tt_image_prepare(ctx, &image, &prepared, pixels));
     memset(&b, 0, sizeof b);
     b.seqs = 1;
     b.pixels = pixels;

@@ -747,6 +747,32 @@ TEST(image_loader_option_errors)
         CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
+    /* What only tt_image_options.resize_shortest and resample can have. */
+    static const struct { int shortest, height, resample; const char *error; } other[] = {
+        {-1, 0, 2, "resize_shortest = -1"}, {65536, 0, 2, "resize_shortest = 65536"},
+        {9, 9, 2, "resize_shortest = 9 beside resize_height = 9"}, {0, 0, 4, "resample = 4"},
+        {0, 0, -1, "resample = -1"}};
+    for (int i = 0; i < TEST_COUNT(other); i++) {
+        tt_image_options o = tt_image_options_default(8, 8);
+        const uint8_t pixel[3] = {0, 0, 0};
+        const tt_image image = {pixel, 1, 1, 3};
+        uint8_t to[8 * 8 * 3];
+        o.resize_shortest = other[i].shortest;
+        o.resize_height = o.resize_width = other[i].height;
+        o.resample = (tt_resample)other[i].resample;
+        CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, other[i].error);
+        CHECK(tt_image_prepare(ctx, &image, &o, to) == TT_ERR_ARGUMENT);
+    }
+    {
+        tt_image_options o = tt_image_options_default(8, 8);
+        const uint8_t pixels[300] = {0};
+        const tt_image image = {pixels, 1, 100, 3};
+        uint8_t to[8 * 8 * 3];
+        o.resize_shortest = 1000;
+        CHECK(tt_image_prepare(ctx, &image, &o, to) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "a shorter side of 1000 have a longer one of 100000");
+    }
     /* Sizes and channels of CIFAR-10 are known before. */
     tt_image_options o = tt_image_options_default(33, 32);
     CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
@@ -785,9 +811,9 @@ TEST(image_loader_failing_source)
         {{NULL, 0, 0, 0}, true, TT_ERR_FILE, "loader: image 'drawing-23.png': not a picture"},
         {{NULL, 0, 0, 0}, false, TT_ERR_FILE, "loader: image 23: not a picture"},
         {{NULL, 9, 9, 3}, true, TT_ERR_ARGUMENT,
-         "'drawing-23.png': read gave 9 x 9 pixels (NULL) of 3 channels"},
-        {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': read gave 0 x 1 pixels of 3 channels"},
-        {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT, "'drawing-23.png': read gave 1 x 1 pixels of 7 channels"},
+         "'drawing-23.png': there are 9 x 9 pixels (NULL) of 3 channels"},
+        {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': there are 0 x 1 pixels of 3 channels"},
+        {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT, "'drawing-23.png': there are 1 x 1 pixels of 7 channels"},
         {{pixels, 1, 1, 3}, true, TT_ERR_ARGUMENT,
          "'drawing-23.png': 8 x 8 pixels cannot be cropped out of 1 x 1"},
         {{pixels, 1, 1, 2}, false, TT_ERR_ARGUMENT, "image 23: 2 channels cannot become 3: set channels"}};

@@ -211,6 +211,14 @@ static const char *edited(const char *file, const char *old, const char *now)
     return folder;
 }
 
+/* A copy of the golden folder with a preprocessor_config.json of n bytes. */
+static const char *preprocessed(const char *json, size_t n)
+{
+    const char *folder = edited("config.json", "{", "{");
+    test_write(test_path(folder, "preprocessor_config.json"), json, n);
+    return folder;
+}
+
 static void refused(const char *path, int image_size, int classes, tt_status status, const char *part,
                     const char *part_too)
 {
@@ -344,6 +352,93 @@ TEST(broken_checkpoints)
     folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500");
     test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
     refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
+}
+
+/* What transformers' processors make of images, to the last bit, by a file as it is and as it is saved. */
+TEST(preprocessor_golden)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_safetensors *s = tt_safetensors_open(ctx, TEST_GOLDEN("preprocess.safetensors"));
+    char folder[1024];
+    int images = 0;
+    REQUIRE(s);
+    for (int i = 0; i < tt_safetensors_count(s); i++) {
+        const tt_tensor_info *json = tt_safetensors_info(s, i);
+        if (!tt__match("*.json", json->name)) continue;
+        char *text = test_tensor(s, i);
+        snprintf(folder, sizeof folder, "%s", preprocessed(text, json->bytes));
+        for (int saved = 0; saved < 2; saved++) {
+            test_allocator b;
+            tt_context *own = test_open(&b);
+            tt_vit m;
+            uint8_t have[12 * 12 * 3];
+            char name[64];
+            REQUIRE(tt_vit_load(own, &m, folder, 0, 0) == TT_OK);
+            const tt_image_options o = tt_vit_image_options(&m);
+            for (int k = 0, at; k < 10; k++) {
+                snprintf(name, sizeof name, "%.2s.%d.from", json->name, k);
+                if ((at = tt_safetensors_find(s, name)) < 0) break;
+                const tt_tensor_info *from = tt_safetensors_info(s, at);
+                uint8_t *pixels = (uint8_t *)test_tensor(s, at);
+                tt_image image = {pixels, (int)from->dims[0], (int)from->dims[1], (int)from->dims[2]};
+                snprintf(name, sizeof name, "%.2s.%d.to", json->name, k);
+                uint8_t *want = (uint8_t *)test_tensor(s, tt_safetensors_find(s, name));
+                CHECK(tt_image_prepare(own, &image, &o, have) == TT_OK);
+                if (!CHECK(memcmp(have, want, sizeof have) == 0))
+                    printf("%.*s: image %d\n", (int)json->bytes, text, k);
+                free(want);
+                free(pixels);
+                images++;
+            }
+            CHECK(tt_vit_save(&m, folder) == TT_OK);
+            tt_vit_free(&m);
+            TEST_CLOSE(own, &b);
+        }
+        free(text);
+    }
+    CHECK(images >= 100);
+    tt_safetensors_close(s);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(preprocessors_refused)
+{
+    static const struct { const char *json; tt_status status; const char *error; } bad[] = {
+        {"{\"image_processor_type\": \"CLIPImageProcessor\"}", TT_ERR_UNSUPPORTED,
+         "prepared by 'CLIPImageProcessor'"},
+        {"{\"resample\": 4}", TT_ERR_FORMAT, "\"resample\" is 4; expected an integer from 0 to 3"},
+        {"{\"do_pad\": true}", TT_ERR_UNSUPPORTED, "\"do_pad\""},
+        {"{\"size\": 13}", TT_ERR_FORMAT, "become 13 x 13 pixels, and \"image_size\" of config.json is 12"},
+        {"{\"size\": {\"height\": 12, \"width\": 13}}", TT_ERR_UNSUPPORTED, "\"size\" has neither"},
+        {"{\"size\": {\"shortest_edge\": 12, \"longest_edge\": 20}, \"do_center_crop\": true}",
+         TT_ERR_UNSUPPORTED, "\"size\" has neither"},
+        {"{\"size\": {\"max_height\": 12, \"max_width\": 12}}", TT_ERR_UNSUPPORTED, "\"size\" has neither"},
+        {"{\"size\": {\"shortest_edge\": 12}}", TT_ERR_UNSUPPORTED, "without \"do_center_crop\""},
+        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": {\"shortest_edge\": 12}}",
+         TT_ERR_UNSUPPORTED, "\"crop_size\" has neither"},
+        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": 14}", TT_ERR_FORMAT, "become 14 x 14"},
+        {"{\"size\": 0}", TT_ERR_FORMAT, "\"size\" is 0"},
+        {"{\"do_resize\": 1}", TT_ERR_FORMAT, "\"do_resize\" is a number"},
+    };
+    for (int k = 0; k < TEST_COUNT(bad); k++)
+        refused(preprocessed(bad[k].json, strlen(bad[k].json)), 0, 0, bad[k].status, bad[k].error,
+                "preprocessor_config.json'");
+}
+
+TEST(preprocessor_of_another_image_size) /* the same share of an image is cropped */
+{
+    static const char json[] = "{\"size\": 15, \"do_center_crop\": true, \"crop_size\": 12, \"resample\": 3}";
+    test_allocator a;
+    tt_vit m;
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_vit_load(ctx, &m, preprocessed(json, sizeof json - 1), 20, 0) == TT_OK);
+    CHECK(m.config.image_size == 20 && m.config.resize == 25 && m.config.resample == TT_BICUBIC);
+    m.config.resize = 65536;
+    CHECK(tt_vit_save(&m, test_folder()) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "resize is 65536, expected -1 to 65535");
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
 }
 
 TEST(configs)
@@ -676,6 +771,8 @@ static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
     TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
     TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints), TEST_CASE(configs),
+    TEST_CASE(preprocessor_golden), TEST_CASE(preprocessors_refused),
+    TEST_CASE(preprocessor_of_another_image_size),
     TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images),
     TEST_CASE(misuse), TEST_CASE(misuse_of_patches), TEST_CASE(unreadable_files_are_not_absent),
 };
