@@ -2,6 +2,7 @@
 """Checks that the examples behave as programs do: options, exit statuses, signals, folders. Standard library
 only; run from the repository's root; B: folder of the built examples (build), from the environment.
 """
+import base64
 import csv
 import fcntl
 import json
@@ -586,6 +587,115 @@ def answers(model, loads):
         f.write("one zebra\n")
     refused(GPT, "--model", model, "--data", os.path.join(model, "zebras.txt"), "--out", model + "_tuned",
             saying="has the token 300 ('zebra'), and the model 257 tokens")
+
+
+def picture(path, number, height=9, width=12):
+    """a PPM, which the example reads with and without stb_image.h"""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(b"P6 %d %d 255\n" % (width, height))
+        f.write(bytes((number * 37 + k * (1 + number % 5)) % 256 for k in range(height * width * 3)))
+
+
+@check
+def folders_of_images(folder):
+    photos, run = os.path.join(folder, "photos"), os.path.join(folder, "run")
+    for k in range(24):
+        picture(os.path.join(photos, "cat" if k < 12 else "dog", f"{k}.ppm"), k)
+    plan = [IMAGES, "--data", photos, "--out", run, "--plan"]
+    status, clean, err = call(*plan)
+    expect(status == 0 and "20 images to train on, 2 for validation" in clean, clean, err)
+    expect("note" not in clean, clean)
+    picture(os.path.join(photos, "__MACOSX", "._1.ppm"), 1)
+    picture(os.path.join(photos, "__MACOSX", "2.ppm"), 1)
+    picture(os.path.join(photos, "cat", "._1.ppm"), 1)
+    os.mkdir(os.path.join(photos, "empty"))
+    with open(os.path.join(photos, "README"), "w") as f:
+        f.write("photos")
+    status, out, err = call(*plan)
+    note = f"note: left out of '{photos}': 'README', '__MACOSX', 'empty' (no image in it), 1 hidden\n"
+    expect(status == 0 and out == note + clean, out, err)
+    bad = os.path.join(photos, "dog", "13x.ppm")
+    with open(bad, "w") as f:
+        f.write("no image")
+    os.mkdir(os.path.join(photos, "dog", "more"))
+    refused(*plan, saying=f"'{bad}' cannot be read (")
+    refused(*plan, saying=", nor can 1 more: take away")
+    status, out, err = call(*plan, "--skip-unreadable")
+    expect(status == 0 and f"note: left out: '{bad}' cannot be read (" in out, out, err)
+    expect(out.endswith(clean), out)
+    shutil.rmtree(photos)
+    for split in "train", "test":
+        for k in range(8):
+            picture(os.path.join(photos, split, "cat" if k < 4 else "dog", f"{k}.ppm"), k)
+    status, out, err = call(*plan[:-1], "--epochs=1", "--batch=4", "--augment", "--skip-unreadable")
+    expect(status == 0 and "on 8 test images" in out, out, err)
+    path = os.path.join(photos, "test", "cat", "0.ppm")
+    status, out, err = call(IMAGES, "--out", run, "--predict", path)
+    expect(status == 0 and out.endswith(path + "\n"), out, err)
+
+
+# 2 x 3 blocks of one grey each, upright and turned left
+JPEG = ("/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRT"
+        "c4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/wAAL")
+UPRIGHT = ("CAAQABgBAREA/8QAFQABAQAAAAAAAAAAAAAAAAAABgf/xAAUEAEAAAAAAAAA"
+           "AAAAAAAAAAAA/9oACAEBAAA/ABKtBClpKRv/2Q==")
+TURNED = ("CAAYABABAREA/8QAFgABAQEAAAAAAAAAAAAAAAAABQcG/8QAFBABAAAAAAAA"
+          "AAAAAAAAAAAAAP/aAAgBAQAAPwAwo0aci1uf/9k=")
+
+
+@check
+def jpegs_are_upright(folder):
+    run = os.path.join(folder, "run")
+    status, out, err = call(IMAGES, "--out", run, "--train=40", "--test=20", "--epochs=1")
+    expect(status == 0, err)
+    exif = b"\xff\xe1\x00\x22Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    upright, turned = (base64.b64decode(JPEG + part) for part in (UPRIGHT, TURNED))
+    found = []
+    for k, data in enumerate((upright, turned[:2] + exif + turned[2:], turned)):
+        path = os.path.join(folder, f"{k}.jpg")
+        with open(path, "wb") as f:
+            f.write(data)
+        if "without stb_image.h" in " ".join(call(IMAGES, "--help")[1].split()):
+            refused(IMAGES, "--out", run, "--predict", path, saying="apt-get install libstb-dev")
+            return
+        status, out, err = call(IMAGES, "--out", run, "--predict", path)
+        expect(status == 0, err)
+        found.append(out.split()[:-1])
+    expect(found[0] == found[1] != found[2], found)
+
+
+@check
+def images_of_cifar_keep_their_size(folder):
+    data = os.path.join(folder, "cifar")
+    os.mkdir(data)
+    for name in "data_batch_1.bin", "test_batch.bin":
+        with open(os.path.join(data, name), "wb") as f:
+            for k in range(20):
+                f.write(bytes([k % 10]) + bytes((k * 11 + p) % 256 for p in range(3072)))
+    options = ["--data", data, "--vit=Ti/4", "--batch=4", "--out", os.path.join(folder, "plan")]
+    expect(planned(*options, program=IMAGES) == planned(*options, "--size=32", program=IMAGES))
+
+
+@check
+def what_asks_for_stb_is_built_again_with_it(folder):
+    stamp = os.path.join(folder, "b", "stb")
+
+    def made(include):
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        done = subprocess.run(["make", "B=" + os.path.dirname(stamp), stamp], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, env={**environment, "CPATH": include})
+        expect(done.returncode == 0, done.stdout)
+        with open(stamp) as f:
+            return f.read(), os.stat(stamp).st_mtime_ns
+    os.makedirs(os.path.join(folder, "include", "stb"))
+    before, again = made(folder), made(folder)
+    open(os.path.join(folder, "include", "stb", "stb_image.h"), "w").close()
+    after = made(os.path.join(folder, "include"))
+    expect(before == again and before[0] != after[0] and folder in after[0], before, again, after)
+    rules = subprocess.run(["make", "-pn", "B=" + os.path.dirname(stamp), stamp], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, text=True).stdout
+    expect(re.search(r"/b/vit_l16\.o: .*/b/stb", rules), "no rule")
 
 
 @check

@@ -1055,8 +1055,69 @@ TEST(cifar_faults)
     TEST_CLOSE(ctx, &a);
 }
 
+/* ------------------------------------------------------------------------------------------- image files */
+
+TEST(images_are_turned_upright) /* as Pillow's ImageOps.exif_transpose does it */
+{
+    static const char *const upright[9] = {"", "123456", "321654", "654321", "456123",
+                                           "142536", "415263", "635241", "362514"};
+    /* a comment, filling, then EXIF in either byte order, of which the orientation is the second tag */
+    static const uint8_t head[] = {0xFF, 0xD8, 0xFF, 0xFE, 0, 4, 'h', 'i', 0xFF};
+    static const uint8_t exif[2][48] = {
+        {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 2, 1, 0, 0, 3, 0, 0, 0,
+         1, 0, 9, 0, 0, 0x01, 0x12, 0, 3, 0, 0, 0, 1, 0, 0 /* 41 */, 0, 0, 0, 0, 0, 0},
+        {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'I', 'I', 42, 0, 8, 0, 0, 0, 2, 0, 0, 1, 3, 0, 1, 0, 0,
+         0, 9, 0, 0, 0, 0x12, 0x01, 3, 0, 1, 0, 0, 0, 0 /* 40 */, 0, 0, 0, 0, 0, 0, 0}};
+    for (int order = 0; order < 2; order++)
+        for (int orientation = 1; orientation <= 8; orientation++) {
+            uint8_t bytes[64], *pixels = (uint8_t *)malloc(6);
+            memcpy(bytes, head, sizeof head);
+            memcpy(bytes + sizeof head, exif[order], 48);
+            bytes[sizeof head + (order ? 40 : 41)] = (uint8_t)orientation;
+            tt_image image = {pixels, 2, 3, 1};
+            memcpy(pixels, "123456", 6);
+            CHECK(jpeg_orientation(bytes, sizeof head + 48) == orientation);
+            for (size_t n = 0; n < sizeof head + 48; n++) { /* cut off */
+                uint8_t *copy = (uint8_t *)malloc(n + 1);
+                memcpy(copy, bytes, n);
+                CHECK(jpeg_orientation(copy, n) == 1);
+                free(copy);
+            }
+            CHECK(image_turn(&image, orientation) && memcmp(image.pixels, upright[orientation], 6) == 0);
+            CHECK(image.height == (orientation < 5 ? 2 : 3) && image.width == 5 - image.height);
+            free((void *)(uintptr_t)image.pixels);
+        }
+    CHECK(jpeg_orientation((const uint8_t *)"\x89PNG", 4) == 1);
+}
+
+TEST(pnm_files)
+{
+    static const struct { const char *text, *wrong; int height, width, channels; } files[] = {
+        {"P6 1 2\n255\nabcdef", NULL, 2, 1, 3},
+        {"P5\n# a line\n2\t1 255 xy", NULL, 1, 2, 1},
+        {"P6 1 2\n255\nabcde", "ends before its last pixel", 0, 0, 0},
+        {"P6 1 2\n65535\nabcdefabcdef", "not that of a PPM or PGM of 8 bits", 0, 0, 0},
+        {"P6 0 2\n255\n", "not that of a PPM", 0, 0, 0}, {"P6 1 x", "not that of a PPM", 0, 0, 0},
+        {"P6 1 2 255", "not that of a PPM", 0, 0, 0}, {"P3 1 1 255 1 2 3", "no PPM or PGM", 0, 0, 0},
+        {"P", "no PPM or PGM", 0, 0, 0}, {"P6 65536 1 255 ", "not that of a PPM", 0, 0, 0}};
+    for (int k = 0; k < TEST_COUNT(files); k++) {
+        tt_image image = {NULL, 0, 0, 0};
+        const size_t n = strlen(files[k].text);
+        uint8_t *bytes = (uint8_t *)malloc(n);
+        memcpy(bytes, files[k].text, n);
+        const char *wrong = pnm_read(bytes, n, true, &image);
+        if (files[k].wrong) CHECK(wrong && strstr(wrong, files[k].wrong) != NULL);
+        else
+            CHECK(!wrong && image.height == files[k].height && image.width == files[k].width &&
+                  image.channels == files[k].channels &&
+                  image.pixels + image.height * image.width * image.channels == bytes + n);
+        free(bytes);
+    }
+}
+
 static const test_case tests[] = {
     TEST_CASE(resize_golden), TEST_CASE(resize_reference), TEST_CASE(resize_limits), TEST_CASE(cifar_files),
+    TEST_CASE(images_are_turned_upright), TEST_CASE(pnm_files),
     TEST_CASE(cifar_split), TEST_CASE(image_dataset),
     TEST_CASE(image_loader_is_the_same_for_any_number_of_threads), TEST_CASE(image_loader_seeds),
     TEST_CASE(image_loader_transforms), TEST_CASE(image_loader_option_errors),
