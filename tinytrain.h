@@ -1464,8 +1464,9 @@ typedef struct tt_vit {
 
 /* As tt_bert_new. */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
-/* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are
-   read if they are in that folder. The names of tensors are those of transformers (with or without "vit.") or
+/* path: a folder with model.safetensors, or with the files that model.safetensors.index.json names in place
+   of that, or a .safetensors file; config.json and preprocessor_config.json are read if they are in that
+   folder. The names of tensors are those of transformers (with or without "vit.") or
    torchvision's vit_b_16 and so on. Without config.json the shapes of the tensors tell the sizes (with heads
    of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. For another image_size than the
    checkpoint's, positions are interpolated (bicubic, as transformers does), and `resize` changes in
@@ -30713,7 +30714,8 @@ static bool tt__image_resized(const tt_image_options *o, int *height, int *width
     const int64_t resized = (int64_t)o->resize_shortest * longer / shorter;
     if (resized > TT__IMAGE_SIDE) {
         snprintf(why, 256, "%d x %d pixels resized to a shorter side of %d have a longer one of %lld; at "
-                 "most %d are possible", *height, *width, o->resize_shortest, (long long)resized, TT__IMAGE_SIDE);
+                 "most %d are possible", *height, *width, o->resize_shortest, (long long)resized,
+                 TT__IMAGE_SIDE);
         return false;
     }
     const bool upright = *height >= *width;
@@ -33477,6 +33479,14 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__sh
     return status;
 }
 
+static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s)
+{
+    if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
+    if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
+    s->files = 1;
+    return TT_OK;
+}
+
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
 {
     char path[TT__PATH];
@@ -33486,11 +33496,7 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
     if (status != TT_OK) return status;
     if (index) return tt__shards_of_index(ctx, folder, s);
     status = tt__path_join(ctx, path, folder, "model.safetensors");
-    s->file = status == TT_OK ? (tt_safetensors **)tt__alloc(ctx, sizeof *s->file) : NULL;
-    if (status == TT_OK && !s->file) return TT_ERR_MEMORY;
-    if (status == TT_OK && !(s->file[0] = tt_safetensors_open(ctx, path))) status = ctx->status;
-    if (status == TT_OK) s->files = 1;
-    return status;
+    return status == TT_OK ? tt__shards_one(ctx, path, s) : status;
 }
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
@@ -33814,15 +33820,16 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt_safetensors *s, const char *name, int k)
+static int tt__tensor_size(const tt__shards *s, const char *name, int k)
 {
-    int index = tt__find_tensor(s, name, "vit.");
-    const tt_tensor_info *info = tt_safetensors_info(s, index);
+    const tt_tensor_info *info = NULL;
+    for (int f = 0; f < s->files && !info; f++)
+        info = tt_safetensors_info(s->file[f], tt__find_tensor(s->file[f], name, "vit."));
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
-/* The config of a file without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_vit_config *config)
+/* The config of files without one, from the shapes of its tensors. */
+static tt_status tt__vit_infer_config(const tt__shards *s, int spelling, tt_vit_config *config)
 {
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
@@ -33836,8 +33843,8 @@ static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_
     config->patch_size = tt__tensor_size(s, patch[spelling], 2);
     config->channels = tt__tensor_size(s, patch[spelling], 1);
     if (config->patch_size > TT__MAX_PATCH)
-        return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d", s->path,
-                        config->patch_size, TT__MAX_PATCH);
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
+                        s->file[0]->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
     config->heads = config->hidden_size / head_size;
@@ -33856,13 +33863,13 @@ static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_
     int classes = tt__tensor_size(s, head[spelling], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
-        return tt__fail(s->ctx, TT_ERR_FORMAT,
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
                         "'%s': a width of %d does not tell how many heads there are: put a config.json "
-                        "beside the file", s->path, config->hidden_size);
+                        "beside the file", s->file[0]->path, config->hidden_size);
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
-    return tt__fail(s->ctx, TT_ERR_FORMAT,
+    return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
                     "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
-                    s->path, position[spelling], patch[spelling]);
+                    s->file[0]->path, position[spelling], patch[spelling]);
 }
 
 /* A size of preprocessor_config.json: a number, {"height", "width"}, or {"shortest_edge"} if `shortest` is
@@ -33973,6 +33980,8 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     tt__json j, preprocessor;
     tt_vit_config config;
     bool is_file = tt__match("*.safetensors", path);
+    int spelling = 0;
+    tt__shards s = {NULL, 0};
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
@@ -33981,24 +33990,24 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
-    tt_safetensors *s = tt_safetensors_open(ctx, is_file ? path : file);
-    if (!s) return ctx->status;
-    const int spelling = tt_safetensors_find(s, "class_token") >= 0 ||
-                         tt_safetensors_find(s, "conv_proj.weight") >= 0;
-    status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
+    status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
+    for (int k = 0; k < s.files && !spelling; k++)
+        spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+                   tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
+    if (status == TT_OK) status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
     if (status == TT_OK)
         status = j.count ? tt__vit_read_config(&j, &config)
-                         : tt__vit_infer_config(s, spelling, &config);
+                         : tt__vit_infer_config(&s, spelling, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count)
         status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
     if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, &s, 1);
+        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s.file, s.files);
     if (status == TT_OK) m->torchvision = spelling == 1;
     tt__json_free(&preprocessor);
     tt__json_free(&j);
-    tt_safetensors_close(s);
+    tt__shards_close(ctx, &s);
     return status;
 }
 

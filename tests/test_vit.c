@@ -161,6 +161,72 @@ TEST(positions_of_another_image_size)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Every third tensor of a file, from number `first` on, as a file of its own. */
+static void write_shard(const tt_safetensors *s, int first, const char *path)
+{
+    tt_tensor_info infos[64];
+    int n = 0;
+    for (int k = first; k < tt_safetensors_count(s); k += 3) infos[n++] = *tt_safetensors_info(s, k);
+    tt_safetensors_writer *w = tt_safetensors_begin(s->ctx, path, infos, n, NULL);
+    REQUIRE(w);
+    for (int k = first; k < tt_safetensors_count(s); k += 3) {
+        char *bytes = test_tensor(s, k);
+        CHECK(tt_safetensors_write(w, bytes, tt_safetensors_info(s, k)->bytes) == TT_OK);
+        free(bytes);
+    }
+    CHECK(tt_safetensors_end(w) == TT_OK);
+}
+
+TEST(checkpoint_in_shards) /* also with positions that are interpolated, and without config.json */
+{
+    for (int torchvision = 0; torchvision < 2; torchvision++) {
+        test_allocator a, b;
+        tt_vit m, again;
+        tt_vit_config c = tiny();
+        char folder[1024], path[1100], index[512] = "{\"weight_map\": {";
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        c.hidden_size = 64;
+        c.heads = 1;
+        c.layer_norm_eps = torchvision ? 1e-6f : 1e-12f;
+        tt_context *ctx = test_open(&a), *other = test_open(&b);
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_OK);
+        m.torchvision = torchvision;
+        CHECK(tt_vit_save(&m, folder) == TT_OK);
+        tt_vit_free(&m);
+        TEST_CLOSE(ctx, &a);
+        snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        tt_safetensors *s = tt_safetensors_open(other, path);
+        REQUIRE(s);
+        for (int k = 0; k < 3; k++) {
+            snprintf(path, sizeof path, "%s/part-%d.safetensors", folder, k);
+            write_shard(s, k, path);
+            snprintf(index + strlen(index), sizeof index - strlen(index),
+                     "%s\"%s\": \"part-%d.safetensors\"", k ? ", " : "", tt_safetensors_info(s, k)->name, k);
+        }
+        tt_safetensors_close(s);
+        strcat(index, "}}");
+        for (int sized = 0; sized < 2; sized++) {
+            const int size = sized ? 20 : 0;
+            ctx = test_open(&a);
+            snprintf(path, sizeof path, "%s/model.safetensors", folder);
+            CHECK(tt_vit_load(ctx, &m, path, size, 0) == TT_OK);
+            CHECK(rename(path, test_path(folder, "whole")) == 0);
+            test_write(test_path(folder, "model.safetensors.index.json"), index, strlen(index));
+            CHECK(tt_vit_load(other, &again, folder, size, 0) == TT_OK && again.torchvision == torchvision);
+            same_config(&m, &again);
+            same_parameters(ctx, other);
+            CHECK(rename(test_path(folder, "whole"), path) == 0);
+            CHECK(remove(test_path(folder, "config.json")) == 0 || sized);
+            tt_vit_free(&m);
+            tt_vit_free(&again);
+            TEST_CLOSE(ctx, &a);
+            TEST_CLOSE(other, &b);
+            other = test_open(&b);
+        }
+        TEST_CLOSE(other, &b);
+    }
+}
+
 TEST(another_head)
 {
     test_allocator a;
@@ -770,6 +836,7 @@ TEST(misuse_of_patches)
 static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
     TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
+    TEST_CASE(checkpoint_in_shards),
     TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints), TEST_CASE(configs),
     TEST_CASE(preprocessor_golden), TEST_CASE(preprocessors_refused),
     TEST_CASE(preprocessor_of_another_image_size),
