@@ -345,9 +345,9 @@ tt_status tt_param_set(tt_param *p, const float *values);
 tt_status tt_param_get(const tt_param *p, float *values);
 tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if there is none */
 
-/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or
-   trainable. A frozen parameter takes no gradient, no optimizer state and no backward work in programs
-   compiled afterwards. Returns how many matched. */
+/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one, '[0-3a]' one of
+   these) as frozen or trainable. A frozen parameter takes no gradient, no optimizer state and no backward
+   work in programs compiled afterwards. Returns how many matched. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
@@ -1494,7 +1494,7 @@ tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 typedef struct tt_lm_config {
     const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
     int vocab_size, hidden_size, layers, heads;
-    int key_heads;            /* of keys and values; divides heads. GPT-2, GPT-NeoX: as many */
+    int key_heads;            /* of keys and values; divides heads. 0: as many; so of GPT-2, GPT-NeoX */
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
     int window;               /* "mistral", "qwen2": keys that a token sees, its own the last; 0: all */
@@ -1510,7 +1510,8 @@ typedef struct tt_lm_config {
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
 } tt_lm_config;
-/* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters. tt_lm_new refuses others. */
+/* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
+   "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
@@ -1523,9 +1524,9 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), as peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* modules that get one: patterns (* and ?) of their names, or of the ends of these
-                            behind a dot, with commas between: "q_proj,v_proj". Default NULL: peft's choice,
-                            q_proj and v_proj, c_attn of "gpt2", query_key_value */
+    const char *targets; /* modules that get one: patterns (as tt_param_freeze's) of their names, or of the
+                            ends of these behind a dot, with commas between: "q_proj,v_proj". Default NULL:
+                            peft's choice, q_proj and v_proj, c_attn of "gpt2", query_key_value */
     int rank;            /* default 8 */
     float alpha;         /* what is added is scaled by alpha / rank. Default 8 */
     float dropout;       /* of what the adapter reads, in training. Default 0 */
@@ -2631,13 +2632,26 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
-/* Does `name` match the pattern ('*': any run of characters, '?': one)? */
+/* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
+static const char *tt__match_class(const char *pattern, char c)
+{
+    const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
+    for (const char *p = pattern + 1; end && p < end; p++) {
+        const bool range = p[1] == '-' && p + 2 < end;
+        if (c >= *p && c <= (range ? p[2] : *p)) return end + 1;
+        if (range) p += 2;
+    }
+    return NULL;
+}
+
+/* Does `name` match the pattern ('*': any run of characters, '?': one, '[0-3a]': one of these)? */
 static bool tt__match(const char *pattern, const char *name)
 {
-    const char *star = NULL, *retry = NULL;
+    const char *star = NULL, *retry = NULL, *behind;
     while (*name) {
         if (*pattern == '*') { star = pattern++; retry = name; }
         else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
+        else if ((behind = tt__match_class(pattern, *name)) != NULL) { pattern = behind; name++; }
         else if (star) { pattern = star + 1; name = ++retry; }
         else return false;
     }
@@ -34089,7 +34103,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
         c.hidden_size = all[k].hidden;
         c.layers = all[k].layers;
         c.heads = all[k].heads;
-        c.key_heads = all[k].key_heads;
+        c.key_heads = all[k].key_heads == all[k].heads ? 0 : all[k].key_heads;
         c.intermediate_size = all[k].intermediate;
         c.max_positions = all[k].positions;
         c.activation = all[k].activation;
@@ -34283,6 +34297,7 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
         return NULL;
     }
     c->kind = a->name;
+    if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
     if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
@@ -34519,7 +34534,7 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads gpt2, "
                         "llama, mistral, qwen2, gpt_neox and falcon", j->path, kind);
     *c = tt_lm_config_default(kind);
-    if (!tt__lm_is(c, "mistral")) c->key_heads = 0;
+    if (tt__lm_is(c, "falcon")) c->key_heads = 0;
     c->intermediate_size = tt__lm_gated(c) || tt__lm_is(c, "gpt_neox") ? c->intermediate_size : 0;
     c->attention_bias = tt__lm_is(c, "gpt_neox") || tt__lm_is(c, "gpt2");
     /* names of older versions, which the rows' replace */
@@ -34532,7 +34547,6 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     }
     if (status == TT_OK) status = tt__config_read(j, *a, 0, c);
     if (status != TT_OK) return status;
-    if (!c->key_heads) c->key_heads = c->heads;
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
     if (!tt__lm_complete(j->ctx, c)) return j->ctx->status;
     if (tt__lm_is(c, "falcon")) status = tt__lm_read_falcon(j, c);

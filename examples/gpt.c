@@ -46,7 +46,7 @@ static const cli_flag flags[] = {
     {"--lora", "N", CLI_INTEGER, &opt.lora, .help = "with --model: train adapters of rank N alone, and save "
      "these as a peft folder (0: train the model)", .most = 65536},
     {"--lora-targets", "LIST", CLI_TEXT, &opt.lora_targets, .help = "... of modules of these names, with "
-     "commas between, * and ? (peft's choice, as q_proj,v_proj)", .least = 1, .most = 1000},
+     "commas between, *, ? and [0-3] (peft's choice, as q_proj,v_proj)", .least = 1, .most = 1000},
     {"--lora-alpha", "X", CLI_NUMBER, &opt.lora_alpha,
      .help = "... scaled by X / N (0: twice --lora)", .most = 1e9},
     {"--adapter", "DIR", CLI_TEXT, &opt.adapter,
@@ -145,7 +145,8 @@ static void make_model(tt_context *ctx, tt_lm *m)
         must(ctx, tt_lm_load(ctx, m, opt.model));
     } else {
         tt_lm_config c = tt_lm_config_default(opt.kind);
-        const int each = c.heads / c.key_heads; /* heads that share keys, as far as these can */
+        /* heads that share keys, as far as these can */
+        const int each = c.key_heads ? c.heads / c.key_heads : 1;
         c.vocab_size = BYTES;
         c.layers = opt.layers, c.hidden_size = opt.hidden, c.heads = opt.heads;
         c.key_heads = c.heads % each ? c.heads : c.heads / each;

@@ -380,7 +380,7 @@ TEST(broken_checkpoints)
     refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported",
             "ViT config");
     refused(TEST_GOLDEN("vit"), -4, 0, TT_ERR_ARGUMENT, "image_size is -4", "ViT config");
-    refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot open '", "model.safetensors': No such file");
+    refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot list the folder '", "nothing': No such file");
     refused(TEST_GOLDEN("nothing.safetensors"), 0, 0, TT_ERR_FILE, "cannot open '",
             "nothing.safetensors': No such file");
     snprintf(path, sizeof path, "%s/model.safetensors", edited("config.json", "{", NULL));
