@@ -423,7 +423,8 @@ typedef enum tt_rotary_scaling {
 
 typedef struct tt_rotary_options {
     int heads;                 /* divides the width of x */
-    int size;                  /* columns of each head that turn, its first; even, at most 512. 0: all */
+    int size;                  /* columns of each head that turn, its first, at most 512. Of an odd size one
+                                  more turns, as with transformers' GPT-NeoX. 0: all */
     tt_rotary_pairs pairs;     /* default TT_ROTARY_HALVES */
     float base;                /* default 10000 */
     tt_rotary_scaling scaling; /* default TT_ROTARY_PLAIN. What follows is not read then */
@@ -450,6 +451,9 @@ typedef struct tt_attention_options {
     float alibi;   /* scores fall by alibi * slope of the head * distance of the rows (Press et al., "Train
                       short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
                       1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */
+    bool alibi_rounded; /* of causal rows: slopes, the numbers of rows in their sequence, and the products of
+                           both are rounded to bf16 first, as transformers' Falcon does it, which differs from
+                           9 heads or 257 rows on. Default false */
     /* Block-sparse attention (Zaheer et al., "Big bird", 2020), of rows that are neither causal nor in a
        window nor biased. A sequence is blocks of so many rows, of which the last may have fewer. The first
        and the last see all blocks and are seen by all; block i also sees blocks i - 1, i and i + 1 and those
@@ -1504,7 +1508,7 @@ typedef struct tt_lm_config {
     bool mlp_bias;            /* so have those of the MLP: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
     bool two_norms;           /* "falcon" with parallel: each through a norm of its own */
-    bool alibi;               /* "falcon": instead of rotary positions */
+    bool alibi;               /* "falcon": instead of rotary positions; rounded as transformers does */
     const char *activation;   /* as BERT's */
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
@@ -1835,6 +1839,7 @@ typedef enum tt__act {
     X(int, window)        /* ATTENTION; 0: none */ \
     X(float, alibi)       /* ATTENTION */ \
     X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks */ \
+    X(bool, alibi_rounded) /* ATTENTION */ \
     X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION; tt_attention_options' */ \
     X(int, lists)         /* ATTENTION: one more than their first in tt_tape.lists; 0: all list block 0 */ \
     X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: of all \
@@ -2173,9 +2178,10 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
 
-/* Rotary positions: the frequencies of pairs 0 to size / 2 - 1, by transformers' formulas
-   (modeling_rope_utils.py). */
+/* Rotary positions: the frequencies of all pairs, by transformers' formulas (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
+static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size + 1) / 2; }
+
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
@@ -2185,7 +2191,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     from = from > 0 ? from : 0;
     to = to < size - 1 ? to : size - 1;
     if (!(from < to)) to = from + 0.001;
-    for (int j = 0; j < o->size / 2; j++) {
+    for (int j = 0; j < tt__rotary_pairs(o); j++) {
         const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
         double part = 1; /* of the frequency that is divided by the factor */
         if (o->scaling == TT_ROTARY_PLAIN) part = 0;
@@ -5441,9 +5447,9 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (heads < 1 || x->cols % heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
                              (long long)x->cols, heads);
-    if (o->size < 2 || o->size % 2 || o->size > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+    if (o->size < 1 || 2 * tt__rotary_pairs(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
-                             "must be even, 2 to %d, and not above that of a head", o->size,
+                             "(and one if odd) must be 2 to %d, and not above that of a head", o->size,
                              (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
     const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
     if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
@@ -5489,7 +5495,7 @@ static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
 
 static size_t tt__rotary_table_bytes(const tt__instr *i)
 {
-    return tt__align_up((size_t)i->attr.rotary.size / 2 * sizeof(float));
+    return tt__align_up((size_t)tt__rotary_pairs(&i->attr.rotary) * sizeof(float));
 }
 
 static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)
@@ -5630,6 +5636,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
                              i->attr.max_length);
     if (!isfinite(i->attr.alibi))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi %g must be finite", i->attr.alibi);
+    if (i->attr.alibi_rounded && !i->attr.causal)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi_rounded needs causal rows");
     if (!tt__blocks_in(t, &i->attr)) return false;
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
@@ -5680,6 +5688,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.max_length = o->max_length;
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
+    i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
     /* As many as k has, if that can be; else the shape rule tells what it expects. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
@@ -11261,6 +11270,7 @@ typedef struct tt__attention_args {
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* 0: none                                                             */
     float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    bool alibi_rounded;           /* see tt_attention_options                                            */
     const tt__attr *attr;         /* of block-sparse attention                                           */
     const uint16_t *lists;        /* tt__launch's                                                        */
     tt__mat q, k, v, out;
@@ -13803,15 +13813,28 @@ TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int6
     return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
 }
 
+/* ALiBi of a head. digits: where it is rounded, the slope over its power of two, which `slope` is then. */
+typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
+
+/* slope * the number of a row in its sequence, over the slope's power of two, as transformers rounds it. */
+TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
+{
+    return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
+}
+
 /* Takes from the scores of one vector of queries (tile: its column) slope * the distance of query and key.
    begin: the first row of the sequence. */
-TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin, float slope,
-                                       float *tile)
+TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
+                                       const TT__K(attention_fall) *fall, float *tile)
 {
-    const tt__vf at = __builtin_convertvector((tt__vi)(l->row - (uint32_t)(begin + l->first_key)), tt__vf);
+    tt__vf at = __builtin_convertvector((tt__vi)(l->row - (uint32_t)(begin + l->first_key)), tt__vf);
+    for (int i = 0; i < TT__LANES && fall->digits != 0; i++)
+        at[i] = TT__K(attention_rounded)(fall->digits, (int64_t)l->row[i] - begin);
     for (int64_t r = l->from; r < l->seen; r++) {
-        const tt__vf ahead = at - (float)r, x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
-        TT__K(store)(tile + r * TT__ATTENTION_TILE, x - TT__K(max)(ahead, -ahead) * slope);
+        const float key = fall->digits == 0 ? (float)r
+                        : TT__K(attention_rounded)(fall->digits, l->first_key + r);
+        const tt__vf ahead = at - key, x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        TT__K(store)(tile + r * TT__ATTENTION_TILE, x - TT__K(max)(ahead, -ahead) * fall->slope);
     }
 }
 
@@ -13969,13 +13992,20 @@ TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attentio
     return s;
 }
 
-/* In units of log 2; 0 without ALiBi. */
-TT__INLINE float TT__K(attention_slope)(const TT__K(attention_task) *t)
+/* The slope in units of log 2; 0 without ALiBi. */
+TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_task) *t)
 {
     const tt__attention_args *a = t->a;
-    const int head = a->first_head + t->head;
-    if (!a->alibi_heads) return 0;
-    return a->alibi * 1.44269504088896341f * exp2f((float)tt__alibi_exponent(head, a->alibi_heads));
+    TT__K(attention_fall) fall = {0, 0};
+    if (!a->alibi_heads) return fall;
+    fall.slope = exp2f((float)tt__alibi_exponent(a->first_head + t->head, a->alibi_heads));
+    if (a->alibi_rounded) {
+        int exponent;
+        fall.digits = 2 * frexpf(tt__from_bf16(tt__to_bf16(fall.slope)), &exponent);
+        fall.slope = ldexpf(0.5f, exponent);
+    }
+    fall.slope *= a->alibi * 1.44269504088896341f;
+    return fall;
 }
 
 /* One block of queries against one block of keys. key, query: the first of them, in the sequence. first: out
@@ -13987,14 +14017,14 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
     const int64_t d = a->head_size, stride = tt__attention_stride(d);
-    const float slope = TT__K(attention_slope)(t);
+    const TT__K(attention_fall) fall = TT__K(attention_fall_of)(t);
     TT__K(attention_block) s = TT__K(attention_block_of)(t, key, keys, query, n);
     float correction[TT__ATTENTION_QUERIES];
     if (s.keys <= s.skip) return;
     TT__K(attention_scores)(&s, t->call->query_scale, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
-        if (slope != 0) TT__K(attention_alibi)(&l, t->x.begin, slope, b->weights + i);
+        if (fall.slope != 0) TT__K(attention_alibi)(&l, t->x.begin, &fall, b->weights + i);
         tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, most + i, sum + i)
                           : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, most + i, sum + i);
         TT__K(store)(correction + i, c);
@@ -14148,7 +14178,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     const float query_scale = t->call->query_scale, keep_scale = t->call->keep_scale;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), dq_stride = tt__attention_padded(d);
     const int64_t column = t->head * d, row = t->x.first + query;
-    const float slope = TT__K(attention_slope)(t);
+    const TT__K(attention_fall) fall = TT__K(attention_fall_of)(t);
     const TT__K(attention_block) s = TT__K(attention_block_of)(t, key, keys, query, n);
     if (s.keys <= s.skip) return;
     TT__K(attention_pack)(&a->q, a->query_at, row, n, column, d, 1.0f, b->q, stride);
@@ -14165,7 +14195,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     }
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
-        if (slope != 0) TT__K(attention_alibi)(&l, t->x.begin, slope, b->weights + i);
+        if (fall.slope != 0) TT__K(attention_alibi)(&l, t->x.begin, &fall, b->weights + i);
         float *w = b->weights + i, *ds = b->dscores + i;
         if (l.drop) TT__K(attention_softmax_backward)(true, &l, s.keys, w, ds, lses + i, deltas + i);
         else TT__K(attention_softmax_backward)(false, &l, s.keys, w, ds, lses + i, deltas + i);
@@ -14447,7 +14477,7 @@ TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
     const tt_rotary_options *o = &i->attr.rotary;
-    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = o->size / 2;
+    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
     float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* that of n floats holds both */
@@ -14474,7 +14504,8 @@ TT__ROWS_FN(rotary_rows)
                 head[2 * j] = a * c[j] - b * s[j];
                 head[2 * j + 1] = b * c[j] + a * s[j];
             }
-            if (head != from_head) memcpy(head + o->size, from_head + o->size, (size_t)(size - o->size) * 4);
+            const int64_t turn = 2 * pairs;
+            if (head != from_head) memcpy(head + turn, from_head + turn, (size_t)(size - turn) * 4);
         }
         TT__K(row_end)(&l->out[0], l->add[0], r, y, scratch, 2);
     }
@@ -14485,7 +14516,7 @@ TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
     double frequency[TT__MOST_PAIRS];
     const tt_rotary_options *o = &l->instr->attr.rotary;
     tt__rotary_frequencies(o, frequency);
-    for (int j = 0; j < o->size / 2; j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
+    for (int j = 0; j < tt__rotary_pairs(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
     return tt__for_rows(l, &l->out[0], tt__rotary_table_bytes(l->instr), TT__K(rotary_rows));
 }
 
@@ -14653,6 +14684,7 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.window = l->instr->attr.window;
     a.alibi = l->instr->attr.alibi;
     a.alibi_heads = l->instr->attr.alibi_heads;
+    a.alibi_rounded = l->instr->attr.alibi_rounded;
     a.attr = &l->instr->attr;
     a.lists = l->lists;
     a.scale = l->instr->attr.scale;
@@ -32763,6 +32795,10 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
     if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
+    const int quantized = tt__json_get(j, 0, "quantization_config");
+    if (quantized >= 0 && j->nodes[quantized].kind != TT__JSON_NULL)
+        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is left out: the "
+                "weights are taken as they are in the file, and saved without it", j->path);
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
@@ -34350,11 +34386,12 @@ typedef enum tt__lm_writer {
 static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
 {
     static const char *const own[] = {
-        "architectures", "model_type", "dtype", "torch_dtype", "transformers_version"};
+        "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "quantization_config"};
     static const char *const shape[] = {
         "rope_theta", "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base",
-        "partial_rotary_factor", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
-        "alibi", "multi_query", "new_decoder_architecture", "num_kv_heads", "num_ln_in_parallel_attn"};
+        "original_max_position_embeddings", "partial_rotary_factor", "sliding_window", "use_sliding_window",
+        "max_window_layers", "layer_types", "alibi", "multi_query", "new_decoder_architecture",
+        "num_kv_heads", "num_ln_in_parallel_attn"};
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
     for (int k = 0; k < TT__COUNT(shape); k++) if (strcmp(key, shape[k]) == 0) return TT__LM_SHAPE;
@@ -34417,7 +34454,7 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     if (c->rotary.size == 0 || (!neox && c->rotary.size != c->head_size))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
                         "would turn; %s", j->path, share, c->head_size,
-                        neox ? "at least 2 must" : "only gpt_neox may have another than 1");
+                        neox ? "at least one must" : "only gpt_neox may have another than 1");
     return TT_OK;
 }
 
@@ -34453,8 +34490,10 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
         original = (float)c->max_positions;
         r->scaling = all[k].scaling;
         status = tt__json_read_float(j, at, "factor", 1, INFINITY, &r->factor);
-        if (status == TT_OK)
-            status = tt__json_read_float(j, at, "original_max_position_embeddings", 1, 1e9f, &original);
+        /* transformers 5 lets that of the file itself have the last word */
+        for (int own = 0; own < 2 && status == TT_OK && all[k].low; own++)
+            status = tt__json_read_float(j, own ? 0 : at, "original_max_position_embeddings", 1, 1e9f,
+                                         &original);
         r->original = (int)original;
         if (status == TT_OK && all[k].low)
             status = tt__json_read_float(j, at, all[k].low, 0, INFINITY, &r->low);
@@ -34576,10 +34615,12 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
-    if (!tt__lm_is(c, "gpt2") && (c->rotary.size < 0 || c->rotary.size > c->head_size || c->rotary.size % 2))
+    const bool turns = !tt__lm_is(c, "gpt2") && !c->alibi, odd = c->rotary.size % 2 != 0;
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
+        tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
+    else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
-    else if (!tt__lm_is(c, "gpt2") && !tt__lm_is(c, "gpt_neox") && c->rotary.size &&
-             c->rotary.size != c->head_size)
+    else if (turns && !tt__lm_is(c, "gpt_neox") && c->rotary.size && c->rotary.size != c->head_size)
         tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
                   c->head_size, c->kind);
     if (c->window < 0) tt__print(all, "; window is %d", c->window);
@@ -35254,6 +35295,7 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     o.dropout = c->attention_dropout;
     o.window = k >= c->window_from ? c->window : 0;
     if (c->alibi) o.alibi = 1 / sqrtf((float)c->head_size);
+    o.alibi_rounded = c->alibi;
     if (!cache) {
         if (m->position) o.max_length = c->max_positions;
         return tt_attention(t, q, key, v, in->seq_start, &o);
