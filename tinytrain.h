@@ -29860,11 +29860,10 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_
     return true;
 }
 
-/* The grey level that a sum of weighed levels is, which negative weights may lead out of 0 to 255. */
+/* The grey level of a sum of weighed levels, which negative weights may lead out of 0 to 255. */
 static uint32_t tt__level(uint32_t sum)
 {
-    const int32_t level = (int32_t)sum >> TT__WEIGHT_BITS;
-    return level < 0 ? 0 : level > 255 ? 255 : (uint32_t)level;
+    return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
 }
 
 /* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
@@ -29914,19 +29913,24 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
     }
     for (size_t i = 0; i < n; i += 4) {
         const uint32_t *from = in + i;
-        uint64_t sum[2] = {half, half}, two[2];
+        uint64_t sum0 = half, sum1 = half, two[2];
         uint8_t four[4];
         for (int t = 0; t < taps; t++, from += pitch) {
             const uint64_t weight = (uint64_t)(int64_t)w[t];
             memcpy(two, from, sizeof two);
-            sum[0] += weight * two[0];
-            sum[1] += weight * two[1];
+            sum0 += weight * two[0];
+            sum1 += weight * two[1];
         }
-        for (int k = 0; k < 2; k++) {
-            const uint32_t low = (uint32_t)sum[k], borrowed = low >> 31;
-            four[2 * k] = (uint8_t)tt__level(low);
-            four[2 * k + 1] = (uint8_t)tt__level((uint32_t)(sum[k] >> 32) + borrowed);
-        }
+        four[0] = (uint8_t)(sum0 >> TT__WEIGHT_BITS);
+        four[1] = (uint8_t)(sum0 >> (TT__WEIGHT_BITS + 32));
+        four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
+        four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
+        if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
+            for (int k = 0; k < 4; k++) { /* out of 0 to 255 */
+                const uint64_t sum = k < 2 ? sum0 : sum1;
+                const uint32_t low = (uint32_t)sum;
+                four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
+            }
         if (n - i >= 4) memcpy(out + i, four, 4);
         else memcpy(out + i, four, n - i);
     }
