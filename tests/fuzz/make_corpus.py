@@ -480,5 +480,6 @@ write(
     bytes([2, 0, 2, 20, 16, 1, 4 + 16 + 32 + 64, 12, 12, 3, 16, 14, 2, 1]) + pixels,
 )
 write("image", "good_ppm", b"\3P6\n# two pixels\n1 2 255\n" + pixels[:6])
-write("image", "good_jpeg", b"\3\xff\xd8\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0")
+exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+write("image", "good_jpeg", b"\3\xff\xd8\xff\xe1\0\x22" + exif)
 write("image", "third_fails", bytes([2, 0, 2, 9, 12, 3, 0, 8, 8, 3, 0]) + pixels)
