@@ -1042,6 +1042,10 @@ void tt_decode_stream_free(tt_decode_stream *s);
 
 /* ----------------------------------------------------------------------------------------------- datasets */
 
+/* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
+   UTF-8. The sentence names path, line and byte, and tells how to convert UTF-16, UTF-32 or Latin-1. */
+tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
+
 /* Labelled texts in memory, or labelled images. */
 typedef struct tt_dataset tt_dataset;
 
@@ -1058,18 +1062,20 @@ typedef struct tt_table_options {
     const char *text_column, *label_column; /* default "text" and "label" */
     const char *split_column;               /* default "split"; a file need not have it */
     char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab */
+    bool unquoted;                          /* double quotes are characters like others. Default false */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
 /* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others;
-   UTF-8, RFC 4180 quoting, empty lines passed over. Errors name the line.
+   UTF-8 (see tt_text_begin), RFC 4180 quoting, empty lines passed over. Lines end by LF or CR LF, or in a
+   file without any LF by CR. Errors name the line.
    split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
    mean the same. Where split is one of these, "train" or "test", a row that says something else is an error.
    In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
    context's seed, and "train" the others. A table without rows for validation or test has 0 of them, which is
    no error: tt_dataset_split takes some of "train".
    classes: labels are numbered in the order of these (n_classes of them); NULL, 0: in byte order of the
-   distinct labels of the rows kept. Labels must be UTF-8, as config.json is. o NULL: defaults. */
+   distinct labels of the rows kept. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -1256,15 +1262,17 @@ typedef struct tt_stream_options {
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
-/* NULL options: defaults. NULL after an error. */
+/* NULL options: defaults. NULL after an error. With a tokenizer the text must be UTF-8, as that of a file is
+   (see tt_text_begin); of a model of bytes it may be any. */
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
-/* A text file, or all files of a folder whose names end in .txt, in the order of their names. */
+/* A text file in UTF-8 (see tt_text_begin), or all files of a folder whose names end in .txt, in the order of
+   their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
    1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). width 0: what the header says, or else 4 for a vocab
-   above 65536 and where the upper halves of the first ids would be 0, or else 2. Ids are 0 to vocab - 1,
-   `end` ends a document. */
+   above 65536 and where the upper halves of the first ids would be 0, or else 2; a file whose ids are of 8
+   bytes is refused then. Ids are 0 to vocab - 1, `end` ends a document. */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
 /* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
@@ -26195,7 +26203,8 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     const tt__json *j = &s->json;
     size_t data_bytes = s->size - s->data, expected = 0;
     int members = j->nodes[0].count, metadata = tt__json_get(j, 0, "__metadata__");
-    if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT)
+    const uint8_t kind = metadata >= 0 ? j->nodes[metadata].kind : (uint8_t)TT__JSON_NULL;
+    if (kind != TT__JSON_OBJECT && kind != TT__JSON_NULL)
         return tt__json_wrong(j, "__metadata__", metadata, NULL, "an object of strings");
     if (metadata >= 0)
         for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
@@ -29982,6 +29991,31 @@ static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
     return NULL;
 }
 
+tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin)
+{
+    static const struct { const char *mark; size_t bytes; const char *name; } marks[] = {
+        {"\xFF\xFE\0\0", 4, "UTF-32"}, {"\0\0\xFE\xFF", 4, "UTF-32"}, {"\xFF\xFE", 2, "UTF-16"},
+        {"\xFE\xFF", 2, "UTF-16"}};
+    long long line = 1;
+    for (int i = 0; i < TT__COUNT(marks); i++)
+        if (bytes >= marks[i].bytes && memcmp(text, marks[i].mark, marks[i].bytes) == 0)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
+                            "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
+                            marks[i].name);
+    const char *nul = bytes ? (const char *)memchr(text, 0, bytes < 4 ? bytes : 4) : NULL;
+    if (nul)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: a NUL, so that this is no text in UTF-8: "
+                        "convert a text in UTF-16, as by iconv -f UTF-16%s -t UTF-8", path,
+                        (size_t)(nul - text), nul == text ? "BE" : "LE");
+    const size_t invalid = tt__utf8_invalid(text, bytes);
+    *begin = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    if (invalid == bytes) return TT_OK;
+    for (size_t i = 0; i < invalid; i++) line += text[i] == '\n';
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: 0x%02x begins no character of UTF-8: "
+                    "convert a text in Latin-1, as by iconv -f LATIN1 -t UTF-8; a file of anything but text "
+                    "is not read", path, line, invalid, (unsigned char)text[invalid]);
+}
+
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
     if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
@@ -30041,23 +30075,52 @@ typedef struct tt__table {
     long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
     const char *column[3];    /* names, by TT__COLUMN_TEXT and so on */
     char separator;
+    bool unquoted;
     bool splits; /* has a column that says so */
 } tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
+
+static const char *tt__table_separator(char separator, char name[24]) /* in words */
+{
+    if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
+    snprintf(name, 24, "the character '%c'", separator);
+    return name;
+}
+
+/* The first character of a text that often separates columns; 0: there is none. */
+static char tt__table_other_separator(const char *text, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (text[i] && strchr(",\t;|", text[i])) return text[i];
+    return 0;
+}
+
+static tt_status tt__table_behind_quote(const tt__table *t, char found)
+{
+    char separator[24];
+    if (tt__table_other_separator(&found, 1))
+        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; if columns are "
+                        "separated by %s, say so (delimiter; --delimiter)", t->path, t->line,
+                        tt__table_separator(found, separator));
+    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a "
+                    "quoted field is written twice; if quotes are characters like others, say so (unquoted; "
+                    "--quote none)", t->path, t->line);
+}
 
 /* Reads the field at t->at, unquotes it in place, and moves behind the separator or newline that ends it
    (RFC 4180; a quote that does not start the field is a character like others). */
 static tt_status tt__table_field(tt__table *t, tt__field *field)
 {
     char *text = t->text, *end;
-    if (t->at < t->bytes && text[t->at] == '"') {
+    if (t->at < t->bytes && text[t->at] == '"' && !t->unquoted) {
         long long opened = t->line;
         field->text = end = text + ++t->at;
         for (;;) {
             if (t->at == t->bytes)
                 return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here "
-                                "is not closed before the end of the file", t->path, opened);
+                                "is not closed before the end of the file; if quotes are characters like "
+                                "others, say so (unquoted; --quote none)", t->path, opened);
             char c = text[t->at++];
             if (c == '"') {
                 if (t->at == t->bytes || text[t->at] != '"') break;
@@ -30068,8 +30131,7 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         }
         if (t->at + 1 < t->bytes && text[t->at] == '\r' && text[t->at + 1] == '\n') t->at++;
         if (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n')
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote "
-                            "within a quoted field is written twice", t->path, t->line);
+            return tt__table_behind_quote(t, text[t->at]);
     } else {
         field->text = text + t->at;
         while (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n') t->at++;
@@ -30105,17 +30167,10 @@ static bool tt__field_is(const tt__field *f, const char *text)
     return strlen(text) == f->bytes && memcmp(text, f->text, f->bytes) == 0;
 }
 
-static const char *tt__table_separator(const tt__table *t, char name[24]) /* in words */
-{
-    if (t->separator == ',' || t->separator == '\t') return t->separator == ',' ? "commas" : "tabs";
-    snprintf(name, 24, "the character '%c'", t->separator);
-    return name;
-}
-
 static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *columns)
 {
     tt__field field = {NULL, 0, false};
-    char there[512] = "", separator[24];
+    char there[512] = "", separator[24], others[24];
     tt__text list = {there, sizeof there, 0};
     for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
     if (!tt__table_row(t))
@@ -30136,13 +30191,16 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         if (*columns == INT_MAX - 1)
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
     }
+    const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i != TT__COLUMN_SPLIT)
             return tt__fail(t->ctx, TT_ERR_FORMAT,
                             "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
-                            "'%.100s', but %.300s%s", t->path, t->row_line, *columns,
-                            tt__table_separator(t, separator), t->column[i], there,
-                            strlen(there) > 300 ? "..." : "");
+                            "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
+                            tt__table_separator(t->separator, separator), t->column[i], there,
+                            strlen(there) > 300 ? "..." : "", other ? "; if columns are separated by " : "",
+                            other ? tt__table_separator(other, others) : "",
+                            other ? ", say so (delimiter; --delimiter)" : "");
     return TT_OK;
 }
 
@@ -30195,7 +30253,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
             return tt__fail(ctx, TT_ERR_FORMAT,
                             "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or "
                             "newlines in double quotes", t->path, t->row_line, n, columns,
-                            tt__table_separator(t, separator));
+                            tt__table_separator(t->separator, separator));
         const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
         int is = wanted && strlen(part->text) == part->bytes ? tt__split_of(part->text) : TT__SPLIT_OTHER;
         if (wanted && !is)
@@ -30209,12 +30267,6 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         if (strlen(label->text) != label->bytes)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path,
                             t->row_line);
-        size_t valid = tt__utf8_invalid(label->text, label->bytes); /* config.json names it, and is UTF-8 */
-        unsigned char wrong = (unsigned char)label->text[valid];
-        if (valid < label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.*s' breaks off at byte "
-                            "0x%02x, which is not UTF-8: save the file as UTF-8", t->path, t->row_line,
-                            (int)tt__min((int64_t)valid, 200), label->text, wrong);
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
@@ -30266,7 +30318,7 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {"text", "label", "split", 0};
+    tt_table_options o = {"text", "label", "split", 0, false};
     return o;
 }
 
@@ -30322,9 +30374,13 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     if (status == TT_OK) {
         const bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
         const char between = o.delimiter ? o.delimiter : csv ? ',' : '\t';
-        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between, false};
-        if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
-        status = tt__table_read(d, &t, split, order);
+        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between,
+                       o.unquoted, false};
+        status = tt_text_begin(ctx, path, t.text, t.bytes, &t.at);
+        if (status == TT_OK && t.bytes && !memchr(t.text, '\n', t.bytes))
+            for (size_t i = 0; i < t.bytes; i++)
+                if (t.text[i] == '\r') t.text[i] = '\n';
+        if (status == TT_OK) status = tt__table_read(d, &t, split, order);
         splits = t.splits;
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
@@ -31388,15 +31444,17 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text; those without a character but spaces and line ends are left out. */
-static tt_status tt__stream_add_text(tt_token_stream *s, const char *text, size_t bytes,
+/* Adds the documents of a text; those without a character but spaces and line ends are left out. path: of a
+   text that must be UTF-8, or NULL. */
+static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
     const char *const end = text + bytes, *next;
     int32_t *scratch = NULL;
     int64_t capacity = 0;
-    tt_status status = TT_OK;
-    for (; text < end && status == TT_OK; text = next) {
+    size_t begin = 0;
+    tt_status status = path ? tt_text_begin(s->ctx, path, text, bytes, &begin) : TT_OK;
+    for (text += begin; text < end && status == TT_OK; text = next) {
         const char *stop = tt__document_end(text, end, separator, &next), *c = text;
         while (c < stop && strchr(" \t\r\n", *c) && *c) c++;
         if (c < stop) status = tt__stream_add(s, text, (size_t)(stop - text), room, &scratch, &capacity);
@@ -31447,7 +31505,9 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
     int64_t room = 0;
     if (!o) o = &defaults;
     tt_token_stream *s = tt__stream_begin(ctx, "a text", o);
-    return s ? tt__stream_done(s, tt__stream_add_text(s, text, bytes, o->separator, &room)) : NULL;
+    if (!s) return NULL;
+    const char *path = s->tokenizer ? s->store->path : NULL;
+    return tt__stream_done(s, tt__stream_add_text(s, path, text, bytes, o->separator, &room));
 }
 
 typedef struct tt__names { tt_context *ctx; char (*name)[256]; int n, capacity; bool failed; } tt__names;
@@ -31484,9 +31544,10 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     else if (folder) qsort(names.name, (size_t)names.n, sizeof *names.name, tt__by_name);
     for (int k = 0; k < (folder ? names.n : 1) && status == TT_OK; k++) {
         if (folder) status = tt__path_join(ctx, full, path, names.name[k]);
-        if (status == TT_OK) status = tt__file_open(ctx, folder ? full : path, &text);
+        const char *file = folder ? full : path;
+        if (status == TT_OK) status = tt__file_open(ctx, file, &text);
         if (status != TT_OK) break;
-        status = tt__stream_add_text(s, text.bytes, text.size, o->separator, &room);
+        status = tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
         tt__file_close(ctx, &text);
     }
     tt__free(ctx, names.name);
@@ -31497,21 +31558,23 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* of 4 */
 
-/* Bytes of an id in a file of `bytes` that does not say it. */
+/* Bytes of an id in a file of `bytes` that does not say it. Ids of 8 bytes are refused. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, low = 0, high = 0;
-    const size_t n = (bytes - (size_t)store->skip) / 4;
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: of each quarter of 8 bytes */
+    const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
                                      4 * (size_t)pairs);
-    for (int k = 0; k < pairs; k++) {
-        low |= half[2 * k];
-        high |= half[2 * k + 1];
-    }
-    *width = vocab > 65536 || (low && !high && (bytes - (size_t)store->skip) % 4 == 0) ? 4 : 2;
-    return status;
+    for (int k = 0; k < 2 * pairs; k++) any[k % 4] |= half[k];
+    const bool low = any[0] || any[2], high = any[1] || any[3];
+    *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
+    const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may just be so */
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
+                    "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
+                    store->path);
 }
 
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)

@@ -444,6 +444,23 @@ TEST(safetensors_hostile)
     TEST_CLOSE(ctx, &a);
 }
 
+TEST(safetensors_null_metadata) /* as safetensors reads it: there is none */
+{
+    static const char header[] = "{\"__metadata__\":null," T_("a", "U8", "[2]", 0, 2) "}";
+    char file[200] = {0};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    file[0] = (char)(sizeof header - 1);
+    memcpy(file + 8, header, sizeof header - 1);
+    const char *path = test_write(test_path(test_folder(), "a.safetensors"), file, 8 + sizeof header - 1 + 2);
+    tt_safetensors *s = tt_safetensors_open(ctx, path);
+    REQUIRE(s);
+    CHECK(tt_safetensors_count(s) == 1 && tt_safetensors_find(s, "a") == 0);
+    CHECK(!tt_safetensors_metadata(s, "format") && tt_safetensors_find(s, "__metadata__") == -1);
+    tt_safetensors_close(s);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(safetensors_truncated) /* at every byte, and with every byte too many */
 {
     test_allocator a;
@@ -1306,9 +1323,9 @@ TEST(dataset_table)
         {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
         {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label holds a NUL"},
         {"text\tlabel\na\t", 0, NULL, "the label is empty"},
-        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3: the label 'caf' breaks off at byte 0xe9, "
-         "which is not UTF-8"},
-        {"text\tlabel\na\t\xED\xA0\x80\n", 0, NULL, "line 2: the label '' breaks off at byte 0xed"}};
+        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3, byte 20: 0xe9 begins no character of "
+         "UTF-8: convert a text in Latin-1, as by iconv -f LATIN1"},
+        {"text\tlabel\n\xED\xA0\x80\tx\n", 0, NULL, "line 2, byte 11: 0xed begins no character"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         CHECK(!table(ctx, "bad.tsv", bad[i].text, bad[i].n ? bad[i].n : strlen(bad[i].text), bad[i].split,
                      NULL, 0));
@@ -1326,6 +1343,86 @@ TEST(dataset_table)
           !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
     CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0, NULL));
     CHECK_ERROR(ctx, TT_ERR_FILE, "/nonexistent.csv");
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Text files that are not UTF-8 are refused before anything is read of them. */
+TEST(texts_of_other_encodings_are_refused)
+{
+    static const struct { const char *text; size_t bytes; const char *error; } rows[] = {
+        {"\xFF\xFEt\0e\0", 6, "begins with the byte order mark of UTF-16, and texts are read as UTF-8: "
+         "convert it, as by iconv -f UTF-16 -t UTF-8"},
+        {"\xFE\xFF\0t\0e", 6, "the byte order mark of UTF-16"},
+        {"\xFF\xFE\0\0t\0\0\0", 8, "the byte order mark of UTF-32"},
+        {"\0\0\xFE\xFF\0\0\0t", 8, "iconv -f UTF-32 -t UTF-8"},
+        {"t\0e\0x\0t\0", 8, "byte 1: a NUL, so that this is no text in UTF-8: convert a text in UTF-16, as "
+         "by iconv -f UTF-16LE"},
+        {"\0t\0e\0x\0t", 8, "byte 0: a NUL, so that this is no text in UTF-8: convert a text in UTF-16, as "
+         "by iconv -f UTF-16BE"},
+        {"text\n\ncaf\xE9!", 11, "line 3, byte 9: 0xe9 begins no character of UTF-8: convert a text in "
+         "Latin-1"},
+        {"\xEF\xBB\xBF\xEF", 4, "line 1, byte 3: 0xef begins no"}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[600];
+    size_t begin = 9;
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const char *path = test_write(test_path(folder, "a.txt"), rows[k].text, rows[k].bytes);
+        CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, NULL));
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, rows[k].error);
+        CHECK(!tt_token_stream_read(ctx, path, NULL)); /* also for a model of bytes, and in a folder */
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, rows[k].error);
+        CHECK(!tt_token_stream_read(ctx, folder, NULL));
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "/a.txt'");
+        CHECK(tt_text_begin(ctx, "x", rows[k].text, rows[k].bytes, &begin) == TT_ERR_FORMAT);
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, rows[k].error);
+    }
+    CHECK(tt_text_begin(ctx, "x", "\xEF\xBB\xBFx", 4, &begin) == TT_OK && begin == 3);
+    CHECK(tt_text_begin(ctx, "x", "\xEF\xBB", 0, &begin) == TT_OK && begin == 0);
+    CHECK(tt_text_begin(ctx, "x", "abcde\0f\xC3\xA9", 9, &begin) == TT_OK && begin == 0);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Lines that end by CR; columns that something else separates; quotes that are characters like others. */
+TEST(tables_of_other_programs)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    static const char mac[] = "text,label\r\"a\rb\",x\rc,y\r", mixed[] = "text,label\na\rb,x\n";
+    tt_dataset *d = table(ctx, "mac.csv", mac, sizeof mac - 1, NULL, NULL, 0);
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "a\nb", 0) && row_is(d, 1, "c", 1));
+    tt_dataset_free(d);
+    d = table(ctx, "mixed.csv", mixed, sizeof mixed - 1, NULL, NULL, 0);
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "a\rb", 0));
+    tt_dataset_free(d);
+    static const struct { const char *name, *text, *error; } bad[] = {
+        {"a.csv", "text;label\na;b\n", "have none named 'text', but 'text;label'; if columns are separated "
+         "by the character ';', say so (delimiter; --delimiter)"},
+        {"a.tsv", "text,label\na,b\n", "but 'text,label'; if columns are separated by commas, say so"},
+        {"b.csv", "\"text\";\"label\"\na;b\n", "line 1: text behind a closing quote; if columns are "
+         "separated by the character ';', say so"},
+        {"b.tsv", "text\tlabel\n\"Good\" is the word\tpos\n", "line 2: text behind a closing quote; a quote "
+         "within a quoted field is written twice; if quotes are characters like others, say so (unquoted; "
+         "--quote none)"},
+        {"c.tsv", "text\tlabel\n\"Good\tpos\n", "is not closed before the end of the file; if quotes are "
+         "characters like others, say so (unquoted"}};
+    for (int k = 0; k < TEST_COUNT(bad); k++) {
+        CHECK(!table(ctx, bad[k].name, bad[k].text, strlen(bad[k].text), NULL, NULL, 0));
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, bad[k].error);
+    }
+    static const char glue[] = "text\tlabel\n\"Good\" is the word\tpos\n\"open\t\"neg\"\n";
+    tt_table_options o = tt_table_options_default();
+    CHECK(!o.unquoted);
+    o.unquoted = true;
+    const char *path = test_write(test_path(test_folder(), "g.tsv"), glue, sizeof glue - 1);
+    d = tt_dataset_table(ctx, path, NULL, NULL, 0, &o);
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "\"Good\" is the word", 1) && row_is(d, 1, "\"open", 0));
+    CHECK(strcmp(tt_dataset_class_name(d, 0), "\"neg\"") == 0);
+    tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -1581,6 +1678,24 @@ TEST(imdb_faults)
     snprintf(path, sizeof path, "%s/train/pos/3_10.txt", folder);
     CHECK(remove(path) == 0 && mkdir(path, 0777) == 0);
     CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "pos/3_10.txt' is no regular file");
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(imdb_encodings)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[600], path[800], why[DATASET_WHY];
+    make_imdb(folder);
+    snprintf(path, sizeof path, "%s/train/neg/0_1.txt", folder);
+    test_write(path, "\xEF\xBB\xBFgood", 7);
+    tt_dataset *d = imdb_open(ctx, folder, "train", 0, why);
+    REQUIRE(d);
+    CHECK(row_is(d, 0, "good", 0));
+    tt_dataset_free(d);
+    test_write(path, "caf\xE9", 4);
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why),
+              "train/neg/0_1.txt', line 1, byte 3: 0xe9 begins no character of UTF-8");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -2235,6 +2350,8 @@ static const test_case tests[] = {
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),
     TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table),
+    TEST_CASE(texts_of_other_encodings_are_refused), TEST_CASE(tables_of_other_programs),
+    TEST_CASE(imdb_encodings), TEST_CASE(safetensors_null_metadata),
     TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
     TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(imdb_faults),
     TEST_CASE(dataset_texts), TEST_CASE(loader_batches), TEST_CASE(loader_mixes_texts_of_the_same_length),

@@ -132,6 +132,24 @@ TEST(texts_with_a_tokenizer)
     }
 }
 
+/* Bytes are those of the text: a tokenizer is given none that are no UTF-8, which it would count as three. */
+TEST(invalid_texts_of_a_tokenizer_are_refused)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tokenizer *t = tt_tokenizer_load(ctx, TEST_GOLDEN("bpe/gpt2"));
+    REQUIRE(t);
+    tt_stream_options o = tt_stream_options_default();
+    o.tokenizer = t;
+    CHECK(tt_token_stream_text(ctx, "a\ncaf\xE9", 6, &o) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text', line 2, byte 5: 0xe9 begins no character of UTF-8");
+    tt_token_stream *s = tt_token_stream_text(ctx, "\xEF\xBB\xBF" "caf\xC3\xA9", 8, &o);
+    CHECK(s && tt_token_stream_bytes(s) == 5);
+    tt_token_stream_free(s);
+    tt_tokenizer_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(files_and_folders)
 {
     test_allocator a;
@@ -199,6 +217,22 @@ TEST(files_and_folders)
     test_write(path, "12", 2);
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "no tokens to train on");
+
+    test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a mark of UTF-8 is no text */
+    s = tt_token_stream_read(ctx, path, NULL);
+    are_bytes(s, "x\xC3\xA9|");
+    tt_token_stream_free(s);
+
+    int64_t eights[32]; /* ids of 8 bytes */
+    for (int k = 0; k < 32; k++) eights[k] = 40 + k;
+    for (int vocab = 1000; vocab < 100000; vocab += 90000) {
+        test_write(path, eights, sizeof eights);
+        CHECK(tt_token_stream_open(ctx, path, 0, vocab, -1) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': each second 4 bytes are 0, as of ids of 8 bytes (int64)");
+        s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* if the caller says so */
+        CHECK(s && tt_token_stream_count(s) == 64);
+        tt_token_stream_free(s);
+    }
 
     /* ids of 2 or 4 bytes, told by the zeros */
     static const uint16_t narrow[6] = {1, 2, 3, 0, 5, 6}, zeros[4] = {0, 0, 0, 0}, five[3] = {7, 0, 9};
@@ -487,6 +521,7 @@ TEST(faults)
 
 static const test_case tests[] = {TEST_CASE(texts), TEST_CASE(ids_of_larger_models_are_refused),
     TEST_CASE(texts_with_a_tokenizer),
-    TEST_CASE(files_and_folders), TEST_CASE(windows), TEST_CASE(windows_of_bad_options), TEST_CASE(faults)};
+    TEST_CASE(files_and_folders), TEST_CASE(invalid_texts_of_a_tokenizer_are_refused), TEST_CASE(windows),
+        TEST_CASE(windows_of_bad_options), TEST_CASE(faults)};
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }
