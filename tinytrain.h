@@ -1496,6 +1496,9 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
+    int end_token;            /* of a new model: what ends a document,
+        eos_token_id of config.json. Default -1:
+                                 none. (Of a loaded one see tt_lm.stop) */
 } tt_lm_config;
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters. tt_lm_new refuses others. */
 tt_lm_config tt_lm_config_default(const char *kind);
@@ -33942,6 +33945,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
     tt_lm_config c;
     memset(&c, 0, sizeof c);
     c.kind = kind;
+    c.end_token = -1;
     for (int k = 0; k < TT__COUNT(all); k++) {
         if (!kind || strcmp(all[k].kind, kind) != 0) continue;
         c.kind = all[k].kind;
@@ -34467,7 +34471,13 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
     const tt_rotary_options *r = &c->rotary;
     const tt_lm *m = (const tt_lm *)self;
     char a[32], b[32], share[32];
-    if (m->kept) tt__print(json, "%s", m->kept);
+    if (m->kept) {
+        tt__print(json, "%s", m->kept);
+    } else { /* a new model's, as transformers has defaults of its own for each kind */
+        snprintf(a, sizeof a, "%d", c->end_token);
+        tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
+                  c->end_token < 0 ? "null" : a);
+    }
     if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
         tt__print(json, "%s", m->read_shape);
         return;
@@ -34519,6 +34529,10 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     tt_lm_config c = *config;
     memset(m, 0, sizeof *m);
     const tt__architecture *a = tt__lm_complete(ctx, &c);
+    if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
+                                              "or -1 "
+                        "for none", c.end_token, c.vocab_size);
     tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;

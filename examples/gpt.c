@@ -147,6 +147,7 @@ static void make_model(tt_context *ctx, tt_lm *m)
         tt_lm_config c = tt_lm_config_default(opt.kind);
         const int each = c.heads / c.key_heads; /* heads that share keys, as far as these can */
         c.vocab_size = BYTES;
+        c.end_token = BYTES - 1;
         c.layers = opt.layers, c.hidden_size = opt.hidden, c.heads = opt.heads;
         c.key_heads = c.heads % each ? c.heads : c.heads / each;
         c.intermediate_size = opt.hidden * (strcmp(c.activation, "silu") == 0 ? 8 : 12) / 3;

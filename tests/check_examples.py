@@ -280,6 +280,12 @@ def columns_and_delimiter(folder):
     _, said = planned("--data", path, "--delimiter=|", "--text-column", "body", "--label-column=kind",
                       "--out", os.path.join(folder, "plan"))
     expect("32 texts to train on, 4 for validation" in said, said)
+    path = os.path.join(folder, "glue.tsv")
+    with open(path, "w") as f:
+        f.write("text\tlabel\n" + "".join(f'"{WORDS[k % 6]}" film\t{"xy"[k % 2]}\n' for k in range(40)))
+    refused(TEXT, "--data", path, "--plan", saying="say so (unquoted; --quote none)")
+    _, said = planned("--data", path, "--quote=none", "--out", os.path.join(folder, "plan"))
+    expect("32 texts to train on, 4 for validation" in said, said)
 
 
 @check
@@ -480,6 +486,8 @@ def language_models(folder):
     tiny = (*tuned, "--layers=1", "--hidden=16", "--heads=2")
     status, out, err = call(*tiny, "--epochs=3", "--out", path("run"))
     expect(status == 0 and "bits per byte on" in out and "It is a truth" in out, status, out, err)
+    ends = json.loads(contents(path("run"), "config.json"))
+    expect((ends["bos_token_id"], ends["eos_token_id"], ends["pad_token_id"]) == (None, 256, None), ends)
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
     expect(bits < 3, bits)
     loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
@@ -548,6 +556,10 @@ def language_models(folder):
             saying="config.json'")
     refused(*tuned, "--model", path("run"), "--length=64", "--out", path("x"),
             saying="--length 64: the model has positions for 32")
+    with open(path("wide.txt"), "w", encoding="utf-16") as f:
+        f.write(text)
+    refused(GPT, "--data", path("wide.txt"), "--out", path("x"),
+            saying="begins with the byte order mark of UTF-16, and texts are read as UTF-8: convert it")
 
 
 def answers(model, loads):
