@@ -1009,7 +1009,8 @@ const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
 /* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding and Unigram what
    tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
-   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one. */
+   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one, also where config.json names
+   a token that ordinary texts have, which the logger is warned of. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
@@ -1248,8 +1249,9 @@ const tt_source *tt_loader_source(tt_loader *l);
 /* ------------------------------------------------------------------------------------------ token streams */
 
 /* What language models train on: documents as tokens one after another, each with a token behind it that ends
-   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. In memory, or in a file that
-   is read where it is needed. */
+   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. A document that spells these
+   out at its ends has them once, which the logger is warned of. In memory, or in a file that is read where it
+   is needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
     const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
@@ -29308,6 +29310,14 @@ static void tt__bpe_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
+/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+static bool tt__bpe_is_ordinary(const tt_tokenizer *k, int32_t id)
+{
+    if (id < 0 || k->bpe->added_of[id] >= 0 || !k->bpe->text[id].bytes) return false;
+    const char *text = tt_tokenizer_token(k, id), first = text[0], last = text[k->bpe->text[id].bytes - 1];
+    return !(first == '<' && last == '>') && !(first == '[' && last == ']');
+}
+
 /* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
    are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
 static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] = {
@@ -29479,9 +29489,16 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK) {
         if (config.count) tt__bpe_roles(k, &config);
         if (map.count) tt__bpe_roles(k, &map);
+        const bool told = k->roles[TT_TOKEN_EOS] >= 0; /* by a file of the tokenizer's own */
         if (model.count) tt__bpe_role_ids(k, &model);
-        const int32_t end = tt__bpe_find(&b->by_text, "<|endoftext|>", 13);
-        if (k->roles[TT_TOKEN_EOS] < 0) k->roles[TT_TOKEN_EOS] = end;
+        const int32_t own = tt__bpe_find(&b->by_text, "<|endoftext|>", 13), end = k->roles[TT_TOKEN_EOS];
+        const bool ordinary = !told && tt__bpe_is_ordinary(k, end);
+        if (end < 0 || (ordinary && own >= 0)) k->roles[TT_TOKEN_EOS] = own;
+        if (ordinary)
+            tt__log(ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
+                    "texts have too: %s", model_path, end, tt_tokenizer_token(k, end),
+                    own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
+                            : "documents end with '<|endoftext|>' instead");
     }
     bool split_special = false;
     if (status == TT_OK && config.count)
@@ -31330,6 +31347,7 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* ids before a document: so many of the tokenizer's */
+    int64_t spelled[2]; /* documents that spell out these, and their end */
     bool texts;         /* ids are of the tokenizer, or bytes */
 };
 
@@ -31390,12 +31408,32 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
+/* The text of a token that texts spell out; NULL: it is none. */
+static const char *tt__added_text(const tt_tokenizer *k, int id)
+{
+    bool added = false;
+    for (int i = 0; k && !k->bpe && i < TT__COUNT(tt__special_tokens); i++) added |= k->special[i] == id;
+    if (k && k->bpe && id >= 0 && id < k->size) added = k->bpe->added_of[id] >= 0;
+    return added ? tt_tokenizer_token(k, id) : NULL;
+}
+
+/* The bytes of a document up to the end that it spells out, without white space behind that; else all. */
+static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
+{
+    const char *end = tt__added_text(s->tokenizer, s->end);
+    const size_t length = end ? strlen(end) : 0;
+    size_t kept = bytes;
+    while (kept && text[kept - 1] && strchr(" \t\r\n", text[kept - 1])) kept--;
+    return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
+}
+
 /* Adds a document, what goes before it and its end. scratch (*capacity) grows as it must. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
     int64_t n = (int64_t)bytes;
     if (s->tokenizer) {
+        n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes));
         if (*capacity < n + 16) { /* most tokens are a byte or longer */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
@@ -31415,7 +31453,12 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
             return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
-    for (int k = 0; k < s->fronts; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
+    const size_t front = sizeof **scratch * (size_t)s->fronts;
+    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, s->tokenizer->before, front) == 0;
+    const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
+    s->spelled[0] += begun;
+    s->spelled[1] += ended;
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -31425,7 +31468,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
                             s->tokenizer ? "')" : "", s->vocab);
         tt__stream_push(s->store, id);
     }
-    tt__stream_push(s->store, s->end);
+    if (!ended) tt__stream_push(s->store, s->end);
     return TT_OK;
 }
 
@@ -31493,6 +31536,13 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
+    for (int at = 0; at < 2 && status == TT_OK; at++)
+        if (s->spelled[at])
+            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents spell out '%.60s', which is put "
+                                                      "%s "
+                    "each: they have it once", s->store->path, (long long)s->spelled[at],
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->before[0]),
+                    at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
                           s->store->path);

@@ -592,6 +592,12 @@ def answers(model, loads):
             expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
             behind = out[len(prompt):]
             expect("\ufffd" in behind or all(ord(c) < 128 for c in behind), prompt, repr(out))
+    # What is put in front of a text is there once where the text spells it out.
+    front = [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    post = {"type": "TemplateProcessing", "single": front, "special_tokens": {"<end>": {"ids": [256]}}}
+    added = [{"id": 256, "content": "<end>", "special": True}]
+    write("tokenizer.json", {**tokenizer, "added_tokens": added, "post_processor": post})
+    expect(said("<end>the ") == "<end>" + said("the "), said("<end>the "), said("the "))
     write("tokenizer.json", {**tokenizer, "added_tokens": [{"id": 300, "content": "zebra"}]})
     refused(GPT, "--generate=a zebra", "--model", model, saying="id 300 is not in 0..256")
     with open(os.path.join(model, "zebras.txt"), "w") as f:
