@@ -966,18 +966,19 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
-     one token a line, its number the id, white space at the end of a line left out.
+     one token a line, its number the id, white space at the end of a line left out; or from a tokenizer.json.
    - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
      Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral.
    - Unigram (Kudo 2018; of all ways to spell a word with tokens the one with the largest sum of scores) from
      a tokenizer.json, as BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus have it.
    A tokenizer.json may have added tokens; the normalizers Sequence, NFC, NFD, NFKD, StripAccents, Lowercase,
-   Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip and Precompiled
-   (SentencePiece's); the pre-tokenizers Sequence, ByteLevel (not with Unigram), Split (by the regular
-   expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation, WhitespaceSplit and
-   Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing, RobertaProcessing and
-   BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String), ByteFallback, Fuse, Strip and
-   Metaspace. What else a file asks for is refused by name. "truncation" and "padding" are not read.
+   Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip, Precompiled
+   (SentencePiece's) and BertNormalizer; the pre-tokenizers Sequence, ByteLevel (of byte-pair encoding), Split
+   (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation,
+   WhitespaceSplit, Metaspace and BertPreTokenizer; the post-processors Sequence, ByteLevel,
+   TemplateProcessing, RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a
+   String), ByteFallback, Fuse, Strip, Metaspace and WordPiece. What else a file asks for is refused by name.
+   "truncation" and "padding" are not read.
    Immutable: any number of threads may use one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
@@ -26980,11 +26981,11 @@ enum {
 
 typedef enum tt__stage_kind {
     TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM,
-    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS,
-    TT__STAGE_LOWER,                                                                        /* normalizers */
+    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER,
+    TT__STAGE_CLEAN, TT__STAGE_CJK, TT__STAGE_NONSPACING,            /* normalizers, of BERT these three */
     TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
-    TT__STAGE_METASPACE, TT__STAGE_BYTES,                                                   /* splitters */
-    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP                                /* decoders */
+    TT__STAGE_METASPACE, TT__STAGE_BERT, TT__STAGE_BYTES,                                   /* splitters */
+    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP, TT__STAGE_WORDPIECE           /* decoders */
 } tt__stage_kind;
 
 /* The regular expressions that GPT-2 began:
@@ -27015,7 +27016,8 @@ static const char tt__three_digits[] = "[0-9][0-9][0-9]"; /* Falcon's */
 typedef struct tt__stage {
     tt__stage_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run */
+    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run. WORDPIECE: spaces
+                                      before some punctuation and contractions are left out */
     bool splits;                   /* BYTES: by GPT-2's pattern; METASPACE: before each replacement */
     bool prefix_space;             /* BYTES */
     bool prefix_always, prefix_first; /* METASPACE */
@@ -27072,6 +27074,7 @@ struct tt__bpe {
     tt_context *ctx;
     tt__letters *letters;
     const uint8_t *bits;
+    tt__unicode *unicode;         /* of BERT's stages; NULL: there are none */
     tt__chunk *chunks;            /* the texts of stages and added tokens */
     tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
     int n_kept;
@@ -27084,6 +27087,10 @@ struct tt__bpe {
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
+    bool wordpiece;
+    const char *piece;            /* what the tokens that continue a word begin with, of so many bytes */
+    size_t piece_bytes;
+    int64_t word_chars;           /* a word of more is unknown */
     bool unigram;
     tt__prefixes prefixes;        /* of Unigram, as the two that follow */
     double *scores;               /* (vocab) */
@@ -27108,8 +27115,8 @@ static void tt__bpe_free(tt__bpe *b)
     if (!b) return;
     tt__chunks_free(b->ctx, &b->chunks);
     for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
-    void *const owned[] = {b->letters, b->texts, b->words_text, b->text, b->word, b->by_text.slots,
-                           b->by_word.slots, b->whole, b->merges, b->added, b->added_of, b->tries[0].nodes,
+    void *const owned[] = {b->letters, b->unicode, b->texts, b->words_text, b->text, b->word,
+                           b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added, b->added_of, b->tries[0].nodes,
                            b->tries[1].nodes, b->prefixes.edges, b->prefixes.ids, b->scores, b};
     tt__free_all(b->ctx, owned, TT__COUNT(owned));
 }
@@ -27424,9 +27431,42 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     }
 }
 
+/* WordPiece: the longest token that a word begins with, the longest that goes on behind it, and so on. */
+static void tt__bpe_pieces(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__bpe *b = e->b;
+    const int64_t before = e->count;
+    const size_t front = b->piece_bytes;
+    int64_t chars = 0;
+    for (size_t at = 0; at < bytes && chars <= b->word_chars; chars++) tt__utf8_next(text, bytes, &at);
+    char *rest = chars <= b->word_chars ? (char *)tt__encoder_room(e, &e->heap, front + bytes, 1) : NULL;
+    bool known = rest != NULL;
+    if (known && front) memcpy(rest, b->piece, front);
+    for (size_t at = 0, end; at < bytes && known; at = end) {
+        const size_t skip = at ? front : 0, most = b->longest > skip ? b->longest - skip : 0;
+        const char *from = at ? rest : text;
+        int id = -1;
+        if (at) memcpy(rest + front, text + at, bytes - at);
+        for (end = at + (size_t)tt__min((int64_t)(bytes - at), (int64_t)most); end > at; end--) {
+            if (end < bytes && ((uint8_t)text[end] & 0xC0) == 0x80) continue; /* within a character */
+            id = tt__bpe_find(&b->by_word, from, skip + end - at);
+            if (id >= 0) break;
+        }
+        known = id >= 0;
+        if (known) tt__encoder_id(e, id);
+    }
+    if (known || e->failed) return;
+    e->count = before;
+    tt__encoder_id(e, b->unk);
+}
+
 static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__bpe *b = e->b;
+    if (b->wordpiece) {
+        tt__bpe_pieces(e, text, bytes);
+        return;
+    }
     if (b->unigram) {
         tt__unigram_word(e, text, bytes);
         return;
@@ -27566,6 +27606,23 @@ static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, siz
     }
 }
 
+/* Words between white space, and each character of punctuation. */
+static void tt__bpe_split_bert(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt__bpe *b = e->b;
+    size_t from = 0;
+    for (size_t at = 0; at <= bytes && !tt__encoder_done(e);) {
+        const size_t start = at;
+        const uint32_t c = at < bytes ? tt__utf8_next(text, bytes, &at) : (at++, (uint32_t)' ');
+        const bool alone = tt__class(b->unicode, c) == TT__CLASS_PUNCTUATION;
+        if (!alone && !(b->bits[c] & TT__IS_SPACE)) continue;
+        tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
+        if (alone && !tt__encoder_done(e))
+            tt__bpe_split(e, stage + 1, text + start, at - start, tt__is_first(e, first, text, start));
+        from = at;
+    }
+}
+
 /* Three digits are a word. */
 static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -27647,6 +27704,7 @@ static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t by
     case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
     case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
     case TT__STAGE_WHITE: tt__bpe_split_white(e, stage, text, bytes, first); return;
+    case TT__STAGE_BERT: tt__bpe_split_bert(e, stage, text, bytes, first); return;
     default: break;
     }
     if (s->kind == TT__STAGE_BYTES) {
@@ -27905,13 +27963,24 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
     return n;
 }
 
-/* What a character becomes by NFD, NFKD, StripAccents or Lowercase: so many code points. */
+/* What a character becomes by NFD, NFKD, StripAccents, Lowercase or one of BERT's: so many code points. */
 static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint32_t to[TT__DECOMPOSED])
 {
     if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
-    if (kind != TT__STAGE_ACCENTS) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
+    if (kind <= TT__STAGE_NFKD) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
+    const int of = kind >= TT__STAGE_CLEAN ? tt__class(b->unicode, c) : (int)TT__CLASS_LETTER;
     to[0] = c;
-    return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    switch (kind) {
+    case TT__STAGE_CLEAN:
+        if (of == TT__CLASS_SPACE) to[0] = ' ';
+        return of == TT__CLASS_DROP || c == 0xFFFD ? 0 : 1;
+    case TT__STAGE_CJK:
+        to[1] = c;
+        if (tt__is_cjk(c)) to[0] = to[2] = ' ';
+        return tt__is_cjk(c) ? 3 : 1;
+    case TT__STAGE_NONSPACING: return of == TT__CLASS_ACCENT || of == TT__CLASS_STARTER_ACCENT ? 0 : 1;
+    default: return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    }
 }
 
 /* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. */
@@ -27984,7 +28053,8 @@ static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text
     switch (s->kind) {
     case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD: tt__front_decomposed(e, s, &f); break;
     case TT__STAGE_PRECOMPILED: tt__precompiled(b, s, text, bytes, NULL, &f); break;
-    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
+    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: case TT__STAGE_CLEAN: case TT__STAGE_CJK:
+    case TT__STAGE_NONSPACING: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
     case TT__STAGE_PREPEND: f.to = e->front ? e->front + s->to_bytes : 0; break;
     case TT__STAGE_TRIM:
         if (s->left) at = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, 0, SIZE_MAX);
@@ -28042,7 +28112,7 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
             if (!out) break;
             *bytes = tt__precompiled(b, s, text, *bytes, out, NULL);
             text = out;
-        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_LOWER) {
+        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_NONSPACING) {
             out = (char *)tt__encoder_room(e, to, tt__map(b, s->kind, text, *bytes, NULL), 1);
             if (!out) break;
             *bytes = tt__map(b, s->kind, text, *bytes, out);
@@ -28231,6 +28301,35 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
+/* Replaces every `from` by a text that is no longer, in place. Returns the bytes. */
+static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
+{
+    const size_t from_bytes = strlen(from), to_bytes = strlen(to);
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        const bool here = bytes - at >= from_bytes && memcmp(text + at, from, from_bytes) == 0;
+        if (here) memcpy(text + n, to, to_bytes);
+        else text[n] = text[at];
+        n += here ? to_bytes : 1;
+        at += here ? from_bytes : 1;
+    }
+    return n;
+}
+
+/* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
+static void tt__decode_piece(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+{
+    static const char *const cleaned[][2] = {
+        {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
+        {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    const size_t used = to->used;
+    const bool goes_on = !first && bytes >= s->from_bytes && memcmp(text, s->from, s->from_bytes) == 0;
+    if (!first && !goes_on) tt__parts_add(to, " ", 1);
+    tt__parts_add(to, text + (goes_on ? s->from_bytes : 0), bytes - (goes_on ? s->from_bytes : 0));
+    for (int i = 0; i < TT__COUNT(cleaned) && s->each && !to->failed && to->used > used; i++)
+        to->used = used + tt__shorten(to->text + used, to->used - used, cleaned[i][0], cleaned[i][1]);
+}
+
 static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     size_t end = bytes, at = 0;
@@ -28250,6 +28349,7 @@ static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, 
             if (memcmp(text + end - s->from_bytes, s->from, s->from_bytes) != 0) break;
         tt__parts_add(to, text + at, end - at);
         break;
+    case TT__STAGE_WORDPIECE: tt__decode_piece(s, text, bytes, first, to); break;
     default: tt__parts_add(to, text, bytes);
     }
     tt__parts_end(to);
@@ -28483,6 +28583,33 @@ static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt
     return TT_OK;
 }
 
+/* What classes of characters there are for BERT's stages. */
+static tt_status tt__bpe_classes_of_bert(tt__bpe *b)
+{
+    if (!b->unicode) b->unicode = tt__unicode_new(b->ctx);
+    return b->unicode ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+static tt_status tt__bpe_read_bert(tt__bpe *b, const tt__json *j, int node)
+{
+    bool clean = true, cjk = true, lower = true, accents = true;
+    tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "handle_chinese_chars", &cjk);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
+    accents = lower;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
+    if (status == TT_OK) status = tt__bpe_classes_of_bert(b);
+    if (status != TT_OK) return status;
+    const struct { bool asked; tt__stage_kind kind; } steps[] = {
+        {clean, TT__STAGE_CLEAN}, {cjk, TT__STAGE_CJK}, {accents, TT__STAGE_NFD},
+        {accents, TT__STAGE_NONSPACING}, {lower, TT__STAGE_LOWER}};
+    for (int i = 0; i < TT__COUNT(steps); i++)
+        if (steps[i].asked && !tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, steps[i].kind))
+            return TT_ERR_UNSUPPORTED;
+    return TT_OK;
+}
+
 static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
 {
     static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
@@ -28496,12 +28623,13 @@ static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node
     if (!type) return j->ctx->status;
     if (strcmp(type, "Sequence") == 0)
         return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
+    if (strcmp(type, "BertNormalizer") == 0) return tt__bpe_read_bert(b, j, node);
     for (int i = 0; i < TT__COUNT(kinds); i++)
         if (strcmp(type, kinds[i].type) == 0) known = i;
     if (known < 0)
         return tt__bpe_unknown(j, node, "normalizer", type,
-                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip "
-                               "or Precompiled");
+                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip, "
+                               "Precompiled or BertNormalizer");
     tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
     switch (s->kind) {
@@ -28579,12 +28707,13 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
     const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
     const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
-    const bool white = strcmp(type, "WhitespaceSplit") == 0;
-    if (!bytes && !metaspace && !digits && !punctuation && !white)
+    const bool white = strcmp(type, "WhitespaceSplit") == 0, bert = strcmp(type, "BertPreTokenizer") == 0;
+    if (!bytes && !metaspace && !digits && !punctuation && !white && !bert)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "Sequence, ByteLevel, Split, Digits, "
-                               "Punctuation, WhitespaceSplit or Metaspace");
-    if (bytes && b->unigram) return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
-    if ((bytes || metaspace || white) && b->mapped_at < b->n_splitters)
+                               "Punctuation, WhitespaceSplit, Metaspace or BertPreTokenizer");
+    if (bytes && (b->unigram || b->wordpiece))
+        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
+    if ((bytes || metaspace || white || bert) && b->mapped_at < b->n_splitters)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     for (int i = 0; i < b->n_splitters && metaspace; i++)
         if (b->splitters[i].kind == TT__STAGE_METASPACE)
@@ -28592,7 +28721,8 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     const int place = b->n_splitters;
     s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
                       bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
-                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE : TT__STAGE_PUNCTUATION);
+                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE
+                      : bert ? TT__STAGE_BERT : TT__STAGE_PUNCTUATION);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (bytes) b->mapped_at = place;
     s->splits = true;
@@ -28601,8 +28731,8 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
         if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
     } else if (digits) {
         status = tt__json_read_bool(j, node, "individual_digits", &s->each);
-    } else if (white) {
-        return TT_OK;
+    } else if (white || bert) {
+        return bert ? tt__bpe_classes_of_bert(b) : TT_OK;
     } else if (punctuation) {
         status = tt__json_read_string(j, node, "behavior", false, &behavior);
         s->each = strcmp(behavior, "Isolated") == 0;
@@ -28625,7 +28755,7 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
     static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
         {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
         {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
-        {"Metaspace", TT__STAGE_METASPACE}};
+        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
     const char *scheme;
     int known = -1;
     size_t at = 0;
@@ -28639,7 +28769,8 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
         if (strcmp(type, kinds[i].type) == 0) known = i;
     if (known < 0)
         return tt__bpe_unknown(j, node, "decoder", type,
-                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip or Metaspace");
+                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                               "WordPiece");
     tt__stage *s = tt__bpe_stage(j, node, b->decoders, &b->n_decoders, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (s->kind == TT__STAGE_REPLACE) return tt__bpe_replace(b, j, node, s);
@@ -28649,6 +28780,10 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
         s->prefix_first = strcmp(scheme, "never") != 0;
         s->to = " ";
         s->to_bytes = 1;
+    } else if (s->kind == TT__STAGE_WORDPIECE) {
+        s->each = true;
+        tt_status status = tt__bpe_string(b, j, node, "prefix", &s->from, &s->from_bytes);
+        return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
     } else if (s->kind == TT__STAGE_STRIP) {
         tt_status status = tt__bpe_string(b, j, node, "content", &s->from, &s->from_bytes);
         if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
@@ -28984,6 +29119,18 @@ static tt_status tt__bpe_read_merges(tt__bpe *b, const tt__json *j, int model)
     return TT_OK;
 }
 
+static tt_status tt__bpe_read_wordpiece(tt__bpe *b, const tt__json *j, int model, const char *prefix,
+                                        const char **unk)
+{
+    b->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+    if (!*unk) *unk = "[UNK]";
+    if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
+    b->piece_bytes = strlen(prefix);
+    b->piece = tt__chunks_text(b->ctx, &b->chunks, prefix, b->piece_bytes);
+    if (!b->piece) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    return tt__json_read_int(j, model, "max_input_chars_per_word", false, 0, INT32_MAX, &b->word_chars);
+}
+
 /* What decides ids beside vocabulary and merges. */
 static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, const char **unk)
 {
@@ -29001,11 +29148,15 @@ static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, co
         b->unk = (int)id;
         return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback) : status;
     }
-    if (status == TT_OK && strcmp(type, "BPE") != 0)
-        return tt__bpe_unknown(j, model, "model", type,
-                               "BPE, Unigram, or WordPiece with a vocab.txt beside it");
+    /* older files of DistilBERT have no "type" */
+    const bool untyped = tt__json_get(j, model, "type") < 0;
+    b->wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
+                 : status == TT_OK && strcmp(type, "WordPiece") == 0;
+    if (status == TT_OK && !b->wordpiece && strcmp(type, "BPE") != 0)
+        return tt__bpe_unknown(j, model, "model", type, "BPE, Unigram or WordPiece");
     if (status == TT_OK) status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
+    if (status == TT_OK && b->wordpiece) return tt__bpe_read_wordpiece(b, j, model, prefix, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
     if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
     if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &b->fuse_unk);
@@ -29416,6 +29567,9 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
         return status;
     }
     b->unk = unk ? tt__bpe_find(&b->by_text, unk, strlen(unk)) : -1;
+    if (b->wordpiece && b->unk < 0)
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
+                        j->path, unk);
     for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
     const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
     if (b->unk < 0 && !fallback && (!bytes || unmapped))
@@ -29423,7 +29577,8 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                 "'%s' has tokens for some characters only, and none for the "
                 "others: these are left out of texts", j->path);
     b->cuts = !bytes && fallback && !b->ignore_merges;
-    status = merges ? tt__bpe_merges_text(b, merges_path, merges) : tt__bpe_read_merges(b, j, model);
+    if (merges) status = tt__bpe_merges_text(b, merges_path, merges);
+    else if (!b->wordpiece) status = tt__bpe_read_merges(b, j, model);
     if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
     if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     return status;
@@ -29489,6 +29644,10 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK) {
         if (config.count) tt__bpe_roles(k, &config);
         if (map.count) tt__bpe_roles(k, &map);
+        static const int berts[] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_PAD, TT_TOKEN_MASK};
+        for (int i = 0; i < TT__COUNT(berts) && b->wordpiece; i++)
+            if (k->roles[berts[i]] < 0)
+                k->roles[berts[i]] = tt_tokenizer_find(k, tt__special_tokens[i]);
         const bool told = k->roles[TT_TOKEN_EOS] >= 0; /* by a file of the tokenizer's own */
         if (model.count) tt__bpe_role_ids(k, &model);
         const int32_t own = tt__bpe_find(&b->by_text, "<|endoftext|>", 13), end = k->roles[TT_TOKEN_EOS];

@@ -798,7 +798,7 @@ TEST(tokenizer_golden_bpe)
     static const char *const kinds[] = {"albert", "big_bird", "cl100k", "falcon", "gpt2", "llama2", "llama3",
                                         "metaspace", "mistral", "neox", "qwen2", "roberta", "starcoder", "t5",
                                         "unknown", "front_precompiled", "front_nfc", "front_strip",
-                                        "front_replace"};
+                                        "front_replace", "wordpiece", "wordpiece_lower", "wordpiece_cased"};
     char folder[1000];
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
         snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[k]);

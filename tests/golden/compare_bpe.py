@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the byte-pair and Unigram tokenizers of tinytrain.h with those of Hugging Face, for each kind of
+"""Compares the tokenizers that tinytrain.h makes of a tokenizer.json with those of Hugging Face, for each kind of
 make_bpe.py, also those that are too large to be committed: ids and decoded texts of random strings, and of
 random bytes beside Python's decoding with U+FFFD; and for each of many normalizers before each of some
 splitters and a Metaspace that marks the first word, of a tenth of the strings and of texts that begin with
