@@ -856,7 +856,7 @@ TEST(text_of_ids_that_come)
 TEST(tokenizer_bpe_damaged)
 {
     static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert",
-                                        "front_nfc"};
+                                        "front_nfc", "wordpiece"};
     static const char text[] = "It's  12345 \xc3\xa9t\xc3\xa9 <s>\n\n\xff <|endoftext|> \xe2\x96\x81x";
     uint64_t random = 1;
     int loaded = 0, refused = 0;
@@ -1047,6 +1047,107 @@ TEST(tokenizer_nasty_strings)
     const char *vocab = point_vocabulary();
     golden(vocab, TEST_GOLDEN("points_uncased.tsv"), true);
     golden(vocab, TEST_GOLDEN("points_cased.tsv"), false);
+}
+
+/* A vocab.txt as tokenizer.json, as transformers 5 saves it; of an older version, which says less. */
+static void write_as_json(const char *folder, const char *vocab, bool lowercase, bool older)
+{
+    size_t n;
+    char *file = test_read(vocab, &n), *json = (char *)malloc(4 * n + 4000);
+    size_t to = (size_t)sprintf(json, "{\"added_tokens\":[");
+    static const char *const special[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+    for (int k = 0; k < 5; k++)
+        to += (size_t)sprintf(json + to, "%s{\"id\":%d,\"content\":\"%s\",\"special\":true}", k ? "," : "", k,
+                              special[k]);
+    to += (size_t)sprintf(json + to,
+        "],\"normalizer\":{\"type\":\"BertNormalizer\",\"lowercase\":%s,\"clean_text\":true,"
+        "\"handle_chinese_chars\":true,\"strip_accents\":null},"
+        "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},"
+        "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"[CLS]\",2],\"sep\":[\"[SEP]\",3]},"
+        "\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\"},"
+        "\"model\":{%s\"max_input_chars_per_word\":100,\"vocab\":{", lowercase ? "true" : "false",
+        older ? "" : "\"type\":\"WordPiece\",\"unk_token\":\"[UNK]\",\"continuing_subword_prefix\":\"##\",");
+    int id = 0;
+    for (char *line = file; *line; id++) {
+        char *end = strchr(line, '\n');
+        to += (size_t)sprintf(json + to, "%s\"", id ? "," : "");
+        for (; line < end; line++) {
+            if (*line == '"' || *line == '\\') json[to++] = '\\';
+            json[to++] = *line;
+        }
+        to += (size_t)sprintf(json + to, "\":%d", id);
+        line = end + 1;
+    }
+    to += (size_t)sprintf(json + to, "}}}");
+    test_write(test_path(folder, "tokenizer.json"), json, to);
+    free(file);
+    free(json);
+}
+
+/* A tokenizer.json without vocab.txt gives the ids of that vocab.txt, has its special tokens,
+    and is saved. */
+TEST(wordpiece_of_a_tokenizer_json)
+{
+    char folder[600], saved[600], case_path[600];
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    snprintf(saved, sizeof saved, "%s", test_folder());
+    for (int kind = 0; kind < 4; kind++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        char vocab[600];
+        size_t n;
+        const bool lowercase = kind % 2;
+        snprintf(vocab, sizeof vocab, "%s/vocab_%scased.txt", TEST_GOLDEN(""), lowercase ? "un" : "");
+        snprintf(case_path, sizeof case_path, "%s/tokens_%scased.tsv", TEST_GOLDEN(""), lowercase ? "un" :
+            "");
+        write_as_json(folder, vocab, lowercase, kind > 1);
+        tt_tokenizer *k = tt_tokenizer_load(ctx, folder), *other = tt_tokenizer_open(ctx, vocab, lowercase);
+        char *file = test_read(case_path, &n);
+        if (!k) printf("%s\n", tt_error(ctx));
+        REQUIRE(k && other && file);
+        int lines = 0;
+        for (const char *line = file; *line; lines++) {
+            const char *at = line, *end = strchr(line, '\n');
+            int32_t ids[2000], want[2000];
+            size_t bytes;
+            char *text = field(&at, end, &bytes);
+            const int count = tt_tokenize(other, text, bytes, want, 2000);
+            CHECK(tt_tokenize(k, text, bytes, ids, 2000) == count);
+            CHECK(memcmp(ids, want, (size_t)count * sizeof *ids) == 0);
+            free(text);
+            line = end + 1;
+        }
+        CHECK(lines > 150);
+        free(file);
+        for (int role = 0; role < TT_TOKEN_COUNT; role++)
+            CHECK(tt_tokenizer_special(k, (tt_special_token)role) ==
+                  tt_tokenizer_special(other, (tt_special_token)role));
+        CHECK(tt_tokenizer_size(k) == tt_tokenizer_size(other) && tt_tokenizer_save(k, saved) == TT_OK);
+        tt_tokenizer *again = tt_tokenizer_load(ctx, saved);
+        CHECK(again && tt_tokenizer_size(again) == tt_tokenizer_size(k));
+        tt_tokenizer_free(again);
+        tt_tokenizer_free(other);
+        tt_tokenizer_free(k);
+        TEST_CLOSE(ctx, &a);
+    }
+#define MODEL(rest) "\"model\":{\"type\":\"WordPiece\"," rest "}}"
+    static const struct { const char *json, *error; } bad[] = {
+        {"{" MODEL("\"unk_token\":\"<unk>\",\"vocab\":{\"a\":0}"),
+         "the vocabulary has no '<unk>', the \"unk_token\""},
+        {"{" MODEL("\"max_input_chars_per_word\":-1,\"vocab\":{\"[UNK]\":0}"), "\"max_input_chars_per_word\""},
+        {"{\"pre_tokenizer\":{\"type\":\"ByteLevel\"}," MODEL("\"vocab\":{\"[UNK]\":0}"),
+         "the pre_tokenizer ByteLevel is not supported; expected none that maps bytes"},
+        {"{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"[UNK]\":0}}}",
+         "the model WordLevel is not supported; expected BPE, Unigram or WordPiece"}};
+#undef MODEL
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int k = 0; k < TEST_COUNT(bad); k++) {
+        test_write(test_path(folder, "tokenizer.json"), bad[k].json, strlen(bad[k].json));
+        CHECK(!tt_tokenizer_load(ctx, folder));
+        CHECK(strstr(tt_error(ctx), bad[k].error) != NULL);
+    }
+    TEST_CLOSE(ctx, &a);
 }
 
 TEST(tokenizer_code_points) /* all 1,112,064; golden/compare_tokens.py tells which ones of a block differ */
@@ -2345,7 +2446,7 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
     TEST_CASE(tokenizer_golden_bpe), TEST_CASE(text_of_ids_that_come), TEST_CASE(tokenizer_bpe_damaged),
     TEST_CASE(tokenizer_files_are_kept), TEST_CASE(tokenizer_normalizers_in_turn),
-    TEST_CASE(tokenizer_unigram_refused),
+    TEST_CASE(tokenizer_unigram_refused), TEST_CASE(wordpiece_of_a_tokenizer_json),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),
