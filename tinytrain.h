@@ -964,7 +964,8 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of three kinds:
+/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, but see
+   tt_tokenizer_load), of three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
      one token a line, its number the id, white space at the end of a line left out; or from a tokenizer.json.
    - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
@@ -994,10 +995,18 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
    - with vocab.txt: WordPiece, with tokenizer_config.json's do_lower_case if that file is there (else true).
      TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than do_lower_case, no CJK
      splitting, split_special_tokens).
-   - else with tokenizer.json, which alone decides ids.
+   - else with tokenizer.json, which decides ids, but for what AutoTokenizer of transformers 5 makes anew of
+     the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
+     RobertaTokenizer, Qwen2Tokenizer and GPTNeoXTokenizer (or, without such a name, by model_type) the space
+     before the first word, which add_prefix_space of tokenizer_config.json asks for (default false); of
+     LlamaTokenizer (not byte-level, and not of Mistral) how words are marked: the file has a mark before all
+     that stands between special tokens, also before a space, transformers before the first word alone (with
+     "legacy": true, before all), unless it has one. Of others transformers may differ: BigBirdTokenizer
+     leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer split at all white space first,
+     AlbertTokenizer and BertTokenizer take do_lower_case and the like from tokenizer_config.json.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
-     config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with
-     tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
+     config.json, says of GPT-2 (also where neither says anything), RoBERTa (whose <mask> takes the spaces
+     before it) and Qwen2, with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
 /* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of the other kinds
    the files that it was loaded from and chat_template.jinja, unchanged. */
@@ -27116,8 +27125,9 @@ static void tt__bpe_free(tt__bpe *b)
     tt__chunks_free(b->ctx, &b->chunks);
     for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
     void *const owned[] = {b->letters, b->unicode, b->texts, b->words_text, b->text, b->word,
-                           b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added, b->added_of, b->tries[0].nodes,
-                           b->tries[1].nodes, b->prefixes.edges, b->prefixes.ids, b->scores, b};
+                           b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added,
+                           b->added_of, b->tries[0].nodes, b->tries[1].nodes, b->prefixes.edges,
+                           b->prefixes.ids, b->scores, b};
     tt__free_all(b->ctx, owned, TT__COUNT(owned));
 }
 
@@ -29491,18 +29501,58 @@ static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] 
      "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
 };
 
-/* Which of them a folder's tokenizer_config.json or config.json (either may be empty) names. */
+/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+static const char tt__bpe_llama[] =
+    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
+    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\\u2581\"},\"content\":\" \"},"
+    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+    "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
+    "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
+
+/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+static const char *tt__folder_text(const tt__json *j, const char *key)
+{
+    return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
+}
+
+/* Is that the name of the class, or of its twin of transformers 4? */
+static bool tt__bpe_class_is(const char *name, const char *which)
+{
+    const size_t n = strlen(which);
+    return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
+}
+
+/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
+   as "add_prefix_space" of tokenizer_config.json says (false if it is missing), or as tt__bpe_llama. */
+typedef enum tt__bpe_way { TT__WAY_FILE, TT__WAY_BYTES, TT__WAY_LLAMA } tt__bpe_way;
+
+static tt__bpe_way tt__bpe_way_of(const tt__json *config, const tt__json *model, const tt__file_bytes *file)
+{
+    static const struct { const char *name, *model_type; } bytes[] = {
+        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
+        {"GPTNeoXTokenizer", "gpt_neox"}};
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    if (!name) name = tt__folder_text(model, "tokenizer_class");
+    if (type && strcmp(type, "mistral") == 0) return TT__WAY_FILE;
+    if (tt__bpe_class_is(name, "LlamaTokenizer") && (!type || strcmp(type, "llama") == 0))
+        return strstr(file->bytes, "\"ByteLevel\"") ? TT__WAY_FILE : TT__WAY_LLAMA;
+    for (int i = 0; i < TT__COUNT(bytes); i++)
+        if (name ? tt__bpe_class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
+            return TT__WAY_BYTES;
+    return TT__WAY_FILE;
+}
+
+/* Which of tt__bpe_classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
 static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
 {
-    const char *name = tt__json_text(config, config->count ? tt__json_get(config, 0, "tokenizer_class") : -1);
-    const char *type = tt__json_text(model, model->count ? tt__json_get(model, 0, "model_type") : -1);
-    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++) {
-        const size_t n = strlen(tt__bpe_classes[i].name);
-        const bool begins = name && strncmp(name, tt__bpe_classes[i].name, n) == 0;
-        if (name ? begins && (!name[n] || strcmp(name + n, "Fast") == 0)
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++)
+        if (name ? tt__bpe_class_is(name, tt__bpe_classes[i].name)
                  : !type || strcmp(type, tt__bpe_classes[i].model_type) == 0)
             return i;
-    }
     tt__fail(ctx, TT_ERR_UNSUPPORTED,
              "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
              "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
@@ -29510,10 +29560,30 @@ static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *co
     return -1;
 }
 
-/* The tokenizer that `j` describes. text: what j was parsed from; vocab: of vocab.json, NULL: in j; merges:
-   those of merges.txt, or NULL; config: tokenizer_config.json, or empty. */
-static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *vocab,
-                               const tt__file_bytes *merges, const char *merges_path, const tt__json *config)
+/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
+static tt_status tt__bpe_prefixes(tt__bpe *b, tt__bpe_way kind, const tt__json *config)
+{
+    bool prefix = kind == TT__WAY_LLAMA, legacy = false;
+    tt_status status = TT_OK;
+    if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
+    if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
+    for (int i = 0; i < b->n_splitters; i++) {
+        tt__stage *s = &b->splitters[i];
+        if (s->kind == TT__STAGE_BYTES && kind == TT__WAY_BYTES) s->prefix_space = prefix;
+        if (kind != TT__WAY_LLAMA) continue;
+        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
+        s->prefix_first = prefix && !legacy;
+    }
+    if (kind == TT__WAY_LLAMA && !prefix) b->n_decoders--; /* which strips it */
+    return status;
+}
+
+/* The tokenizer that `j` describes. text: what j was parsed from; way: what has the pipeline in its place, or
+   NULL; vocab: of vocab.json, NULL: in j; merges: those of merges.txt, or NULL; config:
+   tokenizer_config.json, or empty. */
+static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *way,
+                               tt__bpe_way kind, const tt__json *vocab, const tt__file_bytes *merges,
+                               const char *merges_path, const tt__json *config)
 {
     tt__bpe *b = k->bpe;
     const char *unk;
@@ -29524,17 +29594,19 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__bpe_read_model(b, j, model, &unk);
-    const struct { const char *key; tt__bpe_reader read; } parts[] = {
-        {"normalizer", tt__bpe_read_normalizer}, {"pre_tokenizer", tt__bpe_read_splitter},
-        {"decoder", tt__bpe_read_decoder}, {"added_tokens", tt__bpe_read_added_list}};
+    if (way && (b->unigram || b->wordpiece)) way = NULL, kind = TT__WAY_FILE; /* that class has neither */
+    if (way && status == TT_OK) status = tt__bpe_read_model(b, way, tt__json_get(way, 0, "model"), &unk);
+    const struct { const tt__json *from; const char *key; tt__bpe_reader read; } parts[] = {
+        {way ? way : j, "normalizer", tt__bpe_read_normalizer},
+        {way ? way : j, "pre_tokenizer", tt__bpe_read_splitter},
+        {way ? way : j, "decoder", tt__bpe_read_decoder}, {j, "added_tokens", tt__bpe_read_added_list}};
     b->mapped_at = INT_MAX;
     for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
-        const int node = tt__json_get(j, 0, parts[i].key);
-        if (node >= 0) status = parts[i].read(b, j, node);
+        const int node = tt__json_get(parts[i].from, 0, parts[i].key);
+        if (node >= 0) status = parts[i].read(b, parts[i].from, node);
     }
     b->mapped_at = (int)tt__min(b->mapped_at, b->n_splitters);
     if (vocab) { /* what the configuration adds */
-        bool prefix = false;
         int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
         if (list >= 0 && j->nodes[0].kind == TT__JSON_OBJECT && config->nodes[list].kind == TT__JSON_OBJECT)
             for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
@@ -29547,11 +29619,8 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                                            "numbers as keys of added_tokens_decoder");
                 status = tt__bpe_read_added(b, config, child, (int)id);
             }
-        if (status == TT_OK && config->count)
-            status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
-        for (int i = 0; i < b->n_splitters; i++)
-            if (b->splitters[i].kind == TT__STAGE_BYTES) b->splitters[i].prefix_space = prefix;
     }
+    if (status == TT_OK && kind != TT__WAY_FILE) status = tt__bpe_prefixes(b, kind, config);
     if (status != TT_OK) return status;
     for (int i = 0; i < b->n_added; i++) {
         size = (int)tt__max(size, b->added[i].id + 1);
@@ -29608,8 +29677,8 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     tt__bpe *b = k->bpe = (tt__bpe *)tt__calloc(ctx, sizeof *b);
     char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH];
     char model_path[TT__PATH];
-    tt__json j, config, map, vocab, model;
-    tt__json *const all[] = {&j, &config, &map, &vocab, &model};
+    tt__json j, config, map, vocab, model, way;
+    tt__json *const all[] = {&j, &config, &map, &vocab, &model, &way};
     tt_status status = TT_ERR_MEMORY;
     const tt__file_bytes *file = NULL, *vocab_file;
     for (int i = 0; i < TT__COUNT(all); i++) memset(all[i], 0, sizeof *all[i]);
@@ -29627,7 +29696,12 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
     if (status == TT_OK && file) {
         status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
-        if (status == TT_OK) status = tt__bpe_build(k, &j, file->bytes, NULL, NULL, NULL, &config);
+        const tt__bpe_way kind = tt__bpe_way_of(&config, &model, file);
+        const bool llama = kind == TT__WAY_LLAMA;
+        if (status == TT_OK && llama)
+            status = tt__json_parse(&way, ctx, path, 0, tt__bpe_llama, strlen(tt__bpe_llama));
+        if (status == TT_OK)
+            status = tt__bpe_build(k, &j, file->bytes, llama ? &way : NULL, kind, NULL, NULL, NULL, &config);
     } else if (status == TT_OK) {
         vocab_file = tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
         if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
@@ -29639,7 +29713,8 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
         if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, tt__bpe_classes[kind].json,
                                                      strlen(tt__bpe_classes[kind].json));
         if (status == TT_OK)
-            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, &vocab, file, path, &config);
+            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, NULL, TT__WAY_BYTES, &vocab, file, path,
+                                   &config);
     }
     if (status == TT_OK) {
         if (config.count) tt__bpe_roles(k, &config);

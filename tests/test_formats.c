@@ -933,6 +933,56 @@ TEST(tokenizer_files_are_kept)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Folders whose tokenizer_config.json names a class that AutoTokenizer of transformers 5 makes anew: its ids
+   (golden/compare_bpe.py). */
+TEST(tokenizer_classes_of_transformers)
+{
+#define LLAMA "\"tokenizer_class\":\"LlamaTokenizer\""
+    static const struct { const char *kind, *config, *type, *text; int n; int32_t ids[8]; } rows[] = {
+        {"llama2", LLAMA, "llama", " a", 2, {1, 335}}, {"llama2", LLAMA, "llama", "a", 2, {1, 335}},
+        {"llama2", LLAMA, "llama", "</s>cd", 4, {1, 2, 291, 292}},
+        {"llama2", LLAMA ",\"legacy\":true", "llama", "</s>cd", 4, {1, 2, 360, 292}},
+        {"llama2", LLAMA ",\"legacy\":false", "llama", "\xE2\x96\x81" "a", 2, {1, 335}},
+        {"llama2", LLAMA ",\"legacy\":null,\"add_prefix_space\":null", "llama", " a", 2, {1, 335}},
+        {"llama2", LLAMA ",\"add_prefix_space\":false", "llama", "a  b", 4, {1, 289, 316, 350}},
+        {"llama2", "\"tokenizer_class\":\"LlamaTokenizerFast\"", "llama", " a", 2, {1, 335}},
+        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the file's */
+        {"llama2", "\"legacy\":false", "llama", " a", 3, {1, 316, 335}},
+        {"llama2", "\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "llama", " a", 3, {1, 316, 335}},
+        {"gpt2", "\"add_prefix_space\":true", "gpt2", "</s>cd", 6, {424, 15, 83, 30, 67, 68}},
+        {"gpt2", "\"add_prefix_space\":false", "gpt2", "a", 1, {65}},
+        {"gpt2", "\"add_prefix_space\":true", "falcon", "a", 1, {65}},
+        {"gpt2", "\"add_prefix_space\":true,\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "gpt2", "a", 1,
+         {65}},
+        {"qwen2", "\"add_prefix_space\":true,\"tokenizer_class\":\"Qwen2Tokenizer\"", "x", "a", 1, {280}},
+        {"roberta", "\"add_prefix_space\":true", "roberta", "a", 3, {0, 275, 2}},
+        {"roberta", "\"tokenizer_class\":\"RobertaTokenizer\"", "roberta", "a", 3, {0, 69, 2}}};
+#undef LLAMA
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        char path[1100], folder[600], json[300];
+        int32_t ids[20];
+        size_t n;
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        snprintf(path, sizeof path, "%s/%s/tokenizer.json", TEST_GOLDEN("bpe"), rows[k].kind);
+        char *file = test_read(path, &n);
+        REQUIRE(file);
+        test_write(test_path(folder, "tokenizer.json"), file, n);
+        free(file);
+        snprintf(json, sizeof json, "{%s}", rows[k].config);
+        test_write(test_path(folder, "tokenizer_config.json"), json, strlen(json));
+        snprintf(json, sizeof json, "{\"model_type\":\"%s\"}", rows[k].type);
+        test_write(test_path(folder, "config.json"), json, strlen(json));
+        tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
+        REQUIRE(t);
+        const int64_t count = tt_tokenizer_encode(t, rows[k].text, strlen(rows[k].text), true, ids, 20);
+        CHECK(count == rows[k].n && memcmp(ids, rows[k].ids, sizeof *ids * (size_t)rows[k].n) == 0);
+        tt_tokenizer_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
 /* Each normalizer reads what the one before has written, also where some between leave the text in place. */
 TEST(tokenizer_normalizers_in_turn)
 {
@@ -1134,7 +1184,8 @@ TEST(wordpiece_of_a_tokenizer_json)
     static const struct { const char *json, *error; } bad[] = {
         {"{" MODEL("\"unk_token\":\"<unk>\",\"vocab\":{\"a\":0}"),
          "the vocabulary has no '<unk>', the \"unk_token\""},
-        {"{" MODEL("\"max_input_chars_per_word\":-1,\"vocab\":{\"[UNK]\":0}"), "\"max_input_chars_per_word\""},
+        {"{" MODEL("\"max_input_chars_per_word\":-1,\"vocab\":{\"[UNK]\":0}"),
+         "\"max_input_chars_per_word\""},
         {"{\"pre_tokenizer\":{\"type\":\"ByteLevel\"}," MODEL("\"vocab\":{\"[UNK]\":0}"),
          "the pre_tokenizer ByteLevel is not supported; expected none that maps bytes"},
         {"{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"[UNK]\":0}}}",
@@ -2445,7 +2496,8 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
     TEST_CASE(tokenizer_golden_bpe), TEST_CASE(text_of_ids_that_come), TEST_CASE(tokenizer_bpe_damaged),
-    TEST_CASE(tokenizer_files_are_kept), TEST_CASE(tokenizer_normalizers_in_turn),
+    TEST_CASE(tokenizer_files_are_kept), TEST_CASE(tokenizer_classes_of_transformers),
+    TEST_CASE(tokenizer_normalizers_in_turn),
     TEST_CASE(tokenizer_unigram_refused), TEST_CASE(wordpiece_of_a_tokenizer_json),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
