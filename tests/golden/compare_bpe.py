@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 CLASSES = [("gpt2", "GPT2Tokenizer", "gpt2"), ("roberta", "RobertaTokenizer", "roberta"), ("neox", "GPTNeoXTokenizer", "gpt_neox"),
            ("qwen2", "Qwen2Tokenizer", "qwen2"), ("roberta", "PreTrainedTokenizerFast", "roberta"), ("llama2", "LlamaTokenizer", "llama"),
            ("metaspace", "LlamaTokenizerFast", "llama"), ("llama3", "LlamaTokenizer", "llama"), ("llama2", "LlamaTokenizer", "mistral"),
-           ("wordpiece", "BertTokenizer", "bert"), ("albert", "AlbertTokenizer", "albert")]
+           ("wordpiece", "BertTokenizer", "bert")]
 OPTIONS = [{}, {"add_prefix_space": True}, {"add_prefix_space": False}, {"legacy": True}, {"legacy": False, "add_prefix_space": None}]
 
 
@@ -117,8 +117,8 @@ def main():
             wrong += differ
         for n, (kind, name, model_type) in enumerate(CLASSES):
             for m, options in enumerate(OPTIONS):
-                obeyed = kind != "albert" and (options.get("add_prefix_space", 0) is not None or name.startswith("Llama"))
-                if a.only in (None, kind) and (obeyed or not options):
+                allowed = options.get("add_prefix_space", 0) is not None or name.startswith("Llama")
+                if a.only in (None, kind) and allowed:
                     wrong += compare_class(ours, os.path.join(folder, f"{n}.{m}"), texts[::10], kind, name, model_type, options)
     return wrong > 0
 
