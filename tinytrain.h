@@ -998,18 +998,19 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
    - else with tokenizer.json, which decides ids, but for what AutoTokenizer of transformers 5 makes anew of
      the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
      RobertaTokenizer, Qwen2Tokenizer and GPTNeoXTokenizer (or, without such a name, by model_type) the space
-     before the first word, which add_prefix_space of tokenizer_config.json asks for (default false); of
-     LlamaTokenizer (not byte-level, and not of Mistral) how words are marked: the file has a mark before all
-     that stands between special tokens, also before a space, transformers before the first word alone (with
-     "legacy": true, before all), unless it has one. Of others transformers may differ: BigBirdTokenizer
-     leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer split at all white space first,
-     AlbertTokenizer and BertTokenizer take do_lower_case and the like from tokenizer_config.json.
+     before the first word, where add_prefix_space of tokenizer_config.json tells of it; of LlamaTokenizer
+     (not byte-level, and not of Mistral) how words are marked: the file has a mark before all that stands
+     between special tokens, also before a space, transformers before the first word alone (with "legacy":
+     true, before all), unless it has one. Of others transformers may differ: without add_prefix_space it puts
+     no space there, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
+     split at all white space first, AlbertTokenizer and BertTokenizer take do_lower_case and the like from
+     tokenizer_config.json.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
      config.json, says of GPT-2 (also where neither says anything), RoBERTa (whose <mask> takes the spaces
      before it) and Qwen2, with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of the other kinds
-   the files that it was loaded from and chat_template.jinja, unchanged. */
+/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or where it was loaded
+   from other files these and chat_template.jinja, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
@@ -1017,7 +1018,7 @@ int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
    with a NUL inside, which a tokenizer.json may have, ends there, and is not found by its text. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding and Unigram what
+/* The id of the token that has this purpose; -1: there is none. Of vocab.txt those of BERT, else what
    tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
    TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one, also where config.json names
    a token that ordinary texts have, which the logger is warned of. */
@@ -1025,8 +1026,8 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
    those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
-   of more than 64 bytes, Unigram for each text). Invalid UTF-8 bytes count as U+FFFD, which WordPiece
-   drops. A special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes that
+   of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
+   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes that
    token if the vocabulary has it, as in transformers: a text can forge the structure of a sequence, so remove
    these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
@@ -29524,7 +29525,7 @@ static bool tt__bpe_class_is(const char *name, const char *which)
 }
 
 /* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
-   as "add_prefix_space" of tokenizer_config.json says (false if it is missing), or as tt__bpe_llama. */
+   as "add_prefix_space" of tokenizer_config.json says, or as tt__bpe_llama. */
 typedef enum tt__bpe_way { TT__WAY_FILE, TT__WAY_BYTES, TT__WAY_LLAMA } tt__bpe_way;
 
 static tt__bpe_way tt__bpe_way_of(const tt__json *config, const tt__json *model, const tt__file_bytes *file)
@@ -29567,9 +29568,11 @@ static tt_status tt__bpe_prefixes(tt__bpe *b, tt__bpe_way kind, const tt__json *
     tt_status status = TT_OK;
     if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
     if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
+    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
+    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
     for (int i = 0; i < b->n_splitters; i++) {
         tt__stage *s = &b->splitters[i];
-        if (s->kind == TT__STAGE_BYTES && kind == TT__WAY_BYTES) s->prefix_space = prefix;
+        if (s->kind == TT__STAGE_BYTES && kind == TT__WAY_BYTES && given) s->prefix_space = prefix;
         if (kind != TT__WAY_LLAMA) continue;
         s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
         s->prefix_first = prefix && !legacy;

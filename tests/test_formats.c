@@ -956,7 +956,8 @@ TEST(tokenizer_classes_of_transformers)
          {65}},
         {"qwen2", "\"add_prefix_space\":true,\"tokenizer_class\":\"Qwen2Tokenizer\"", "x", "a", 1, {280}},
         {"roberta", "\"add_prefix_space\":true", "roberta", "a", 3, {0, 275, 2}},
-        {"roberta", "\"tokenizer_class\":\"RobertaTokenizer\"", "roberta", "a", 3, {0, 69, 2}}};
+        {"roberta", "\"add_prefix_space\":false", "roberta", "a", 3, {0, 69, 2}},
+        {"roberta", "\"tokenizer_class\":\"RobertaTokenizer\"", "roberta", "a", 3, {0, 275, 2}}};
 #undef LLAMA
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         test_allocator a;

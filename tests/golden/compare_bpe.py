@@ -117,7 +117,10 @@ def main():
             wrong += differ
         for n, (kind, name, model_type) in enumerate(CLASSES):
             for m, options in enumerate(OPTIONS):
-                allowed = options.get("add_prefix_space", 0) is not None or name.startswith("Llama")
+                prefix = options.get("add_prefix_space", "none")
+                allowed = prefix is not None or name.startswith("Llama")
+                if prefix == "none" and name == "RobertaTokenizer":  # the file's is kept, as it always was
+                    continue
                 if a.only in (None, kind) and allowed:
                     wrong += compare_class(ours, os.path.join(folder, f"{n}.{m}"), texts[::10], kind, name, model_type, options)
     return wrong > 0
