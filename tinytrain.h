@@ -1027,9 +1027,9 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
    those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
    of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
-   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes that
-   token if the vocabulary has it, as in transformers: a text can forge the structure of a sequence, so remove
-   these from texts that you don't trust. */
+   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or
+   <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can forge the
+   structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
    `special`. -1: out of memory. */
@@ -27085,6 +27085,7 @@ struct tt__bpe {
     tt__letters *letters;
     const uint8_t *bits;
     tt__unicode *unicode;         /* of BERT's stages; NULL: there are none */
+    uint8_t *low;                 /* (TT__LOW) what it says of the code points that most words have */
     tt__chunk *chunks;            /* the texts of stages and added tokens */
     tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
     int n_kept;
@@ -27125,7 +27126,7 @@ static void tt__bpe_free(tt__bpe *b)
     if (!b) return;
     tt__chunks_free(b->ctx, &b->chunks);
     for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
-    void *const owned[] = {b->letters, b->unicode, b->texts, b->words_text, b->text, b->word,
+    void *const owned[] = {b->letters, b->unicode, b->low, b->texts, b->words_text, b->text, b->word,
                            b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added,
                            b->added_of, b->tries[0].nodes, b->tries[1].nodes, b->prefixes.edges,
                            b->prefixes.ids, b->scores, b};
@@ -27617,6 +27618,11 @@ static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, siz
     }
 }
 
+static int tt__bpe_class_of(const tt__bpe *b, uint32_t c) /* a TT__CLASS_... */
+{
+    return c < TT__LOW ? b->low[c] : tt__class(b->unicode, c);
+}
+
 /* Words between white space, and each character of punctuation. */
 static void tt__bpe_split_bert(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -27625,7 +27631,7 @@ static void tt__bpe_split_bert(tt__encoder *e, int stage, const char *text, size
     for (size_t at = 0; at <= bytes && !tt__encoder_done(e);) {
         const size_t start = at;
         const uint32_t c = at < bytes ? tt__utf8_next(text, bytes, &at) : (at++, (uint32_t)' ');
-        const bool alone = tt__class(b->unicode, c) == TT__CLASS_PUNCTUATION;
+        const bool alone = tt__bpe_class_of(b, c) == TT__CLASS_PUNCTUATION;
         if (!alone && !(b->bits[c] & TT__IS_SPACE)) continue;
         tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
         if (alone && !tt__encoder_done(e))
@@ -27979,7 +27985,7 @@ static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint
 {
     if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
     if (kind <= TT__STAGE_NFKD) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
-    const int of = kind >= TT__STAGE_CLEAN ? tt__class(b->unicode, c) : (int)TT__CLASS_LETTER;
+    const int of = kind >= TT__STAGE_CLEAN ? tt__bpe_class_of(b, c) : (int)TT__CLASS_LETTER;
     to[0] = c;
     switch (kind) {
     case TT__STAGE_CLEAN:
@@ -28087,6 +28093,13 @@ static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text
     e->front = f.to;
 }
 
+static bool tt__is_ascii(const char *text, size_t bytes)
+{
+    uint8_t all = 0;
+    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
+    return all < 0x80;
+}
+
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
 static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
@@ -28100,6 +28113,9 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
         tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
         const char *before = text;
         char *out = NULL;
+        const bool decomposes = s->kind == TT__STAGE_NFD || s->kind == TT__STAGE_NFKD;
+        const bool marks = s->kind == TT__STAGE_ACCENTS || s->kind == TT__STAGE_NONSPACING;
+        if ((decomposes || marks || s->kind == TT__STAGE_CJK) && tt__is_ascii(text, *bytes)) continue;
         if (fronts) tt__front_after(e, s, text, *bytes);
         if (e->failed) break;
         if (s->kind == TT__STAGE_NFC) {
@@ -28597,8 +28613,11 @@ static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt
 /* What classes of characters there are for BERT's stages. */
 static tt_status tt__bpe_classes_of_bert(tt__bpe *b)
 {
-    if (!b->unicode) b->unicode = tt__unicode_new(b->ctx);
-    return b->unicode ? TT_OK : TT_ERR_MEMORY;
+    if (b->low) return TT_OK;
+    b->unicode = tt__unicode_new(b->ctx);
+    b->low = b->unicode ? (uint8_t *)tt__alloc(b->ctx, TT__LOW) : NULL;
+    for (uint32_t c = 0; c < TT__LOW && b->low; c++) b->low[c] = (uint8_t)tt__class(b->unicode, c);
+    return b->low ? TT_OK : TT_ERR_MEMORY;
 }
 
 /* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
