@@ -12,8 +12,10 @@
          #define TINYTRAIN_IMPLEMENTATION
          #include "tinytrain.h"
 
-     and link with -lm -lpthread. Six lines to a first training step of a linear classifier (README.md has a
-     whole program around such lines, which tests/check_readme.py builds and runs):
+     and link with -lm -lpthread. Let these two lines be a file of their own: it compiles once, in half a
+     minute, and files that include the header without the macro in a tenth of a second. Six lines to a first
+     training step of a linear classifier (README.md has a whole program around such lines, which
+     tests/check_readme.py builds and runs):
 
          tt_tape *t = tt_tape_new(ctx);
          tt_value x = tt_input(t, "x", TT_F32, 64, 16), y = tt_input(t, "y", TT_I32, 64, 1);
@@ -72,8 +74,26 @@
 
    ROWS
      Activations are (rows, width); rows are the tokens of all sequences one after another, without padding.
-     Attention and pooling read seq_start, the first row of each sequence. Rows have a capacity when recorded
-     and a number in each run.
+     Attention and pooling read seq_start, the first row of each sequence, and behind these the number of
+     rows: of 2 sequences with 5 and 3 tokens tt_set takes 3 rows, 0, 5, 8. Rows have a capacity when recorded
+     and a number in each run (tt_axis).
+
+   A TRANSFORMER BLOCK, pre-norm: x (rows, D), starts of tt_seq_start; parameters of a struct of yours
+         tt_attention_options a = tt_attention_options_default(heads);
+         tt_value h = tt_layernorm(t, x, m->norm1_w, m->norm1_b, 1e-5f);
+         tt_value q = tt_linear(t, h, m->q_w, m->q_b);
+         tt_value k = tt_linear(t, h, m->k_w, m->k_b);
+         tt_value v = tt_linear(t, h, m->v_w, m->v_b);
+         h = tt_linear(t, tt_attention(t, q, k, v, starts, &a), m->out_w, m->out_b);
+         x = tt_add(t, x, tt_dropout(t, h, 0.1f));
+         h = tt_layernorm(t, x, m->norm2_w, m->norm2_b, 1e-5f);
+         h = tt_linear(t, tt_gelu(t, tt_linear(t, h, m->up_w, m->up_b)), m->down_w, m->down_b);
+         x = tt_add(t, x, tt_dropout(t, h, 0.1f));
+         tt_block_end(t, x);
+     Calls that record must not be arguments of one call beside each other: a compiler chooses their order, on
+     which random numbers depend.
+
+   ROWS THAT ARE READ
      What is read of some rows only is computed for these only: tt_gather_rows moves up through ops that work
      row by row and through the queries of attention. So a classifier that reads [CLS] skips most of its last
      layer. It gets what all rows would give, up to rounding (in 16 bits, operands of a loss are not rounded).
@@ -86,7 +106,8 @@
      arena (evaluation) costs the larger of the two, not the sum. The arena is released with the last of its
      programs and parameters: by tt_close, when parameters live there.
      recompute and offload (tt_compile_options) need less of the device for more work, or for memory of the
-     host, which the plan counts too; the bits stay the same.
+     host, which the plan counts too; the bits stay the same. Device "cpu" computes in the host's memory, so
+     that offload saves nothing there.
 
    DETERMINISM
      The same inputs, seed, options and instruction set give the same bits, for any number of threads, after a
@@ -302,7 +323,9 @@ tt_context *tt_open(const tt_context_options *options);
 /* Frees the parameters too. Free programs, tapes and trainers first. NULL is fine. */
 void tt_close(tt_context *ctx);
 
-const char *tt_error(const tt_context *ctx); /* the last failure in one sentence; "" if none */
+/* The last failure in one sentence; "" if none. Where a status was not read, the first failure is kept: an op
+   whose parameter could not be made, and a run without an input whose tt_set failed, name it. */
+const char *tt_error(const tt_context *ctx);
 tt_status tt_error_code(const tt_context *ctx);
 int tt_threads(const tt_context *ctx);
 /* Of the processes that a launcher such as mpirun has started, where TINYTRAIN_MPI is defined: which one this
@@ -344,6 +367,10 @@ int64_t tt_param_size(const tt_param *p);
 tt_status tt_param_set(tt_param *p, const float *values);
 tt_status tt_param_get(const tt_param *p, float *values);
 tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if there is none */
+/* Parameters 0 to tt_param_count - 1 are those of a context in the order in which they were made; NULL where
+   there is no number k. */
+int tt_param_count(const tt_context *ctx);
+tt_param *tt_param_at(const tt_context *ctx, int k);
 
 /* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or
    trainable. A frozen parameter takes no gradient, no optimizer state and no backward work in programs
@@ -353,7 +380,8 @@ bool tt_param_frozen(const tt_param *p);
 
 /* --------------------------------------------------------------------------------------------------- tape */
 
-typedef struct tt_value { int32_t id; } tt_value; /* a tensor on a tape; id 0 is "none" */
+/* A tensor on a tape; id 0 is "none". `tape` tells the tape, so that a value of another one is refused. */
+typedef struct tt_value { int32_t id; uint32_t tape; } tt_value;
 
 tt_tape *tt_tape_new(tt_context *ctx);
 void tt_tape_free(tt_tape *t);
@@ -362,10 +390,14 @@ void tt_tape_free(tt_tape *t);
 tt_status tt_tape_status(const tt_tape *t);
 void tt_name(tt_tape *t, tt_value v, const char *format, ...) TT_PRINTF(3, 4); /* in plans and errors */
 int64_t tt_value_rows(const tt_tape *t, tt_value v);  /* at capacity; 0 where the tape has no such value */
+/* The rows of v as an op takes them: the axis that they are, or a fixed number; 0 where the tape has no such
+   value. tt_input(t, "score", TT_F32, tt_value_axis(t, logits), 1) has as many rows as `logits`. */
+int64_t tt_value_axis(const tt_tape *t, tt_value v);
 int64_t tt_value_width(const tt_tape *t, tt_value v);
 
 /* A named number of rows with a capacity; the actual number may differ in each run. Use the result where an
-   op asks for rows. Example: tt_axis(t, "tokens", 8192). */
+   op asks for rows. Example: tt_axis(t, "tokens", 8192). Of one name there is one axis: asked for again, with
+   the same capacity, it is returned. */
 int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity);
 
 tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width);
@@ -513,6 +545,9 @@ typedef struct tt_cross_entropy_options {
     int ignore_index;      /* a target with this value counts for nothing. Default -100 */
     float label_smoothing; /* in [0, 1): target (1 - s) one-hot + s / classes. Default 0 */
     tt_value weights;      /* f32 (rows, 1) input, >= 0; default none (all 1) */
+    /* f32 (1, classes) input, >= 0; default none. A row weighs as its target's class, and each class's share
+       of the smoothed target as that class, as in PyTorch's CrossEntropyLoss. Not with `weights`. */
+    tt_value class_weights;
 } tt_cross_entropy_options;
 tt_cross_entropy_options tt_cross_entropy_options_default(void);
 
@@ -681,10 +716,10 @@ typedef struct tt_compile_options {
        a micro-batch, to the update), "parameters" and "activations" (what the backward reads of the blocks
        that tt_block_end marks, except the last). What belongs to a parameter of fewer than 65,536 elements,
        and activations that are smaller, stay on the device. NULL (default) or "none": nothing. Programs that
-       have parameters in common agree on "parameters". On "cpu", too, the host's memory is apart. "budget":
-       what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations, those of the
-       first blocks, as many as it takes. On "cuda" products of one x are not one then (see DETERMINISM), so
-       that the bits may differ. */
+       have parameters in common agree on "parameters". On "cpu" it only adds copies, for trying it out.
+       "budget": what makes the plan fit memory_budget in the fewest seconds, by `costs`; of activations,
+       those of the first blocks, as many as it takes; on "cpu" nothing. On "cuda" products of one x are not
+       one then (see DETERMINISM), so that the bits may differ. */
     const char *offload;
     /* What the arena is made of, on device "cuda" with one rank; the bits are the same. "device" (default,
        and NULL): the GPU's own memory. "managed": CUDA's unified memory; tt_allocate refuses an arena of more
@@ -719,9 +754,10 @@ typedef struct tt_compile_options {
        device "cpu", so that on "cuda" they are not those of "end". Nothing else chooses it. */
     const char *update;
     tt_optimizer_options optimizer;
-    /* Bytes of the arena, which a program that shares it later may not exceed either: TT_ERR_BUDGET from the
-       tt_compile that would need more, and tt_error says what each option would save, and the smallest
-       possible with which options; of a pipeline, of the stage that needs most. 0 (default): no limit. Only
+    /* Bytes of the arena, on "cpu" with what `offload` keeps beside it, which a program that shares it later
+       may not exceed either: TT_ERR_BUDGET from the tt_compile that would need more, and tt_error says what
+       each option would save, the smallest possible with which options, and what "bf16-true" would need; of a
+       pipeline, of the stage that needs most. 0 (default): no limit. Only
        what says "budget" (recompute, offload, parallel.zero) changes to fit; tt_plan says into what. Whatever
        the options say, copies run less far ahead, and what updates move together (up to 32 MiB) is less, down
        to one parameter at a time, where that makes it fit. */
@@ -1086,8 +1122,9 @@ tt_table_options tt_table_options_default(void);
    In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
    context's seed, and "train" the others. A table without rows for validation or test has 0 of them, which is
    no error: tt_dataset_split takes some of "train".
-   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: in byte order of the
-   distinct labels of the rows kept. o NULL: defaults. */
+   classes: labels are numbered in the order of these (n_classes of them); NULL, 0: of the distinct labels of
+   the rows kept, in byte order, or by value where all are numbers, as -1, 0, 2.5, 10. Labels must be UTF-8,
+   as config.json is. o NULL: defaults. */
 tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *split, const char *const *classes,
                              int n_classes, const tt_table_options *o);
 
@@ -1131,6 +1168,7 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
 
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
    (longest first), and cut into steps of `batch` sequences, whose order within the window is shuffled again;
@@ -1413,6 +1451,7 @@ typedef struct tt_bert {
     tt_param *head_w, *head_b;              /* pre_classifier or pooler (hidden, hidden), (hidden) */
     tt_param *classifier_w, *classifier_b;  /* (classes, hidden), (classes) */
     tt_param *pooler_w, *pooler_b;          /* BigBird's, which the logits do not depend on */
+    bool new_head; /* what makes logits of the hidden states begins with random weights, at least in part */
 } tt_bert;
 
 /* Creates the parameters, which begin as in transformers (normal, initializer_range; norms 1, biases 0). */
@@ -1420,8 +1459,9 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 /* From a Hugging Face folder: config.json and model.safetensors (with or without the prefix, as "bert."), or
    the files that model.safetensors.index.json names in place of that. Tensors stream into place when a
    program is allocated. classes 0: as config.json says. When the file has no classifier or one of another
-   size, it is made anew, and the logger is told; a missing or misshapen tensor of the body is an error,
-   before anything of the sizes in config.json is made. */
+   size, or not the layer before it, these start anew: new_head is true, and the logger is warned with their
+   names. A missing or misshapen tensor of the body is an error, before anything of the sizes in config.json
+   is made. */
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes);
 /* Writes config.json and model.safetensors into a folder (made if need be), each atomically, as transformers
    reads them. Of classes that share a name, all are in id2label, the last in label2id. Class names that are
@@ -1429,8 +1469,12 @@ tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int clas
 tt_status tt_bert_save(const tt_bert *m, const char *folder);
 void tt_bert_free(tt_bert *m); /* the parameters stay with the context until it closes */
 
-/* The model's class_names are those of a dataset with as many classes, each of at most 63 bytes. */
-tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d);
+/* Makes a model and a dataset of as many classes, with names of at most 63 bytes, agree on what the classes'
+   numbers mean, before a loader reads the dataset. Where both have the same names, the model keeps its
+   numbers and the dataset's labels become these: call it for each dataset, also for one that was split off
+   before. Else the model takes the dataset's names, and the logger is warned if its classifier is that of a
+   checkpoint. */
+tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d);
 /* Recorded on a tape: the last hidden states (rows, hidden), and the logits (seqs, classes). */
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in);
@@ -1467,6 +1511,7 @@ typedef struct tt_vit {
     tt_param *token, *position;             /* (hidden), (1 + patches, hidden) */
     tt_vit_layer *layer;
     tt_param *norm_w, *norm_b, *classifier_w, *classifier_b;
+    bool new_head;                          /* the classifier begins with random weights, at least in part */
 } tt_vit;
 
 /* As tt_bert_new. */
@@ -1476,13 +1521,13 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
    torchvision's vit_b_16 and so on. Without config.json the shapes of the tensors tell the sizes (with heads
    of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. For another image_size than the
    checkpoint's, positions are interpolated (bicubic, as transformers does); a classifier that is missing or
-   of another size is made anew, and the logger is told. Else as tt_bert_load. */
+   of another size starts anew, and the logger is warned. Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder, as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
-tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d); /* these three are as BERT's */
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* these three are as BERT's */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_value tt_vit_logits(const tt_vit *m, tt_tape *t, const tt_inputs *in);
 tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
@@ -1659,7 +1704,12 @@ struct tt_train_options {
     tt_parallel parallel;
     size_t memory_budget;
     const tt_costs *costs;           /* must stay until tt_trainer_new returns */
-    float label_smoothing;           /* of tt_bert_classifier and tt_vit_classifier. Default 0 */
+    /* Of the cross-entropy that classifiers and language models are trained with, as tt_cross_entropy_options
+       says; evaluations have the plain one. class_weights (the model's classes; copied; default NULL: none)
+       are for classifiers, and with them the loss and the accuracy of a step are weighted means. A model of
+       your own gets them, and ones where it is evaluated, in an f32 input "class_weights" of (1, classes). */
+    float label_smoothing;           /* default 0 */
+    const float *class_weights;
     /* The most that a micro-batch has, and whether a step may have more of them than there are data ranks:
        what tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
     int max_seqs, max_tokens;
@@ -1705,6 +1755,10 @@ tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stat
 /* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts: the same bits
    for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
+/* The same of a model that has classes, and how its predictions lie: counts (classes, classes) has the number
+   of targets of class i that are taken for class j at [i * classes + j]. Batches must have "labels". Of equal
+   logits the first is the prediction, as in stats->correct. stats may be NULL. */
+tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
 /* The model's output for a batch, as tt_get gives it, computed on data rank 0. What only the loss reads, as
    labels, may be missing. */
 tt_status tt_forward(tt_trainer *t, const tt_batch *batch, float *to, size_t capacity);
@@ -1843,6 +1897,7 @@ typedef enum tt__act {
                              tensor ranks */ \
     X(bool, nesterov)     /* SGD */ \
     X(int, ignore_index)  /* CROSS_ENTROPY */ \
+    X(bool, by_class)     /* CROSS_ENTROPY: the weights are those of classes, not of rows */ \
     X(float, scale)       /* SCALE, ATTENTION; value of FILL; ROTARY: -1 turns back */ \
     X(float, growth) X(float, backoff) X(int, interval) /* LOSS_SCALE */ \
     X(float, dropout)     /* DROPOUT, ATTENTION */ \
@@ -2475,6 +2530,7 @@ struct tt_context {
     size_t allocated;
     pthread_mutex_t mutex; /* guards what threads share: `allocated` and the allocator, errors */
     bool late;             /* tests: on the CPU, work of other streams is done at its WAIT, not its start */
+    bool apart;            /* tests: device "cpu" has memory of its own, as GPUs have */
     bool ranks_run;        /* several ranks are at work: of their errors, the first counts */
     bool rank_failed;      /* ... and there was one */
     pthread_t failed;      /* ... on this thread */
@@ -2491,6 +2547,8 @@ struct tt_context {
     struct tt__net *net;   /* the other processes; NULL: this one is alone */
     tt_param **params;
     int n_params, cap_params;
+    uint32_t n_tapes;      /* that were made so far */
+    char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
     char file_reason[256];
 };
@@ -2533,7 +2591,13 @@ const char *tt_status_name(tt_status status)
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
-const char *tt_error(const tt_context *ctx) { return ctx ? ctx->error : "no context: tt_open failed"; }
+const char *tt_error(const tt_context *ctx)
+{
+    if (!ctx) return "no context: tt_open failed";
+    ((tt_context *)(uintptr_t)ctx)->unmade[0] = 0;
+    return ctx->error;
+}
+
 tt_status tt_error_code(const tt_context *ctx) { return ctx ? ctx->status : TT_ERR_ARGUMENT; }
 
 /* --------------------------------------------------------------------------------------------- allocation */
@@ -3485,6 +3549,7 @@ typedef struct tt__axis { char name[32]; int64_t capacity; int32_t of; int parts
 
 struct tt_tape {
     tt_context *ctx;
+    uint32_t number;                                /* of tt_value.tape; copies have the same */
     tt__value *values; int n_values, cap_values;    /* values[0] is "none" */
     tt__instr *code; int n_code, cap_code;
     tt__axis *axes; int n_axes, cap_axes;           /* axes[0] is "none" */
@@ -3650,6 +3715,8 @@ tt_tape *tt_tape_new(tt_context *ctx)
     tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
     if (!t) return NULL;
     t->ctx = ctx;
+    /* The address tells tapes of other contexts. Axes have but 30 bits of the number, which are not 0. */
+    t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
     t->alignment = TT__ALIGN;
     t->data = t->slots = 1;
     if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) ||
@@ -3662,16 +3729,23 @@ tt_tape *tt_tape_new(tt_context *ctx)
     return t;
 }
 
-/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number. */
-static int64_t tt__axis_code(int32_t axis, int32_t extra) { return -((int64_t)axis * 4 + extra) - 1; }
+/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number, and with the number
+   of its tape. */
+static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
+{
+    return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
+}
 
 static bool tt__decode_rows(tt_tape *t, int64_t rows, tt__shape *shape)
 {
     shape->axis = shape->extra = 0;
     shape->rows = rows;
     if (rows > 0) return true;
-    int64_t code = -(rows + 1);
-    if (rows == 0 || code / 4 < 1 || code / 4 >= t->n_axes) return false;
+    const int64_t tape = -(rows + 1) >> 32, code = -(rows + 1) & 0xffffffff;
+    if (rows < 0 && tape && tape != t->number >> 2)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "the rows are an axis of another tape: make one on this "
+                             "tape (tt_axis)");
+    if (rows == 0 || !tape || code / 4 < 1 || code / 4 >= t->n_axes) return false;
     shape->axis = (int32_t)(code / 4);
     shape->extra = (int32_t)(code % 4);
     shape->rows = t->axes[shape->axis].capacity + shape->extra;
@@ -3684,12 +3758,19 @@ int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
     if (capacity < 1 || capacity > INT32_MAX)
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
                              (long long)capacity);
+    for (int32_t k = 1; k < t->n_axes && name[0]; k++) {
+        if (strncmp(t->axes[k].name, name, sizeof t->axes[k].name - 1) != 0) continue;
+        if (t->axes[k].capacity == capacity) return tt__axis_code(t, k, 0);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld, and this tape has an axis of "
+                             "that name with capacity %lld: give one of them another name", name,
+                             (long long)capacity, (long long)t->axes[k].capacity);
+    }
     if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
     tt__axis *a = &t->axes[t->n_axes];
     memset(a, 0, sizeof *a);
     snprintf(a->name, sizeof a->name, "%s", name);
     a->capacity = capacity;
-    return tt__axis_code(t->n_axes++, 0);
+    return tt__axis_code(t, t->n_axes++, 0);
 }
 
 /* The first instruction of a segment; for TT__SEGMENTS, their number. */
@@ -3722,7 +3803,31 @@ static size_t tt__storage_bytes(const tt__value *v)
            (v->copies > 1 ? (size_t)v->copies : 1);
 }
 
-static tt_value tt__handle(int32_t id) { tt_value v; v.id = id; return v; }
+static tt_value tt__handle(const tt_tape *t, int32_t id)
+{
+    tt_value v;
+    v.id = id;
+    v.tape = t->number;
+    return v;
+}
+
+static bool tt__has_value(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.id < t->n_values && v.tape == t->number;
+}
+
+/* Tells why a value cannot be what an error calls `what`. */
+static const char *tt__why_no_value(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
+           : v.id ? "is not a value of this tape" : "is no value (id 0)";
+}
+
+/* Of a function that takes one value. */
+static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
+{
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
+}
 
 /* "'h' f32 (tokens<=8192, 768)" */
 static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
@@ -3742,39 +3847,45 @@ tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, in
     tt__shape shape;
     shape.dtype = dtype;
     shape.cols = width;
-    if (t->status != TT_OK) return tt__handle(0);
+    if (t->status != TT_OK) return tt__handle(t, 0);
     if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
-        return tt__handle(tt__new_value(t, &shape, TT__INPUT, "%s", name));
+        return tt__handle(t, tt__new_value(t, &shape, TT__INPUT, "%s", name));
     tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and "
                   "width must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
-    return tt__handle(0);
+    return tt__handle(t, 0);
 }
 
 tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
 {
     tt__shape shape;
     if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
-        return tt_input(t, name, TT_I32, tt__axis_code(shape.axis, 1), 1);
+        return tt_input(t, name, TT_I32, tt__axis_code(t, shape.axis, 1), 1);
     if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
     tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis",
                   name, (long long)seqs);
-    return tt__handle(0);
+    return tt__handle(t, 0);
 }
 
 int64_t tt_value_rows(const tt_tape *t, tt_value v)
 {
-    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.rows : 0;
+    return tt__has_value(t, v) ? t->values[v.id].shape.rows : 0;
+}
+
+int64_t tt_value_axis(const tt_tape *t, tt_value v)
+{
+    const tt__shape *x = tt__has_value(t, v) ? &t->values[v.id].shape : NULL;
+    return x && x->axis ? tt__axis_code(t, x->axis, x->extra) : x ? x->rows : 0;
 }
 
 int64_t tt_value_width(const tt_tape *t, tt_value v)
 {
-    return v.id > 0 && v.id < t->n_values ? t->values[v.id].shape.cols : 0;
+    return tt__has_value(t, v) ? t->values[v.id].shape.cols : 0;
 }
 
 void tt_name(tt_tape *t, tt_value v, const char *format, ...)
 {
     va_list args;
-    if (v.id <= 0 || v.id >= t->n_values) return;
+    if (!tt__has_value(t, v)) return;
     va_start(args, format);
     vsnprintf(t->values[v.id].name, sizeof t->values[v.id].name, format, args);
     t->values[v.id].named = true;
@@ -3783,26 +3894,26 @@ void tt_name(tt_tape *t, tt_value v, const char *format, ...)
 
 void tt_output(tt_tape *t, tt_value v)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].keep = t->values[v.id].keep = true;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_output: value %d is not on this tape", (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].keep = t->values[v.id].keep = true;
+    else tt__refuse_value(t, "tt_output", v);
 }
 
 void tt_block_end(tt_tape *t, tt_value v)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].block_end = true;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_block_end: value %d is not on this tape", (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].block_end = true;
+    else tt__refuse_value(t, "tt_block_end", v);
 }
 
 void tt_offload(tt_tape *t, tt_value v)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].offload = true;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "tt_offload: value %d is not on this tape", (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].offload = true;
+    else tt__refuse_value(t, "tt_offload", v);
 }
 
 static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark mark)
 {
-    if (v.id > 0 && v.id < t->n_values) t->values[t->values[v.id].base].mark = mark;
-    else tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: value %d is not on this tape", what, (int)v.id);
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].mark = mark;
+    else tt__refuse_value(t, what, v);
 }
 
 void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
@@ -3811,16 +3922,16 @@ void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v,
 /* v is on the tape, as operand `number` of what an error calls `what`. */
 static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
 {
-    if (t->status != TT_OK || (v.id > 0 && v.id < t->n_values)) return t->status == TT_OK;
-    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d is not a value of this tape (id %d)", what,
-                         number, (int)v.id);
+    if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
 }
 
 /* The value of parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
 static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
 {
     if (t->status != TT_OK) return 0;
-    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL", what, number);
+    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL%s%s", what, number,
+                          t->ctx->unmade[0] ? ": " : "", t->ctx->unmade);
     else if (p->ctx != t->ctx)
         tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", what, p->name);
     if (t->status != TT_OK) return 0;
@@ -3838,28 +3949,31 @@ static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_p
     return t->params[p->index] = id;
 }
 
-tt_value tt_param_value(tt_tape *t, tt_param *p) { return tt__handle(tt__param_id(t, "param_value", 0, p)); }
+tt_value tt_param_value(tt_tape *t, tt_param *p)
+{
+    return tt__handle(t, tt__param_id(t, "param_value", 0, p));
+}
 
 /* -------------------------------------------------------------------------------------------------- views */
 
 tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
 {
     char what[256];
-    if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(0);
+    if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(t, 0);
     tt__shape shape = t->values[x.id].shape;
     if (from < 0 || width < 1 || from > shape.cols - width)
-        return tt__handle(tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
+        return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
                                         (long long)width, (long long)from,
                                         tt__describe(t, x.id, what, sizeof what)));
     shape.cols = width;
-    return tt__handle(tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
+    return tt__handle(t, tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
 }
 
 tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
 {
     char what[256];
     tt__shape to;
-    if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(0);
+    if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(t, 0);
     tt__value *v = &t->values[x.id];
     bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
     const tt__shape *from = &v->shape;
@@ -3867,11 +3981,11 @@ tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
     else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == from->rows * from->cols;
     to.dtype = v->shape.dtype;
     to.cols = width;
-    if (ok) return tt__handle(tt__new_view(t, x.id, &to, 0, width, v->name));
+    if (ok) return tt__handle(t, tt__new_view(t, x.id, &to, 0, width, v->name));
     tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
                   "an axis cannot be split, and a slice cannot be reshaped",
                   tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
-    return tt__handle(0);
+    return tt__handle(t, 0);
 }
 
 /* --------------------------------------------------------------------------------------------------- editing
@@ -4100,16 +4214,16 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
     va_start(args, kinds);
     for (int k = 0; kinds[k]; k++) {
         const bool value = kinds[k] == 'v' || kinds[k] == 'V', optional = kinds[k] == 'V' || kinds[k] == 'P';
-        tt_value v = value ? va_arg(args, tt_value) : tt__handle(0);
+        tt_value v = value ? va_arg(args, tt_value) : tt__handle(t, 0);
         tt_param *p = value ? NULL : va_arg(args, tt_param *);
-        if (optional && !v.id && !p) continue;
+        if (optional && !v.id && !p && (value || !t->ctx->unmade[0])) continue; /* else it is not by intent */
         if (!value) i.in[k] = tt__param_id(t, tt__instr_name(&i), k, p);
         else if (tt__on_tape(t, tt__instr_name(&i), k, v)) i.in[k] = v.id;
     }
     va_end(args);
-    if (t->status != TT_OK || !tt__shape_of(t, &i, shape)) return tt__handle(0);
+    if (t->status != TT_OK || !tt__shape_of(t, &i, shape)) return tt__handle(t, 0);
     tt__instr *to = tt__append(t, i.op);
-    if (!to) return tt__handle(0);
+    if (!to) return tt__handle(t, 0);
     i.random = to->random;
     *to = i;
     int at = t->n_code - 1;
@@ -4117,11 +4231,11 @@ static tt_value tt__record(tt_tape *t, tt__instr i, const char *kinds, ...)
         if (!shape[k].rows) continue; /* an optional output, absent here */
         int32_t id = tt__new_value(t, &shape[k], TT__TRANSIENT, k ? "%s.%d:%d" : "%s.%d", tt__instr_name(&i),
                                    at, k);
-        if (!id) return tt__handle(0);
+        if (!id) return tt__handle(t, 0);
         t->values[id].pinned_f32 = k > 0 || tt__is(&i, TT__LOSS);
         t->code[at].out[k] = id;
     }
-    return tt__handle(t->code[at].out[0]);
+    return tt__handle(t, t->code[at].out[0]);
 }
 
 /* -------------------------------------------------------------------------------------------- shape rules */
@@ -4189,10 +4303,10 @@ static bool tt__numbers_in(tt_tape *t, const tt__instr *i, int k, int of)
 }
 
 /* Operand k, where there is one, has the weights of a loss's targets. They get no gradient. */
-static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows)
+static bool tt__weights_in(tt_tape *t, const tt__instr *i, int k, const tt__shape *rows, int64_t cols)
 {
     if (!i->in[k]) return true;
-    if (!tt__shape_in(t, i, k, rows, 1)) return false;
+    if (!tt__shape_in(t, i, k, rows, cols)) return false;
     bool input = t->values[t->values[i->in[k]].base].storage == TT__INPUT;
     return input || tt__bad(t, i, k, "an input: weights take no gradient");
 }
@@ -5661,7 +5775,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
                            const tt_attention_options *o)
 {
     tt__instr i = tt__new_instr(TT__OP_ATTENTION);
-    if (!tt__take_lists(t, o, &i.attr)) return tt__handle(0);
+    if (!tt__take_lists(t, o, &i.attr)) return tt__handle(t, 0);
     i.attr.heads = o->heads;
     i.attr.causal = o->causal;
     i.attr.dropout = o->dropout;
@@ -5682,7 +5796,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
 tt_value tt_attention(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_value seq_start,
                       const tt_attention_options *o)
 {
-    return tt__attend(t, q, k, v, seq_start, tt__handle(0), o);
+    return tt__attend(t, q, k, v, seq_start, tt__handle(t, 0), o);
 }
 
 
@@ -5901,16 +6015,16 @@ static const tt__rules tt__rules_SET_ROWS = {tt__shape_SET_ROWS, NULL,
 
 tt_value tt_cache(tt_tape *t, const char *name, int64_t rows, int64_t width)
 {
-    if (t->status != TT_OK) return tt__handle(0);
+    if (t->status != TT_OK) return tt__handle(t, 0);
     if (rows < 1 || width < 1) {
         tt__tape_fail(t, TT_ERR_SHAPE, "cache '%s': %lld rows of width %lld; both must be at least 1", name,
                       (long long)rows, (long long)width);
-        return tt__handle(0);
+        return tt__handle(t, 0);
     }
     const tt__shape shape = {TT_F32, rows, width, 0, 0};
     const int32_t id = tt__new_value(t, &shape, TT__CACHE, "%s", name);
     if (id) t->values[id].persistent = true;
-    return tt__handle(id);
+    return tt__handle(t, id);
 }
 
 static bool tt__shape_STORE_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -5924,18 +6038,18 @@ tt_value tt_store_rows(tt_tape *t, tt_value cache, tt_value x, tt_value index)
     tt__shape shape[TT__MAX_OUT];
     tt__instr i = tt__new_instr(TT__OP_STORE_ROWS);
     if (!tt__on_tape(t, "store_rows", 0, cache) || !tt__on_tape(t, "store_rows", 1, x) ||
-        !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(0);
+        !tt__on_tape(t, "store_rows", 2, index)) return tt__handle(t, 0);
     const tt__value *c = &t->values[cache.id];
     if (c->storage != TT__CACHE || c->base != cache.id) {
         tt__tape_fail(t, TT_ERR_ARGUMENT, "store_rows: '%s' is not a cache (tt_cache)", c->name);
-        return tt__handle(0);
+        return tt__handle(t, 0);
     }
     i.in[0] = x.id;
     i.in[1] = index.id;
     i.out[0] = cache.id;
-    if (!tt__shape_of(t, &i, shape)) return tt__handle(0);
+    if (!tt__shape_of(t, &i, shape)) return tt__handle(t, 0);
     tt__instr *to = tt__append(t, i.op);
-    if (!to) return tt__handle(0);
+    if (!to) return tt__handle(t, 0);
     i.random = to->random;
     *to = i;
     return cache;
@@ -6043,7 +6157,9 @@ static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *o
     const float smoothing = i->attr.smoothing;
     if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
     if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
-    if (!tt__weights_in(t, i, 2, logits)) return false;
+    const tt__shape one_row = {TT_F32, 1, logits->cols, 0, 0};
+    const bool by_class = i->attr.by_class;
+    if (!tt__weights_in(t, i, 2, by_class ? &one_row : logits, by_class ? logits->cols : 1)) return false;
     if (!(smoothing >= 0 && smoothing < 1))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)",
                              smoothing);
@@ -6060,7 +6176,7 @@ static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const
     out[0] = out[TT__LOSS_COUNTS] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
     out[1] = in[0];
     return in[0] <= TT__ROWS && tt__laid_out(i, in, TT__LOSS_TARGETS, in[0]) &&
-           tt__laid_out(i, in, TT__LOSS_WEIGHTS, in[0]);
+           tt__laid_out(i, in, TT__LOSS_WEIGHTS, i->attr.by_class ? TT__WHOLE : in[0]);
 }
 
 tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
@@ -6070,7 +6186,10 @@ tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
     tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
     i.attr.ignore_index = o.ignore_index;
     i.attr.smoothing = o.label_smoothing;
-    return tt__record(t, i, "vvV", logits, targets, o.weights);
+    i.attr.by_class = o.class_weights.id != 0;
+    if (o.weights.id && i.attr.by_class)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: weights of rows and of classes are both given");
+    return tt__record(t, i, "vvV", logits, targets, i.attr.by_class ? o.class_weights : o.weights);
 }
 
 /* The linear layer and its backward that a fused loss replaces. */
@@ -6131,7 +6250,7 @@ static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
     if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
-    if (v->shape.rows <= TT__LOSS_CHUNK) return;
+    if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
     if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
@@ -6170,7 +6289,8 @@ static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr 
                                               tt__split *out)
 {
     bool fits = in[1] <= TT__ROWS && tt__laid_out(i, in, 0, TT__WHOLE);
-    for (int k = 2; k < 5; k++) fits = fits && tt__laid_out(i, in, k, in[1]);
+    for (int k = 2; k < 5; k++)
+        fits = fits && tt__laid_out(i, in, k, k == 3 && i->attr.by_class ? TT__WHOLE : in[1]);
     out[0] = in[1];
     return fits && (in[1] == TT__WHOLE ? in[5] == TT__WHOLE : t->accumulate);
 }
@@ -6181,7 +6301,7 @@ static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error,
 static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
     const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
-    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x)) return false;
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x, 1)) return false;
     tt__set_loss(out);
     out[1] = *x;
     tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
@@ -6264,7 +6384,7 @@ static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_
 
 static bool tt__shape_SOFT_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0));
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0), 1);
     tt__set_loss(out);
     tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 2);
     return fits;
@@ -6283,7 +6403,7 @@ static const tt__rules tt__rules_SOFT_CROSS_ENTROPY_BACKWARD = {tt__shape_of_err
 
 static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
-    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0));
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0), 1);
     tt__set_loss(out);
     return fits;
 }
@@ -7486,7 +7606,8 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
 static unsigned tt__row_operands(const tt__instr *i)
 {
     const int numbers = tt__numbers(i);
-    if (tt__is(i, TT__LOSS)) return 1u | 1u << TT__LOSS_TARGETS | 1u << TT__LOSS_WEIGHTS;
+    if (tt__is(i, TT__LOSS))
+        return 1u | 1u << TT__LOSS_TARGETS | (i->attr.by_class ? 0 : 1u << TT__LOSS_WEIGHTS);
     return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
 }
 
@@ -11265,6 +11386,7 @@ struct tt__isa_table {
     /* One thread's fastest multiply-adds, of fp32 and by tt__bf16, or NULL; they return the FLOPs done. */
     double (*peak[3])(int64_t rounds, float *sink);
     tt_status (*run[TT__OP_COUNT])(const tt__launch *l);
+    bool optimized; /* the compiler was asked for optimisation */
 };
 
 /* ---- matrix product: what all instruction sets share ---- */
@@ -14999,12 +15121,19 @@ TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
     return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
 }
 
+/* The weights of classes, which are f32 as all inputs; NULL: the operand has those of rows. */
+TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
+{
+    return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
+}
+
 TT__ROWS_FN(cross_entropy_rows)
 {
     const tt__attr *attr = &l->instr->attr;
     const int32_t *targets = (const int32_t *)l->in[1].data;
     float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
     int64_t n = l->in[0].cols;
+    const float *weights = TT__K(class_weights)(l, 2);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
@@ -15024,6 +15153,12 @@ TT__ROWS_FN(cross_entropy_rows)
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
+        if (weights) { /* with its weights, as these differ within the row */
+            float all = 0;
+            for (c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
+            row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
+                          attr->smoothing / (float)n * all;
+        }
         bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
         for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
@@ -15033,11 +15168,12 @@ TT__ROWS_FN(cross_entropy_rows)
 TT__INLINE void TT__K(sum_losses)(const tt__launch *l, const int32_t *targets)
 {
     const float *row_loss = (const float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    const float *weights = targets ? TT__K(class_weights)(l, 2) : NULL;
     double loss = 0, total = 0, right = 0;
     for (int64_t r = 0; r < l->in[0].rows; r++) {
         if (targets && targets[r] == l->instr->attr.ignore_index) continue;
-        double w = TT__K(row_weight)(l, 2, r);
-        loss += w * row_loss[r];
+        double w = weights ? weights[targets[r]] : TT__K(row_weight)(l, 2, r);
+        loss += weights ? row_loss[r] : w * row_loss[r];
         total += w;
         right += w * row_right[r];
     }
@@ -15063,9 +15199,21 @@ TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
 TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 {
     const float smoothing = l->instr->attr.smoothing, lse = *(const float *)tt__at(&l->in[4], r);
-    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
+    const float *weights = TT__K(class_weights)(l, 3);
     const int32_t target = ((const int32_t *)l->in[2].data)[r];
     if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
+    if (weights) {
+        const float factor = TT__K(loss_factor)(l, &l->in[5]), each = smoothing / (float)n;
+        float all = (1 - smoothing) * weights[target]; /* of the weights in the smoothed target */
+        for (int64_t c = 0; c < n && smoothing > 0; c++) all += each * weights[c];
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
+            TT__K(store_n)(y + c, (p * all - each * TT__K(load_n)(weights + c, n - c)) * factor, n - c);
+        }
+        y[target] -= (1 - smoothing) * weights[target] * factor;
+        return;
+    }
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
     for (int64_t c = 0; c < n; c += TT__LANES) {
         tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
         TT__K(store_n)(y + c, (p - smoothing / (float)n) * w, n - c);
@@ -15638,6 +15786,14 @@ TT__FN tt_status TT__K(run_RECV)(const tt__launch *l)
 
 /* --------------------------------------------------------------------------------------- the pass's table */
 
+#ifndef TT__OPTIMIZED /* builds that measure coverage say true */
+#ifdef __OPTIMIZE__
+#define TT__OPTIMIZED true
+#else
+#define TT__OPTIMIZED false
+#endif
+#endif
+
 TT__TABLE const tt__isa_table TT__K(isa_table) = {
     TT__XSTR(TT__ISA),
     {
@@ -15658,6 +15814,7 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
         TT__OPS(TT__RUN)
 #undef TT__RUN
     },
+    TT__OPTIMIZED
 };
 
 #endif /* TT__KERNELS_ELSEWHERE */
@@ -17408,6 +17565,9 @@ static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16
     return true;
 }
 
+static const char tt__unoptimized[] = "the kernels were compiled without optimisation: compile with -O2 "
+                                      "(CMake: -DCMAKE_BUILD_TYPE=Release)";
+
 tt_context *tt_open(const tt_context_options *options)
 {
     tt_context_options o = options ? *options : tt_context_options_default();
@@ -17439,7 +17599,11 @@ tt_context *tt_open(const tt_context_options *options)
     const int first = 0;
     tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
     if (status == TT_OK) status = tt__net_open(ctx, tt_isa(ctx), tt__bf16_name[ctx->cpu.bf16]);
-    if (status == TT_OK && tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) return ctx;
+    if (status == TT_OK && !tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) status = ctx->status;
+    if (status == TT_OK && !ctx->cpu.isa->optimized)
+        tt__log(ctx, TT_LOG_WARNING, "build", "training takes several times as long as it could, as %s",
+                tt__unoptimized);
+    if (status == TT_OK) return ctx;
     tt__net_close(ctx);
     tt__pool_free(ctx, ctx->cpu.pool);
     tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
@@ -17466,6 +17630,7 @@ static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capaci
     const bool unused = ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how);
     tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
               unused ? ", though there are bf16 dot products" : "");
+    if (!ctx->cpu.isa->optimized) tt__print(&text, "build: slow, as %s\n", tt__unoptimized);
     tt__print(&text, "threads: %d, %s", tt_threads(ctx),
               ctx->options.threads ? "as the options say" : "all that it may use");
 #if defined(__linux__)
@@ -17600,14 +17765,14 @@ static int64_t tt__new_param_size(tt_context *ctx, const char *name, int ndim, c
 tt_param *tt_param_new(tt_context *ctx, const char *name, int ndim, const int64_t *dims, tt_init init)
 {
     const int64_t size = tt__new_param_size(ctx, name, ndim, dims);
-    if (!size) return NULL;
-    tt_param *p = (tt_param *)tt__calloc(ctx, sizeof *p);
+    tt_param *p = size ? (tt_param *)tt__calloc(ctx, sizeof *p) : NULL;
     if (p) p->name = tt__strdup(ctx, name);
     bool room = p && p->name && TT__GROW(ctx, ctx->params, ctx->n_params, ctx->cap_params) &&
                 tt__param_slots_grow(ctx);
     if (!room) {
         if (p) tt__free(ctx, p->name);
         tt__free(ctx, p);
+        if (!ctx->unmade[0]) memcpy(ctx->unmade, ctx->error, sizeof ctx->error);
         return NULL;
     }
     p->ctx = ctx;
@@ -17643,6 +17808,12 @@ static void tt__params_undo(tt_context *ctx, int count)
         tt__free(ctx, last->name);
         tt__free(ctx, last);
     }
+}
+
+int tt_param_count(const tt_context *ctx) { return ctx->n_params; }
+tt_param *tt_param_at(const tt_context *ctx, int k)
+{
+    return k >= 0 && k < ctx->n_params ? ctx->params[k] : NULL;
 }
 
 const char *tt_param_name(const tt_param *p) { return p->name; }
@@ -18099,6 +18270,7 @@ struct tt_program {
     int64_t reads;          /* ... of so many that did not fail */
     int builds;             /* tried to fit the budget */
     tt__choice chosen;      /* which of them it is, but for `drop` */
+    char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
 tt_parallel tt_parallel_default(void)
@@ -18233,6 +18405,7 @@ static tt_tape *tt__copy_tape(const tt_tape *t)
     tt_tape *copy = (tt_tape *)tt__calloc(t->ctx, sizeof *copy);
     if (!copy) return NULL;
     copy->ctx = t->ctx;
+    copy->number = t->number;
     copy->n_random = t->n_random;
     copy->n_values = copy->cap_values = t->n_values;
     copy->n_code = copy->cap_code = t->n_code;
@@ -18749,6 +18922,24 @@ static bool tt__in_arena(const tt__value *x)
     return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
 }
 
+/* Are the device's memory and the host's one, so that what is moved from one to the other saves nothing? */
+static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
+
+/* Bytes that a built program keeps in the host's memory because its options or marks move values there; its
+   arena counts those of parameters. */
+static size_t tt__offloaded_bytes(const tt__built *b)
+{
+    size_t bytes = 0;
+    bool any = b->t->on_host;
+    for (int32_t v = 1; v < b->t->n_values; v++) {
+        const tt__value *x = &b->t->values[v];
+        const bool moved = x->base == v && x->space == TT__HOST && x->storage != TT__STEP;
+        if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
+        any = any || moved;
+    }
+    return any ? bytes + b->host_transient : 0; /* else only a step's settings and results are there */
+}
+
 /* Bytes, of each space, of the persistent storages that no arena has, if the program joins arena `a` (NULL: a
    new one). */
 static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
@@ -18770,7 +18961,9 @@ static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes
 
 /* The bytes of an arena with a program in it. */
 typedef struct tt__extent {
-    size_t persistent, transient, bytes; /* bytes: of both, and of what only data rank 0 has                */
+    size_t persistent, transient;
+    size_t bytes;           /* of both, of what only data rank 0 has, and where the device's memory is the
+                               host's, of what is moved there */
     size_t budget;          /* the least of the arena's programs'; 0: none has one */
     bool by_them;           /* it is that of another program than the one that joins */
     bool grows;             /* they are more than the arena had */
@@ -18790,6 +18983,10 @@ static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__exten
     e->persistent = (shared ? a->persistent : p->settings.kind->resident) + added[TT__DEVICE];
     e->transient = a->transient > p->built.transient ? a->transient : p->built.transient;
     e->bytes = e->persistent + e->transient + a->of_first + p->built.of_first;
+    if (tt__one_memory(p)) {
+        e->bytes += a->on_host + added[TT__HOST] + tt__offloaded_bytes(&p->built);
+        for (const tt_program *q = a->programs; q; q = q->next) e->bytes += tt__offloaded_bytes(&q->built);
+    }
     e->by_them = a->budget && (!own || a->budget < own);
     e->budget = e->by_them ? a->budget : own;
     e->grows = added[TT__DEVICE] || added[TT__HOST] || p->built.of_first || e->transient > a->transient;
@@ -19011,10 +19208,13 @@ static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
     int n;
     tt_status status = tt__lifetimes(b->t, b->root, &box, &n);
     if (status != TT_OK) return status;
-    b->transient = tt__max_live(box, n, (int)tt__max(1, b->t->n_code), TT__DEVICE, 0, c->ctx, &c->peak);
+    const int code = (int)tt__max(1, b->t->n_code);
+    b->host_transient = tt__one_memory(p) ? tt__max_live(box, n, code, TT__HOST, 0, c->ctx, &c->peak) : 0;
+    b->transient = tt__max_live(box, n, code, TT__DEVICE, 0, c->ctx, &c->peak);
     tt__free(c->ctx, box);
     int32_t *number = (int32_t *)tt__alloc(c->ctx, sizeof *number * (size_t)b->t->n_values);
-    if (!number || b->transient == SIZE_MAX) return tt__free(c->ctx, number), TT_ERR_MEMORY;
+    const bool measured = b->transient != SIZE_MAX && b->host_transient != SIZE_MAX;
+    if (!number || !measured) return tt__free(c->ctx, number), TT_ERR_MEMORY;
     tt__find_uses(c, b->t, number);
     tt__free(c->ctx, number);
     const tt__built was = p->built;
@@ -19782,7 +19982,7 @@ enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPD
 static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
-    if (!o->train) return update == p->settings.update;
+    if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
     return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
                                               p->settings.scales || o->parallel.server ||
                                               o->parallel.pipeline > 1);
@@ -19806,8 +20006,8 @@ static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
     k -= 4;
     if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute)k;
     k -= 4;
-    if (k >= 0 && k < 4 && may & TT__MAY_OFFLOAD && (train || 1u << k == TT__OUT_PARAMETERS))
-        how->offload ^= 1u << k;
+    const bool moves = may & TT__MAY_OFFLOAD && !tt__one_memory(p);
+    if (k >= 0 && k < 4 && moves && (train || 1u << k == TT__OUT_PARAMETERS)) how->offload ^= 1u << k;
     k -= 4;
     if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update)k)) how->update = (tt__update)k;
     return how->zero != was.zero || how->recompute != was.recompute || how->offload != was.offload ||
@@ -20021,7 +20221,9 @@ static void tt__print_options(tt__text *text, const tt_program *p, const tt__cho
         tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
     if (p->settings.options.train && items)
         tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
-    tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "", tt__out_lists[x->offload]);
+    if (x->offload || !tt__one_memory(p) || !p->settings.options.train)
+        tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "",
+                  tt__out_lists[x->offload]);
     if (p->settings.options.train && (x->update || p->settings.update))
         tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
     if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
@@ -20035,7 +20237,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1;
+    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
     if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
     if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
@@ -20043,7 +20245,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         if (o->train && policy > x->recompute) x->recompute = policy;
         snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
     }
-    if (k >= 4 && k <= 7) {
+    if (k >= 4 && k <= 7 && moves) {
         const unsigned more = out[k - 4];
         if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
         if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
@@ -20056,10 +20258,10 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         snprintf(name, capacity, "update \"backward\"");
     }
     if (k == 9) {
-        if (o->train) x->update = TT__UPDATE_HOST;
+        if (o->train && moves) x->update = TT__UPDATE_HOST;
         snprintf(name, capacity, "update \"host\"");
     }
-    if (k > 9 && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
         x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
         snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
     }
@@ -20243,7 +20445,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
-    c.offload = s->offload_fits;
+    c.offload = s->offload_fits && !tt__one_memory(j->p);
     c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
@@ -20534,10 +20736,6 @@ static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root,
                                   int stage)
 {
     const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, NULL};
-    if (t->status != TT_OK) return tt__fail(p->ctx, t->status, "%s", t->error);
-    if (root <= 0 || root >= t->n_values)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the root (id %d) is not on the tape",
-                        (int)root);
     tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
     if (status == TT_OK) tt__set_stage(&p->settings, stage);
     if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
@@ -20738,15 +20936,78 @@ static tt_status tt__agree_program(tt_program *p, tt_status status)
     return tt__agree_lines(p->ctx, "tt_compile", status, own);
 }
 
+/* The program, with the stages behind it; *status tells how that went. NULL: out of memory. */
+static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
+{
+    tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
+    *status = TT_ERR_MEMORY;
+    if (!p) return NULL;
+    p->ctx = t->ctx;
+    *status = t->status;
+    if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
+    else if (!tt__has_value(t, root))
+        *status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "tt_compile: the root %s", tt__why_no_value(t, root));
+    else *status = tt__compile_into(p, t, root.id, o, 0);
+    if (*status == TT_OK || *status == TT_ERR_BUDGET) *status = tt__compile_stages(p, t, root.id, o, *status);
+    return p;
+}
+
+/* Bytes that memory_budget counts of a program, or of that stage of a pipeline which needs most. */
+static size_t tt__bytes_of_largest_stage(tt_program *p)
+{
+    size_t most = 0;
+    for (int s = 0; s < tt__stages(p); s++) {
+        const tt_program *q = tt__stage_of(p, s);
+        const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
+        const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* Adds to the error of a plan that exceeds memory_budget what the plan needs in precision "bf16-true"; where
+   that is too much, with recompute "budget", unless the error names less already. Programs that share an
+   arena have one precision, so with `share` nothing is added. */
+static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
+{
+    tt_context *ctx = t->ctx;
+    tt_compile_options other = *o;
+    char error[TT__ERROR];
+    const size_t needed = ctx->needs, advised = ctx->advised;
+    const bool budget = strcmp(o->recompute, "budget") == 0;
+    if (ctx->searches || !o->train || o->share || strcmp(o->precision, "bf16-true") == 0) return;
+    memcpy(error, ctx->error, sizeof error);
+    ctx->searches = true;
+    other.precision = "bf16-true";
+    for (int k = 0; k < 2; k++) {
+        tt_status status;
+        if (k) other.recompute = "budget";
+        tt_program *p = tt__compile_all(t, root, &other, &status);
+        const size_t bytes = status == TT_OK ? tt__bytes_of_largest_stage(p) : ctx->needs;
+        if (p) tt_program_free(p);
+        if (status != TT_OK && status != TT_ERR_BUDGET) break;
+        const bool fits = status == TT_OK, last = fits || budget || k;
+        if (!last) continue;
+        if (!fits && advised && bytes >= advised) break; /* other options do better */
+        const size_t used = strlen(error);
+        snprintf(error + used, sizeof error - used, "; precision \"bf16-true\"%s %s %zu%s",
+                 k ? " with recompute \"budget\"" : "", fits ? "makes it" : "still needs", bytes,
+                 fits ? ", which fits" : "");
+        break;
+    }
+    ctx->searches = false;
+    ctx->needs = needed;
+    tt__fail(ctx, TT_ERR_BUDGET, "%s", error);
+}
+
 tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
 {
     const tt_compile_options defaults = tt_compile_options_default();
-    tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
+    tt_status status;
+    if (!o) o = &defaults;
+    tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
-    p->ctx = t->ctx;
-    tt_status status = tt__compile_into(p, t, root.id, o ? o : &defaults, 0);
-    if (status == TT_OK || status == TT_ERR_BUDGET)
-        status = tt__compile_stages(p, t, root.id, o ? o : &defaults, status);
+    if (status == TT_ERR_BUDGET) tt__advise_precision(t, root, o);
     if (tt__agree_program(p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;
@@ -21642,21 +21903,24 @@ static tt_status tt__check_data_rank(const tt_program *p, const char *function, 
                     p->arena->data, p->arena->data > 1 ? "s" : "", rank);
 }
 
-tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
+static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
 {
     const tt_tape *t = p->built.t;
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__check_data_rank(p, "tt_set_rank", rank);
     if (status != TT_OK) return status;
-    const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
+    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     if (!x || x->storage != TT__INPUT || x->base != v.id || x->persistent)
-        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: value %d is no input of this program", (int)v.id);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: %s%s is no input of this program%s%s",
+                        x ? "'" : "the value", x ? x->name : "", x ? "'" : ": it ",
+                        x ? "" : tt__why_no_value(t, v));
     if (!data && tt__has_data_rank(p, rank))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_set: the data for input '%s' is NULL", x->name);
     const bool all = x->shape.axis || rows == x->shape.rows;
     if (rows < 1 + x->shape.extra || rows > x->shape.rows || !all)
-        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld",
-                        (long long)rows, x->name, x->shape.axis ? "1 to " : "", (long long)x->shape.rows);
+        return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
+                        (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
+                        (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
     if (p->stage) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
@@ -21671,10 +21935,22 @@ static tt_status tt__one_data_rank(const tt_program *p, const char *function)
                     "use %s_rank", function, p->arena->data, function);
 }
 
+/* The next run tells why, in case nobody reads the status. */
+static tt_status tt__note_refused(tt_program *p, tt_status status)
+{
+    if (status != TT_OK && !p->refused[0]) memcpy(p->refused, p->ctx->error, sizeof p->refused);
+    return status;
+}
+
+tt_status tt_set_rank(tt_program *p, int rank, tt_value v, const void *data, int64_t rows)
+{
+    return tt__note_refused(p, tt__set_on(p, rank, v, data, rows));
+}
+
 tt_status tt_set(tt_program *p, tt_value v, const void *data, int64_t rows)
 {
     tt_status status = tt__one_data_rank(p, "tt_set");
-    return status == TT_OK ? tt_set_rank(p, 0, v, data, rows) : status;
+    return tt__note_refused(p, status == TT_OK ? tt__set_on(p, 0, v, data, rows) : status);
 }
 
 static bool tt__is_in_parts(const tt__value *v) { return v->part.unit || v->part.split != TT__WHOLE; }
@@ -21715,7 +21991,7 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
 {
     tt_program room, *p = tt__view_with(head, v.id, &room);
     const tt_tape *t = p->built.t;
-    const tt__value *x = v.id > 0 && v.id < t->n_values ? &t->values[v.id] : NULL;
+    const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
     if (!x || !(x->keep || x->persistent || v.id == p->built.root))
@@ -21785,6 +22061,9 @@ static tt_status tt__rank_inputs(const tt_program *p, const tt_tape *t, int rank
                 return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was set, and then overwritten by an "
                                 "update or by another program of the same arena: %s all inputs right before "
                                 "the run", t->values[base].name, of, set);
+            if (p->refused[0])
+                return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s",
+                                t->values[base].name, of, p->refused);
             return tt__fail(p->ctx, TT_ERR_ARGUMENT, "input '%s'%s was not set before this run: %s it each "
                             "time", t->values[base].name, of, set);
         }
@@ -21804,6 +22083,7 @@ static tt_status tt__inputs_ready(tt_program *p)
     if (status == TT_OK && p->round > 0 && p->present > before)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
                           "earlier round of this step: only the last round may leave data ranks out", before);
+    p->refused[0] = 0;
     if (status != TT_OK) p->present = before;
     if (status != TT_OK) tt__forget_inputs(p); /* so that the next batch may have other numbers of rows */
     return status;
@@ -24223,8 +24503,8 @@ int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->persistent) continue;
-        tt_input_info info = {x->name, {v}, x->shape.dtype, x->shape.rows, x->shape.cols, (int)x->shape.axis,
-                              tt__reads_input(p, v)};
+        tt_input_info info = {x->name, tt__handle(p->built.t, v), x->shape.dtype, x->shape.rows,
+                              x->shape.cols, (int)x->shape.axis, tt__reads_input(p, v)};
         if (n++ < capacity) to[n - 1] = info;
     }
     return n;
@@ -24913,7 +25193,8 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
 /* Values of one size and category whose names differ in numbers only. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak; those of a group share a line: one for 24 layers. */
+/* The largest values at the peak, as many as make four fifths of it, but 8 to 20 lines; those of a group share
+   a line: one for 24 layers. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -24944,7 +25225,8 @@ static void tt__print_largest(const tt_program *p, tt__text *text)
         group[slot[at] - 1].count++;
         rest += v->bytes;
     }
-    for (int k = 0; k < 8 && k < groups; k++) {
+    const size_t whole = rest;
+    for (int k = 0; k < groups && (k < 8 || (k < 20 && rest > whole / 5)); k++) {
         tt__plan_group *g = group;
         for (tt__plan_group *i = group + 1; i < &group[groups]; i++)
             if (i->first->bytes * (size_t)i->count > g->first->bytes * (size_t)g->count) g = i;
@@ -30259,6 +30541,27 @@ const char *tt_dataset_class_name(const tt_dataset *d, int class_index)
     return class_index >= 0 && class_index < d->n_classes ? d->classes[class_index] : NULL;
 }
 
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
+{
+    for (int c = 0; c < d->n_classes; c++) counts[c] = 0;
+    for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
+}
+
+/* Gives class from[k] the number to[k], for each of the classes. */
+static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
+{
+    const size_t n = (size_t)d->n_classes;
+    int *number = (int *)tt__alloc(d->ctx, sizeof *number * n);
+    const char **names = number ? (const char **)tt__alloc(d->ctx, sizeof *names * n) : NULL;
+    for (size_t k = 0; k < n && names; k++) number[from[k]] = (int)to[k];
+    for (size_t k = 0; k < n && names; k++) names[number[k]] = d->classes[k];
+    for (int i = 0; i < d->count && names; i++) d->examples[i].label = number[d->examples[i].label];
+    if (names) memcpy((void *)d->classes, (const void *)names, sizeof *names * n);
+    tt__free(d->ctx, number);
+    tt__free(d->ctx, (void *)names);
+    return names ? TT_OK : TT_ERR_MEMORY;
+}
+
 /* Frees the dataset unless all went well. */
 static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
 {
@@ -30560,7 +30863,46 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
     return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no row whose split is '%.200s'", t->path, split);
 }
 
-/* Numbers the distinct labels in byte order. */
+/* Is a name a number, as -1 or 2.5? */
+static bool tt__is_number(const char *name, double *value)
+{
+    const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
+    c += strspn(c, digits);
+    if (c == whole) return false;
+    if (*c == '.') c += 1 + strspn(c + 1, digits);
+    if (*c || c - name > TT__JSON_NUMBER) return false;
+    *value = tt__json_double(name, (size_t)(c - name));
+    return true;
+}
+
+static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
+{
+    const double *values = (const double *)arg;
+    return values[a] != values[b] ? values[a] < values[b] : a < b;
+}
+
+/* Classes in byte order, all of which are numbers, are numbered by value. */
+static tt_status tt__table_numbers(tt_dataset *d)
+{
+    const size_t n = (size_t)d->n_classes;
+    double *values = (double *)tt__alloc(d->ctx, sizeof *values * n);
+    uint32_t *order = values ? (uint32_t *)tt__alloc(d->ctx, sizeof *order * 2 * n) : NULL;
+    tt_status status = order ? TT_OK : TT_ERR_MEMORY;
+    bool all = order != NULL;
+    for (uint32_t k = 0; k < n && all; k++) {
+        all = tt__is_number(d->classes[k], &values[k]);
+        order[k] = order[n + k] = k;
+    }
+    if (all) {
+        tt__sort_indices(order, n, tt__less_number, values);
+        status = tt__dataset_renumber(d, order, order + n);
+    }
+    tt__free(d->ctx, order);
+    tt__free(d->ctx, values);
+    return status;
+}
+
+/* Numbers the distinct labels in byte order, or by value. */
 static tt_status tt__table_classes(tt_dataset *d)
 {
     if (!d->count) return TT_OK;
@@ -30577,7 +30919,7 @@ static tt_status tt__table_classes(tt_dataset *d)
     for (int i = 0; d->classes && i < d->count; i++)
         d->classes[d->examples[i].label] = d->examples[i].label_text;
     tt__free(d->ctx, order);
-    return d->classes ? TT_OK : TT_ERR_MEMORY;
+    return d->classes ? tt__table_numbers(d) : TT_ERR_MEMORY;
 }
 
 /* Copies the classes that the caller gave and sorts them for lookups; *order to be freed. */
@@ -32283,7 +32625,7 @@ typedef struct tt__tensor_row {
                             lacks a tensor with a size of 0, and its parameter has no leading ones */
     char init;           /* 'n' normal, '1' ones, '0' zeros */
     char part;           /* spelling 1 packs three parameters into one tensor: which; 0: it does not */
-    bool head;           /* it is made anew where a checkpoint has none */
+    char head;           /* true: it starts anew where a checkpoint has none; 2: and no logits depend on it */
     char order;          /* 't': files have it transposed; 'g': rows by groups of heads, see tt__packing */
 } tt__tensor_row;
 
@@ -32307,7 +32649,7 @@ typedef struct tt__architecture {
     const tt__config_row *config;
     int n_model, n_layer, n_config;
     size_t bytes, config_bytes, layer_bytes;                  /* of the structs */
-    size_t config_at, activation_at, names_at, layers_at;     /* in the model's struct */
+    size_t config_at, activation_at, names_at, new_head_at, layers_at; /* in the model's struct; 0: none */
     size_t hidden, layers, heads, classes, activation, range; /* in the config's struct; 0: it has none */
     void (*sizes)(const void *config, tt__sizes size);        /* those that no row of the config tells */
     void (*check)(tt__text *all, const void *config);         /* adds what else is wrong; NULL: nothing */
@@ -32321,8 +32663,9 @@ typedef struct tt__architecture {
 /* The last fields but four of an architecture whose structs are X, X_config and X_layer. */
 #define TT__STRUCTS(X) \
     sizeof(X), sizeof(X##_config), sizeof(X##_layer), offsetof(X, config), offsetof(X, activation), \
-    offsetof(X, class_names), offsetof(X, layer), offsetof(X##_config, hidden_size), \
-    offsetof(X##_config, layers), offsetof(X##_config, heads), offsetof(X##_config, classes), \
+    offsetof(X, class_names), offsetof(X, new_head), offsetof(X, layer), \
+    offsetof(X##_config, hidden_size), offsetof(X##_config, layers), offsetof(X##_config, heads), \
+    offsetof(X##_config, classes), \
     offsetof(X##_config, activation), offsetof(X##_config, initializer_range)
 /* Rows of a tensor, of a linear layer's or a norm's weight and bias, and of a config. */
 #define TT__TENSOR(X, field, a, b, shape, init, head) {offsetof(X, field), {a, b}, shape, init, 0, head, 0}
@@ -32625,7 +32968,7 @@ static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, in
     return NULL;
 }
 
-/* A classifier (rows of C) of another number of classes than the file's is made anew. */
+/* A classifier (rows of C) of another number of classes than the file's starts anew. */
 static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
 {
     return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
@@ -32679,9 +33022,13 @@ static bool tt__is_buffer(const tt__layout *l, const char *name)
     return tt__match("*embeddings.position_ids", name);
 }
 
-/* The parameters will be read from the file, whose tensors are checked. A head that it lacks is made anew. */
+/* The parameters will be read from the file, whose tensors are checked. A head that it lacks starts anew. */
 static tt_status tt__layout_attach(const tt__layout *l)
 {
+    char text[2][1024];
+    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}}; /* lacking; of others */
+    int64_t classes = 0; /* of the file */
+    bool new_head = false;
     const tt__tensor_row *row;
     const char *path = l->files[0]->path;
     char name[256];
@@ -32697,20 +33044,26 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__file_dims(l, row, dims);
         tt_safetensors *file = tt__layout_find(l, name, &index);
         const tt_tensor_info *info = file ? &file->infos[index] : NULL;
-        if (!info) {
-            tt__log(l->ctx, TT_LOG_INFO, "checkpoint", "'%s' has no '%s': it starts anew", path, name);
-            continue;
-        }
-        unused -= part < 2; /* parts of one tensor count once */
-        if (tt__starts_anew(row, info, dims)) {
-            tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': '%s' has %lld classes, %lld are asked for: "
-                    "it starts anew", path, name, (long long)info->dims[0], (long long)dims[0]);
+        if (info) unused -= part < 2; /* parts of one tensor count once */
+        const bool of_others = info && tt__starts_anew(row, info, dims);
+        if (!info || of_others) {
+            tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
+            if (of_others) classes = info->dims[0];
+            new_head |= row->head != 2;
             continue;
         }
         tt_status status = l->a->adapt ? l->a->adapt(row, p, file, index, &done) : TT_OK;
         if (status == TT_OK && !done) status = tt__param_from_file(p, file, index, ndim, dims, part, &order);
         if (status != TT_OK) return status;
     }
+    if (l->a->new_head_at) l->self[l->a->new_head_at] = new_head;
+    if (anew[0].length)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
+                "values that must be trained", path, text[0]);
+    if (anew[1].length)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
+                "start anew, with values that must be trained", path, (long long)classes,
+                (long long)l->size['C' - 'A'], text[1]);
     for (int f = 0; f < l->n_files; f++)
         for (int k = 0; k < l->files[f]->count && unused > 0; k++)
             unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
@@ -33099,6 +33452,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
     snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
+    if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
     tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
@@ -33201,19 +33555,47 @@ static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, cons
     return status;
 }
 
-/* names: (classes, 64), as the dataset calls them. */
-static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, const tt_dataset *d)
+/* Lists names with quotes around them, the first few of many. */
+static void tt__list_names(tt__text *to, const char *const *names, int n)
 {
-    if (tt_dataset_classes(d) != classes)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d",
-                        tt_dataset_classes(d), classes);
-    for (int c = 0; c < 2 * classes; c++) { /* all are checked before one is changed */
-        const char *name = tt_dataset_class_name(d, c % classes);
-        if (strlen(name) >= sizeof *names)
-            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes", name);
-        if (c >= classes) strcpy(names[c - classes], name);
+    const int most = 8;
+    for (int k = 0; k < n && k < most; k++) tt__print(to, "%s'%.40s'", k ? ", " : "", names[k]);
+    if (n > most) tt__print(to, " and %d others", n - most);
+}
+
+/* As tt_bert_name_classes says. names: (classes, 64), the model's; kept: its classifier is a checkpoint's. */
+static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
+{
+    if (d->n_classes != classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
+                        classes);
+    for (int c = 0; c < classes; c++)
+        if (strlen(d->classes[c]) >= sizeof *names)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes",
+                            d->classes[c]);
+    const char **own = (const char **)tt__alloc(ctx, sizeof *own * (size_t)classes), *twice;
+    for (int c = 0; c < classes && own; c++) own[c] = names[c];
+    const tt__strings ours = {own, sizeof *own}, theirs = {d->classes, sizeof *d->classes};
+    uint32_t *to = own ? tt__sort_strings(ctx, ours, classes, &twice) : NULL;
+    uint32_t *from = to ? tt__sort_strings(ctx, theirs, classes, &twice) : NULL;
+    tt_status status = from ? TT_OK : TT_ERR_MEMORY;
+    bool same = true;
+    for (int k = 0; k < classes && from && same; k++) same = strcmp(own[to[k]], d->classes[from[k]]) == 0;
+    if (from && same) status = tt__dataset_renumber(d, from, to);
+    if (from && !same && kept) {
+        char text[1024];
+        tt__text list = {text, sizeof text, 0};
+        tt__list_names(&list, own, classes);
+        tt__print(&list, ", and those of the data ");
+        tt__list_names(&list, d->classes, classes);
+        tt__log(ctx, TT_LOG_WARNING, "classes", "the model's classes are called %s: its classifier goes on "
+                "under the data's names, number by number", text);
     }
-    return TT_OK;
+    for (int c = 0; c < classes && from && !same; c++) strcpy(names[c], d->classes[c]);
+    tt__free(ctx, from);
+    tt__free(ctx, to);
+    tt__free(ctx, (void *)own);
+    return status;
 }
 
 /* ------------------------------------------------------------------------------- classifiers of sequences */
@@ -33267,6 +33649,8 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 {
     tt_cross_entropy_options c = tt_cross_entropy_options_default();
     c.label_smoothing = o->label_smoothing;
+    if (o->class_weights)
+        c.class_weights = tt_input(t, "class_weights", TT_F32, 1, tt_value_width(t, logits));
     tt_value loss = tt_cross_entropy(t, logits, in->labels, &c);
     tt_name(t, loss, "loss");
     return loss;
@@ -33354,8 +33738,8 @@ static const tt__tensor_row tt__roberta_tensors[] = {
     T(type, ".embeddings.token_type_embeddings.weight", ".embeddings.token_type_embeddings.weight", "TH",
       'n', false),
     W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
-    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', true),
-    T(pooler_b, NULL, ".pooler.bias", "B", '0', true),
+    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', 2),
+    T(pooler_b, NULL, ".pooler.bias", "B", '0', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
 #undef T
@@ -33463,9 +33847,9 @@ tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 
 void tt_bert_free(tt_bert *m) { tt__model_free(tt__bert_of(m->config.kind), m); }
 
-tt_status tt_bert_name_classes(tt_bert *m, const tt_dataset *d)
+tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, d);
+    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 /* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
@@ -33607,7 +33991,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     if (sparse) lists = (int32_t *)tt__alloc(m->ctx, (lists_of + blocks + 2 * random + 5) * sizeof *lists);
     if (sparse && !lists) {
         tt__tape_fail(t, TT_ERR_MEMORY, "no memory for the lists of blocks");
-        return tt__handle(0);
+        return tt__handle(t, 0);
     }
     /* All but h is (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
@@ -33984,9 +34368,9 @@ tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 
 void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
 
-tt_status tt_vit_name_classes(tt_vit *m, const tt_dataset *d)
+tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d)
 {
-    return tt__name_classes(m->ctx, m->class_names, m->config.classes, d);
+    return tt__name_classes(m->ctx, m->class_names, m->config.classes, !m->new_head, d);
 }
 
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in)
@@ -34422,7 +34806,7 @@ static const char *const tt__lm_buffers[] = {
     {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
-    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, offsetof(tt_lm, layer), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
     offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
@@ -35895,6 +36279,7 @@ struct tt_trainer {
     int64_t *rows;    /* of each input in the batch at hand; 0: not set yet */
     bool *needed;     /* for the output, by the input's value: a prediction sets the others to zeros */
     int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
+    float *class_weights; /* (2, classes): those of the options, and ones to evaluate with; NULL: none */
     void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
 };
 
@@ -35997,6 +36382,15 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
         tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
+    double sum = 0; /* of the weights of classes */
+    for (int k = 0; k < model->classes && o->class_weights; k++) {
+        const float w = o->class_weights[k];
+        if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
+        sum += w;
+    }
+    if (o->class_weights && sum == 0)
+        tt__print(&all, model->classes ? "; the weights of all classes are 0"
+                                       : "; class_weights are for a model that has classes");
     if (tt__parse_settings(ctx, &c, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
@@ -36028,6 +36422,7 @@ static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
     if (r->output.id) tt_output(t, r->output); /* of evaluations alone: to train, logits need not be whole */
+    for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
     o.train = false;
     o.share = r->train;
     if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
@@ -36156,6 +36551,22 @@ static tt_status tt__length_rows(tt_trainer *r)
     return TT_OK;
 }
 
+static tt_status tt__keep_class_weights(tt_trainer *r)
+{
+    const int classes = r->model.classes;
+    r->class_weights = (float *)tt__alloc(r->ctx, sizeof(float) * 2 * (size_t)classes);
+    if (!r->class_weights) return TT_ERR_MEMORY;
+    for (int c = 0; c < classes; c++) {
+        r->class_weights[c] = r->options.class_weights[c];
+        r->class_weights[classes + c] = 1;
+    }
+    r->options.class_weights = r->class_weights;
+    for (int k = 0; k < r->n_inputs; k++)
+        if (strcmp(r->inputs[k].name, "class_weights") == 0) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "train options: class_weights are given, and the model has no "
+                    "input of that name");
+}
+
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
@@ -36175,6 +36586,7 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
     tt__free(ctx, kept);
     if (status == TT_OK && model->same_length) status = tt__length_rows(r);
+    if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
     static const char *const kinds[] = {"constant", "linear", "cosine"}; /* tt_schedule_kind */
     char lines[TT__NOTE] = {0}, lr[32], least[32]; /* of what a program does not know */
     snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
@@ -36185,6 +36597,10 @@ tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_trai
     if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
     snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "
              "%016llx\n", (unsigned long long)hash);
+    if (status == TT_OK && o.class_weights)
+        snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "class_weights with the hash %016llx\n",
+                 (unsigned long long)tt__hash_on(TT__HASH_BEGIN, r->class_weights,
+                                                 sizeof(float) * (size_t)model->classes));
     status = tt__agree_lines(ctx, "tt_trainer_new", status, lines);
     if (status == TT_OK) return r;
     tt_trainer_free(r);
@@ -36196,6 +36612,7 @@ void tt_trainer_free(tt_trainer *r)
     if (!r) return;
     tt_program_free(r->eval);
     tt_program_free(r->train);
+    tt__free(r->ctx, r->class_weights);
     tt__free(r->ctx, r->positions);
     tt__free(r->ctx, r->seq_start);
     tt__free(r->ctx, r->inputs);
@@ -36292,6 +36709,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
     const bool same = r->model.same_length;
     const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
     const int32_t *start = same ? r->seq_start : b->seq_start;
+    const float *weights = r->class_weights;
+    if (weights && p != r->train) weights += r->model.classes;
     const tt_array fields[] = {
         {"pixels", b->pixels, b->seqs},
         {"ids", b->ids, rows},
@@ -36299,7 +36718,8 @@ static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt
         {"positions", same ? r->positions : b->positions, rows},
         {"seq_start", start, (int64_t)b->seqs + 1},
         {"first", start, b->seqs},
-        {"labels", b->labels, b->seqs}};
+        {"labels", b->labels, b->seqs},
+        {"class_weights", weights, 1}};
     tt_status status = TT_OK;
     for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
     for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
@@ -36503,9 +36923,51 @@ static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
 /* What the unit of the model counts. */
 static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
 
-/* Adds epoch 0 of the source up; stops early where *stop is not 0. */
+/* What tt_confusion counts, and of the batches that are set on each data rank their labels. */
+typedef struct tt__confusion {
+    int64_t *counts;
+    float *logits;            /* (max_seqs, classes) */
+    int32_t *labels;          /* (data ranks, max_seqs) */
+    int seqs[TT__RANKS];
+} tt__confusion;
+
+static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
+{
+    const int32_t *labels = b->labels;
+    int64_t n = b->seqs;
+    for (int k = 0; k < b->n_arrays; k++)
+        if (strcmp(b->arrays[k].input, "labels") == 0)
+            labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
+    if (!labels || n > r->options.max_seqs)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
+                        labels ? "more labels than max_seqs" : "no labels");
+    memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
+    c->seqs[rank] = (int)n;
+    return TT_OK;
+}
+
+/* After a run of the batches that are set. */
+static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
+{
+    const int classes = r->model.classes;
+    tt_status status = TT_OK;
+    for (int rank = 0; rank < batches && status == TT_OK; rank++) {
+        const size_t room = (size_t)c->seqs[rank] * (size_t)classes;
+        status = tt_get_rank(r->eval, rank, r->output, c->logits, room);
+        for (int s = 0; s < c->seqs[rank] && status == TT_OK; s++) {
+            const float *x = c->logits + (size_t)s * (size_t)classes;
+            const int32_t label = c->labels[(size_t)rank * (size_t)r->options.max_seqs + (size_t)s];
+            int best = 0;
+            for (int k = 1; k < classes; k++) if (x[k] > x[best]) best = k;
+            if (label >= 0 && label < classes) c->counts[(int64_t)label * classes + best]++;
+        }
+    }
+    return status;
+}
+
+/* Adds epoch 0 of the source up; stops early where *stop is not 0. c may be NULL. */
 static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
-                              tt_stats *stats, double *items)
+                              tt_stats *stats, double *items, tt__confusion *c)
 {
     tt_batch b;
     bool more = true;
@@ -36518,12 +36980,14 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     while (status == TT_OK && more && !(stop && *stop)) {
         status = tt__from_source(r->ctx, source, 0, step, &b, &more);
         if (status == TT_OK && more) {
-            status = tt__set_batch(r, r->eval, set++, &b, false);
+            if (c) status = tt__confusion_set(r, c, set, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
             *items += tt__items(&b);
             step += b.last_of_step;
         }
         if (status != TT_OK || !set || (more && set < r->data)) continue;
         status = tt__evaluate_round(r, set, stats);
+        if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
         set = 0;
     }
     if (set) tt__forget_inputs(r->eval); /* of a round that was stopped, or failed */
@@ -36531,7 +36995,7 @@ static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const vola
     return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
 }
 
-tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
+static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats, tt__confusion *c)
 {
     double items = 0;
     memset(stats, 0, sizeof *stats);
@@ -36540,7 +37004,30 @@ tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
     tt__text text = {lines, sizeof lines, 0};
     if (r->ctx->net && status == TT_OK) tt__source_lines(source, "to evaluate", &text);
     status = tt__agree_lines(r->ctx, "tt_evaluate", status, lines);
-    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items) : status;
+    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items, c) : status;
+}
+
+tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
+{
+    return tt__evaluate_all(r, source, stats, NULL);
+}
+
+tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, int64_t *counts)
+{
+    const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
+    tt_stats own;
+    tt__confusion c;
+    if (!classes)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
+    memset(&c, 0, sizeof c);
+    c.counts = counts;
+    for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
+    c.logits = (float *)tt__alloc(r->ctx, sizeof *c.logits * seqs * classes);
+    if (c.logits) c.labels = (int32_t *)tt__alloc(r->ctx, sizeof *c.labels * seqs * (size_t)r->data);
+    tt_status status = c.labels ? tt__evaluate_all(r, source, stats ? stats : &own, &c) : TT_ERR_MEMORY;
+    tt__free(r->ctx, c.labels);
+    tt__free(r->ctx, c.logits);
+    return status;
 }
 
 tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
@@ -37650,7 +38137,7 @@ static tt_status tt__fit_validate(tt__fit *f)
     double began = tt__seconds(), items = 0;
     const volatile int *stop = ctx->net ? NULL : f->o.stop;
     bool save = false;
-    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items) : TT_OK;
+    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
     if (ctx->net) status = tt__fit_agree(f, status, &save);
     if (status != TT_OK || tt__fit_stopped(f)) return status;
     double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
@@ -37712,6 +38199,19 @@ static tt_status tt__fit_resume(tt__fit *f)
     return tt__fit_read_metrics(f);
 }
 
+/* Does a label mean the same in both sources? */
+static tt_status tt__fit_same_classes(const tt__fit *f)
+{
+    const tt_source *a = f->train, *b = f->validation;
+    for (int c = 0; b && c < a->classes && c < b->classes; c++)
+        if (strcmp(a->class_names[c], b->class_names[c]) != 0)
+            return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d to train on is '%.200s', and for "
+                            "validation '%.200s': number the classes of both datasets alike, as "
+                            "tt_bert_name_classes and tt_vit_name_classes do", c, a->class_names[c],
+                            b->class_names[c]);
+    return TT_OK;
+}
+
 static tt_status tt__fit_begin(tt__fit *f)
 {
     char heading[160];
@@ -37719,6 +38219,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     tt_status status = tt__must_train(f->r);
     if (status == TT_OK) status = tt__source_fits(f->r, f->train, "to train on");
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
+    if (status == TT_OK) status = tt__fit_same_classes(f);
     if (status != TT_OK) return status;
     if (f->train->accumulates && !f->r->options.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "

@@ -3339,12 +3339,26 @@ __device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype 
     return sums.finish<THREADS>(n, smoothing);
 }
 
+// Of a row of n logits: the sum over classes of weight (lse - logit), by a warp or by a block of 256.
+template <int THREADS>
+__device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                const float *class_weights, float lse)
+{
+    float sum = 0;
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) sum += c + k < n ? class_weights[c + k] * (lse - v[k]) : 0;
+    }
+    return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
+}
+
 // Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
-// many.
+// many. With weights of classes and smoothing they are read twice.
 template <int GROUP>
 __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
-                                                     tt__mat lse, int ignore, float smoothing, bool wide,
-                                                     loss_sums *partial)
+                                                     const float *class_weights, tt__mat lse, int ignore,
+                                                     float smoothing, bool wide, loss_sums *partial)
 {
     tt__begin_kernel();
     const int64_t groups = 256 / GROUP;
@@ -3352,16 +3366,27 @@ __global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *t
     for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
         const int32_t target = targets[r];
         const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
-                                                        target == ignore ? -1 : target, smoothing);
+                                                        target == ignore ? -1 : target,
+                                                        class_weights ? 0 : smoothing);
+        float smoothed = 0;
+        if (class_weights && smoothing > 0)
+            smoothed = smoothing / (float)x.cols *
+                       row_of_classes<GROUP>(row_at(x, r), x.dtype, x.cols, wide, class_weights, row.lse);
         if (threadIdx.x % GROUP) continue;
         ((float *)lse.data)[r * lse.ld] = row.lse;
         if (target == ignore) continue;
-        const double w = row_weight(weights, r);
-        sums.loss += w * row.loss;
+        const double w = class_weights ? class_weights[target] : row_weight(weights, r);
+        sums.loss += class_weights ? (1 - smoothing) * w * row.loss + smoothed : w * row.loss;
         sums.weight += w;
         sums.right += row.right ? w : 0;
     }
     store_partial<256>(sums, partial);
+}
+
+// The weights of classes, operand k, which are f32 as all inputs; NULL: it has those of rows.
+const float *class_weights_of(const tt__launch *l, int k)
+{
+    return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
 }
 
 cudaError_t run_cross_entropy(const tt__launch *l)
@@ -3373,10 +3398,11 @@ cudaError_t run_cross_entropy(const tt__launch *l)
     const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
     loss_sums *partial = resident_of(l)->losses;
     const int32_t *targets = (const int32_t *)l->in[1].data;
+    const float *classes = class_weights_of(l, 2);
     cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
-                                      l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
+                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
                          : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
-                                      l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
+                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
     if (e != cudaSuccess) return e;
     return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
                       (float *)l->out[0].data);
@@ -3394,24 +3420,48 @@ __device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, i
     }
 }
 
+// The same where classes have weights, whose sum is `sum`: smoothed targets weigh each class as itself.
+__device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
+                                                                  int32_t target, float lse, float smoothing,
+                                                                  const float *weights, float sum,
+                                                                  float factor)
+{
+    const float each = smoothing / (float)n, own = (1 - smoothing) * weights[target];
+    TT__UNROLL for (int k = 0; k < 8; k++) {
+        const float of_class = c + k < n ? each * weights[c + k] : 0;
+        x[k] = (fast_exp(x[k] - lse) * (own + each * sum) - of_class) * factor;
+        if (c + k == target) x[k] -= own * factor;
+    }
+}
+
 // dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
 __global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
                                                               const int32_t *targets, tt__mat weights,
-                                                              tt__mat lse, const float *counts, tt__mat dx,
-                                                              bool add, int ignore, float smoothing,
-                                                              bool wide, const tt__run *run)
+                                                              const float *class_weights, tt__mat lse,
+                                                              const float *counts, tt__mat dx, bool add,
+                                                              int ignore, float smoothing, bool wide,
+                                                              const tt__run *run)
 {
     tt__begin_kernel();
     const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
     const float factor = loss_factor(run, dloss, counts);
+    double sum = 0; // of the weights of classes
+    if (class_weights && smoothing > 0) {
+        for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
+        sum = block_sum<256>(sum);
+    }
     for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
         const int64_t r = i / per_row, c = (i - r * per_row) * 8;
         const int32_t target = targets[r];
         float v[8] = {0}, old[8];
         if (target != ignore) {
+            const float row_lse = ((const float *)lse.data)[r * lse.ld];
             load8(v, row_at(x, r), x.dtype, c, n - c, wide);
-            cross_entropy_gradient(v, c, n, target, ((const float *)lse.data)[r * lse.ld], smoothing,
-                                   factor * row_weight(weights, r));
+            if (class_weights)
+                cross_entropy_gradient_of_classes(v, c, n, target, row_lse, smoothing, class_weights,
+                                                  (float)sum, factor);
+            else
+                cross_entropy_gradient(v, c, n, target, row_lse, smoothing, factor * row_weight(weights, r));
         }
         if (add) {
             load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
@@ -3430,8 +3480,9 @@ cudaError_t run_cross_entropy_backward(const tt__launch *l)
     const tt__attr *a = &l->instr->attr;
     const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
     return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x,
-                      (const int32_t *)l->in[2].data, l->in[3], l->in[4], (const float *)l->in[5].data, *dx,
-                      l->add[0], a->ignore_index, a->smoothing, is_wide(x) && is_wide(dx), TT__RUN_OF(l));
+                      (const int32_t *)l->in[2].data, l->in[3], class_weights_of(l, 3), l->in[4],
+                      (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing,
+                      is_wide(x) && is_wide(dx), TT__RUN_OF(l));
 }
 
 // Of probabilities p of all classes, in groups as cross_entropy. Logits and p cross memory twice and once.

@@ -38,16 +38,73 @@ static inline void die(const char *format, ...)
     exit(1);
 }
 
+/* Bytes of this process that are in memory, or 0 where that is not known. */
+static inline size_t resident_bytes(void)
+{
+    unsigned long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f && fscanf(f, "%*u %llu", &pages) != 1) pages = 0;
+    if (f) fclose(f);
+    return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* On the CPU, what is in memory beside a plan, of each rank: --budget counts it. */
+static size_t beside_the_plan;
+
+/* Copies a text. Options of the library become flags, recompute "blocks" --recompute blocks, and numbers of
+   bytes from 100,000 on megabytes, rounded up, with what is in memory beside a plan. */
+static inline void write_as_flags(const char *text, char *to, size_t capacity)
+{
+    static const char *const options[][2] = {{"recompute \"", "--recompute "}, {"offload \"", "--offload "},
+        {"update \"", "--update "}, {"precision \"", "--precision "}, {"zero ", "--zero "},
+        {"memory_budget", "--budget"}};
+    size_t n = 0;
+    bool quoted = false; /* a quotation mark is to come that ends a value */
+    while (*text && n + 32 < capacity) {
+        const size_t digits = strspn(text, "0123456789");
+        int option = -1;
+        for (int k = 0; k < CLI_COUNT(options); k++)
+            if (strncmp(text, options[k][0], strlen(options[k][0])) == 0) option = k;
+        if (option >= 0) {
+            n += (size_t)snprintf(to + n, capacity - n, "%s", options[option][1]);
+            text += strlen(options[option][0]);
+            quoted = options[option][0][strlen(options[option][0]) - 1] == '"';
+        } else if (digits > 5) {
+            n += (size_t)snprintf(to + n, capacity - n, "%.1f MB",
+                                  ceil((strtod(text, NULL) + (double)beside_the_plan) / 1e5) / 10);
+            text += digits;
+            if (strncmp(text, " bytes", 6) == 0) text += 6;
+        } else if (digits) {
+            for (size_t k = 0; k < digits; k++) to[n++] = *text++;
+        } else if (quoted && *text == '"') {
+            text++;
+            quoted = false;
+        } else {
+            to[n++] = *text++;
+        }
+    }
+    to[n] = 0;
+}
+
+/* The context's error, of a plan that is too large in the terms of the command line. */
+static inline const char *error_of(tt_context *ctx)
+{
+    static char text[2048];
+    if (tt_error_code(ctx) != TT_ERR_BUDGET) return tt_error(ctx);
+    write_as_flags(tt_error(ctx), text, sizeof text);
+    return text;
+}
+
 /* What a call of the library made, or the end of the program with its error. ctx NULL: what malloc made. */
 static inline void *made(tt_context *ctx, void *p)
 {
-    if (!p) die("%s", ctx ? tt_error(ctx) : "no memory");
+    if (!p) die("%s", ctx ? error_of(ctx) : "no memory");
     return p;
 }
 
 static inline void must(tt_context *ctx, tt_status status)
 {
-    if (status != TT_OK) die("%s", tt_error(ctx));
+    if (status != TT_OK) die("%s", error_of(ctx));
 }
 
 /* ------------------------------------------------------------------------------------------------ options */
@@ -59,7 +116,7 @@ typedef struct cli_flag {
     const char *name, *value; /* "--lr", and what --help calls its value: "X" */
     cli_type type;
     void *to;                 /* holds the default */
-    const char *help;         /* the default is added, unless this ends with a parenthesis */
+    const char *help;         /* the default is added, unless this ends with a parenthesis or a colon */
     double least, most;       /* of an INTEGER or NUMBER; of a TEXT's length in bytes, if most is not 0 */
     const char *choices;      /* of a CHOICE: words with spaces between; of an INTEGER: a word for CLI_WORD */
     const char *also;         /* of a CHOICE: another CHOICE's name, with which it may be given too */
@@ -118,7 +175,7 @@ static inline void cli_wrap(const char *text, int at, int indent, int width)
 static inline void cli_default(const cli_flag *f, char *to, size_t capacity)
 {
     to[0] = 0;
-    if (f->help[strlen(f->help) - 1] == ')') return;
+    if (strchr("):", f->help[strlen(f->help) - 1])) return;
     if (f->type == CLI_INTEGER) snprintf(to, capacity, " (%d)", *(int *)f->to);
     if (f->type == CLI_NUMBER) snprintf(to, capacity, " (%g)", *(double *)f->to);
     if (f->type == CLI_TEXT || f->type == CLI_CHOICE) {
@@ -143,9 +200,9 @@ static inline void cli_help(const cli_flag *flags, int count, const char *about)
         if (at >= INDENT) printf("\n"), at = 0;
         printf("%*s", INDENT - at, "");
         cli_default(f, standard, sizeof standard);
-        const bool lists = f->type == CLI_CHOICE;
-        snprintf(text, sizeof text, "%s%s%s%s%s%s", f->help, f->also ? ", also taken by " : "",
-                 f->also ? f->also : "", lists ? ": " : "",
+        const bool lists = f->type == CLI_CHOICE, colon = f->help[strlen(f->help) - 1] == ':';
+        snprintf(text, sizeof text, "%s%s%s%s%s%s%s", f->help, f->also ? " (" : "",
+                 f->also ? f->also : "", f->also ? " takes them, too)" : "", !lists ? "" : colon ? " " : ": ",
                  lists ? cli_list(f->choices, list, sizeof list) : "", standard);
         cli_wrap(text, INDENT, INDENT, width);
     }
@@ -421,7 +478,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
 {
     long long saved = (long long)tt_trainer_saved_steps(t);
     fflush(stdout);
-    if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, tt_error(ctx));
+    if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, error_of(ctx));
     if (!finished && (status == TT_OK || tt_trainer_steps(t))) {
         printf("\nstopped after step %lld", (long long)tt_trainer_steps(t));
         if (saved == tt_trainer_steps(t)) printf("; --resume goes on from there\n");
@@ -438,6 +495,8 @@ static inline void show_plan(const tt_program *p, const char *folder)
     static char text[1 << 16];
     tt_plan_text(p, text, sizeof text);
     fputs(text, stdout);
+    if (beside_the_plan)
+        printf("  --budget also holds %.1f MB beside the plan\n", 1e-6 * (double)beside_the_plan);
     if (!folder) return;
     char *path = join(folder, "plan.svg");
     FILE *f = mkdir(folder, 0777) == 0 || errno == EEXIST ? fopen(path, "w") : NULL;
@@ -472,18 +531,21 @@ static inline tt_context *open_context(int seed, int threads, double timeout)
 typedef struct cli_training {
     const char *optimizer, *schedule, *precision, *matmul, *recompute, *offload, *update, *device, *freeze;
     const char *zero, *memory, *tune, *out;
+    const char *best_by, *class_weights; /* of programs that train classifiers; else NULL */
     int seed, threads;
     double timeout, lr, warmup, decay, clip, dropout; /* --lr is a program's own, since its default is */
+    double label_smoothing;
     size_t budget;
-    bool plan, resume, measure;
+    bool plan, resume, measure, gpu; /* gpu: `device` is a kind of "cuda" */
     tt_parallel parallel; /* of the ranks of `device` */
     tt_costs costs;       /* with `measure`, those of `device` */
+    float *weights;       /* of classes, by `class_weights`; NULL: none */
 } cli_training;
 
 /* What a cli_training begins with, and its rows in an array of cli_flag. */
 #define CLI_TRAINING_DEFAULT \
-    .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", .recompute = "cheap", \
-    .update = "end", .memory = "device", .tune = "off", .zero = "1", .seed = 1, .timeout = 600, \
+    .out = "run", .optimizer = "adamw", .precision = "32-true", .matmul = "fp32", \
+    .update = "end", .memory = "device", .tune = "off", .seed = 1, .timeout = 600, \
     .warmup = 0.1, .decay = 0.01, .clip = 1, .dropout = -1, \
     .parallel = {0, 1, 1, false, false, 0, false, 1, "1f1b", 0}
 #define CLI_TRAINING_FLAGS(run) \
@@ -498,6 +560,8 @@ typedef struct cli_training {
      .help = "largest norm of a step's gradient (0: any)", .most = 1e9}, \
     {"--dropout", "X", CLI_NUMBER, &(run).dropout, \
      .help = "dropout everywhere, below 1 (-1: as the model's config says)", .least = -1, .most = 1}, \
+    {"--label-smoothing", "X", CLI_NUMBER, &(run).label_smoothing, .help = "below 1: share of each target " \
+     "that is spread over all classes or tokens, in training alone", .most = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
      .help = "parameters to keep as they are: name patterns with commas between, * and ?"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, \
@@ -505,16 +569,17 @@ typedef struct cli_training {
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, .help = "how matrices are multiplied; on a GPU, tf32 " \
      "rounds those of fp32 to 11 bits and fp8 those of 16 bits to 4 or 3", .choices = "fp32 tf32 fp8"}, \
     {"--recompute", "R", CLI_CHOICE, &(run).recompute, .help = "what the backward computes again, to save " \
-     "memory", .choices = "none cheap attention blocks budget"}, \
+     "memory (cheap; with --budget, budget):", .choices = "none cheap attention blocks budget"}, \
     {"--offload", "LIST", CLI_TEXT, &(run).offload, .help = "what lies in the host's memory while " \
-     "not used: optimizer, gradients, parameters, activations, with commas between; or budget, what makes " \
-     "--budget fit", .most = 100}, \
+     "not used: optimizer, gradients, parameters, activations, with commas between; none; or budget, what " \
+     "makes --budget fit (none; on a GPU with --budget, budget)", .most = 100}, \
     {"--update", "U", CLI_CHOICE, &(run).update, .help = "when parameters are updated: at a step's end; " \
      "with --clip 0, in the backward, which saves memory; or at the end by the host's processor in its " \
      "memory, where the optimizer's state stays", .choices = "end backward host"}, \
     {"--budget", "BYTES", CLI_BYTES, &(run).budget, .help = "memory that training may take, as 3GB or " \
-     "500MiB; a plan that needs more is refused; --recompute, --offload and --zero budget make it fit if " \
-     "they can (no limit)"}, \
+     "500MiB, of each rank. What is computed again, moved to the host's memory (on a GPU) and divided over " \
+     "ranks is chosen to fit, unless --recompute, --offload or --zero tell it; what cannot fit is refused " \
+     "(no limit)"}, \
     {"--memory", "M", CLI_CHOICE, &(run).memory, .help = "on a GPU: its own, or CUDA's unified memory, " \
      "which may only be larger than what the GPU has free if it says so", \
      .choices = "device managed managed-oversubscribed"}, \
@@ -538,7 +603,8 @@ typedef struct cli_training {
     {"--micros", "N", CLI_INTEGER, &(run).parallel.micros, .help = "with --pipeline: most micro-batches of " \
      "a step on a data rank, for which memory is planned (0: any)", .most = 65536}, \
     {"--zero", "N", CLI_CHOICE, &(run).zero, .help = "what is divided over --data-ranks: 0 nothing, 1 the " \
-     "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit", \
+     "optimizer's state, 2 gradients too, 3 parameters too; budget: what makes --budget fit (1; with " \
+     "--budget, budget):", \
      .choices = "0 1 2 3 budget"}, \
     {"--server", "", CLI_SWITCH, &(run).parallel.server, \
      .help = "rank 0 alone has the optimizer's state and updates"}, \
@@ -559,10 +625,28 @@ typedef struct cli_training {
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
 
-static inline void check_training(const cli_training *run)
+/* The same of programs that train classifiers. */
+#define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
+#define CLI_CLASSIFIER_FLAGS(run) \
+    {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
+     .help = "what of the validation tells the best epoch, which is saved", .choices = "accuracy loss"}, \
+    {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, .help = "balanced: in training, each class " \
+     "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
+    CLI_TRAINING_FLAGS(run)
+
+/* Checks the options, and gives those that were left out their defaults, which depend on --budget. */
+static inline void check_training(cli_training *run)
 {
+    const char *device = run->device ? run->device : getenv("TINYTRAIN_DEVICE");
+    const bool apart = strcmp(run->memory, "device") == 0;
+    const bool divides = run->parallel.pipeline == 1 && !run->parallel.server;
+    if (!run->recompute) run->recompute = run->budget ? "budget" : "cheap";
+    run->gpu = device && strncmp(device, "cuda", 4) == 0;
+    if (!run->offload && run->budget && run->gpu && apart) run->offload = "budget";
+    if (!run->zero) run->zero = run->budget && divides ? "budget" : "1";
     if (run->dropout != -1 && !(run->dropout >= 0 && run->dropout < 1))
         die("--dropout is 0 or more and below 1, or -1");
+    if (run->label_smoothing == 1) die("--label-smoothing is 0 or more and below 1");
     const bool fits = strcmp(run->recompute, "budget") == 0 || strcmp(run->zero, "budget") == 0 ||
                       (run->offload && strcmp(run->offload, "budget") == 0);
     if (run->parallel.pipeline > 1 && strcmp(run->zero, "0") != 0 && strcmp(run->zero, "1") != 0)
@@ -585,6 +669,8 @@ static inline tt_context *open_training(cli_training *run)
     return ctx;
 }
 
+enum { BESIDE_LATER = 1 << 20 }; /* bytes that a training needs beside its plan after it is made */
+
 /* total_steps 0: only to evaluate and predict. */
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
 {
@@ -605,8 +691,19 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
     o.device = run->device;
     o.parallel = run->parallel;
     o.memory_budget = run->budget;
+    if (run->budget && !run->gpu) {
+        const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
+        if (!beside_the_plan) /* plans that are made later have the same */
+            beside_the_plan = (resident_bytes() + BESIDE_LATER) / (size_t)(ranks > 0 ? ranks : 1);
+        if (run->budget <= beside_the_plan)
+            die("--budget is %.1f MB, and %.1f MB are in use beside a plan", 1e-6 * (double)run->budget,
+                1e-6 * (double)beside_the_plan);
+        o.memory_budget = run->budget - beside_the_plan;
+    }
     o.memory = run->memory;
     o.tune = run->tune;
+    o.label_smoothing = (float)run->label_smoothing;
+    if (o.train) o.class_weights = run->weights;
     if (run->measure) o.costs = &run->costs;
     return o;
 }
@@ -635,10 +732,17 @@ static inline int largest_step(tt_context *ctx, const tt_model *model, const cli
     o.max_tokens = tokens;
     if (!most) die("--batch max: %d micro-batches in a step are more than the examples", micros);
     int n = tt_largest_micro_batch(ctx, model, &o, most);
-    if (!n) die("--batch max: %s%s", tt_error(ctx), run->budget ? "" : " (--budget)");
+    if (!n) die("--batch max: %s%s", error_of(ctx), run->budget ? "" : " (--budget)");
     printf("--batch max: %d in a step, in micro-batches of %d%s\n", n * micros, n,
            n == most ? ", since there are no more" : "");
     return n * micros;
+}
+
+/* Epochs where none are asked for: `usual`, or more where these have fewer than 200 steps, up to 20. */
+static inline int enough_epochs(int64_t steps, int usual)
+{
+    const int64_t wanted = steps > 10 ? (200 + steps - 1) / steps : 20;
+    return wanted > usual ? (int)wanted : usual;
 }
 
 /* Trains, saves and shows progress. Returns the program's exit status. keep(user) saves the model. */
@@ -651,9 +755,11 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     o.folder = run->out;
     o.resume = run->resume;
     o.stop = &stop_signal;
+    o.best_by = run->best_by;
     o.keep = keep;
     o.report = show_progress;
     o.user = user;
+    printf("%d epoch%s of %lld steps\n", epochs, epochs == 1 ? "" : "s", (long long)train->steps);
     handle_signals(true);
     tt_status status = tt_fit(t, train, validation, &o, finished);
     handle_signals(false);
@@ -661,10 +767,130 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     const bool other = status == TT_ERR_FORMAT && run->resume &&
                        (strstr(error, "this model") || strstr(error, "this run"));
     const int result = end_of_training(ctx, t, status, *finished);
+    if (*finished && tt_trainer_steps(t) < 100)
+        printf("note: %lld steps are few, and what the model says may still be little better than chance: "
+               "train for more --epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
     if (other)
         fprintf(stderr, "%s: --resume goes on with the model that '%s' was begun with: is --model the same, "
                 "and what else shapes or adapts it?\n", cli_program, run->out);
     return result;
+}
+
+/* ------------------------------------------------------------------------------------------------ classes */
+
+/* The order of names without the spaces around them and the case of letters. */
+static inline int by_plain_name(const void *x, const void *y)
+{
+    const char *a = *(const char *const *)x, *b = *(const char *const *)y;
+    while (isspace((unsigned char)*a)) a++;
+    while (isspace((unsigned char)*b)) b++;
+    size_t n = strlen(a), m = strlen(b);
+    while (n && isspace((unsigned char)a[n - 1])) n--;
+    while (m && isspace((unsigned char)b[m - 1])) m--;
+    const int order = strncasecmp(a, b, n < m ? n : m);
+    return order ? order : (n > m) - (n < m);
+}
+
+/* Ends the program where a model to --predict with has a classifier of random numbers. */
+static inline void must_be_trained(const char *folder, bool new_head)
+{
+    if (new_head)
+        die("'%s' holds no trained classifier, so that it cannot --predict: train it first, with --model %s "
+            "and another --out", folder, folder);
+}
+
+/* One line with the classes to train on and how many of the `what`, "texts" or "images", each has; and a note
+   on each thing that is odd about them. */
+static inline void show_classes(const tt_dataset *d, const char *what)
+{
+    const int classes = tt_dataset_classes(d), shown = classes > 12 ? 10 : classes;
+    const long long n = (long long)tt_dataset_count(d);
+    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
+    const char **names = (const char **)made(NULL, calloc((size_t)classes, sizeof *names)), *rarest = NULL;
+    int largest = 0, rare = 0;
+    tt_dataset_counts(d, counts);
+    printf("classes:");
+    for (int c = 0; c < classes; c++) {
+        names[c] = tt_dataset_class_name(d, c);
+        if (c < shown) printf("%s %s %lld", c ? "," : "", names[c], (long long)counts[c]);
+        if (counts[c] > counts[largest]) largest = c;
+        if (counts[c] < 2) rare++, rarest = names[c];
+    }
+    if (shown < classes) printf(" and %d others", classes - shown);
+    printf("\n");
+    const double share = (double)counts[largest] / (double)n;
+    if (2 * (long long)classes > n)
+        printf("note: there are %d classes for %lld %s: are these the labels?\n", classes, n, what);
+    else if (rare == 1)
+        printf("note: the class '%s' has at most one of the %s to train on, from which little is learnt\n",
+               rarest, what);
+    else if (rare)
+        printf("note: %d classes, as '%s', have at most one of the %s to train on, from which little is "
+               "learnt\n", rare, rarest, what);
+    if (share >= 0.95)
+        printf("note: %.1f%% of the %s are '%s': a model that always says so is right as often\n",
+               100 * share, what, names[largest]);
+    qsort((void *)names, (size_t)classes, sizeof *names, by_plain_name);
+    for (int c = 1; c < classes; c++)
+        if (by_plain_name(&names[c - 1], &names[c]) == 0)
+            printf("note: the classes '%s' and '%s' differ by spaces or capitals alone: are they one?\n",
+                   names[c - 1], names[c]);
+    free(counts), free((void *)names);
+}
+
+/* --class-weights of a dataset to train on: balanced ones are n / (classes * the class's number), as those of
+   scikit-learn. */
+static inline void weigh_classes(cli_training *run, const tt_dataset *d)
+{
+    const int classes = tt_dataset_classes(d);
+    if (strcmp(run->class_weights, "balanced") != 0) return;
+    int64_t *counts = (int64_t *)made(NULL, calloc((size_t)classes, sizeof *counts));
+    run->weights = (float *)made(NULL, calloc((size_t)classes, sizeof *run->weights));
+    tt_dataset_counts(d, counts);
+    for (int c = 0; c < classes; c++)
+        if (counts[c])
+            run->weights[c] = (float)((double)tt_dataset_count(d) / ((double)classes * (double)counts[c]));
+    free(counts);
+}
+
+typedef struct cli_f1 { double f1; const char *name; } cli_f1;
+
+static inline int by_f1(const void *x, const void *y)
+{
+    const cli_f1 *a = (const cli_f1 *)x, *b = (const cli_f1 *)y;
+    return (a->f1 > b->f1) - (a->f1 < b->f1);
+}
+
+/* Evaluates, and prints how often predictions are right, which share the largest class has, and F1 of each
+   class, 2 right / (those that are it + those that are taken for it); of many classes the lowest. */
+static inline void show_test(tt_context *ctx, tt_trainer *t, const tt_source *source, char (*names)[64],
+                             int classes, const char *what)
+{
+    const size_t n = (size_t)classes;
+    int64_t *counts = (int64_t *)made(NULL, calloc(n * n, sizeof *counts)), all = 0, most = 0;
+    cli_f1 *of = (cli_f1 *)made(NULL, calloc(n, sizeof *of));
+    int there = 0, largest = 0;
+    double sum = 0;
+    tt_stats s;
+    must(ctx, tt_confusion(t, source, &s, counts));
+    for (size_t c = 0; c < n; c++) {
+        int64_t are = 0, taken = 0;
+        for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
+        if (are > most) most = are, largest = (int)c;
+        all += are;
+        if (are + taken == 0) continue; /* it has no F1 */
+        of[there].name = names[c];
+        sum += of[there++].f1 = 2.0 * (double)counts[c * n + c] / (double)(are + taken);
+    }
+    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test %s\n", s.correct / s.targets, s.loss, s.targets,
+           what);
+    printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average, of ", names[largest],
+           (double)most / (double)all, sum / there);
+    const int shown = there > 12 ? 5 : there;
+    if (shown < there) printf("%d classes, the lowest ", there), qsort(of, (size_t)there, sizeof *of, by_f1);
+    for (int k = 0; k < shown; k++) printf("%s%s %.4f", k ? ", " : "", of[k].name, of[k].f1);
+    printf("\n");
+    free(counts), free(of);
 }
 
 /* Freezes the parameters of a list of patterns with commas between. */

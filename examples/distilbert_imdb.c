@@ -23,7 +23,7 @@ static struct {
     bool largest; /* --batch max */
     cli_training run;
 } opt = {.text_column = "text", .label_column = "label", .quote = "double", .batch = 16, .accumulate = 1,
-         .run = {CLI_TRAINING_DEFAULT, .schedule = "linear"}};
+         .run = {CLI_CLASSIFIER_DEFAULT, .schedule = "linear"}};
 
 static const cli_flag flags[] = {
     {"--data", "PATH", CLI_TEXT, &opt.data,
@@ -43,7 +43,8 @@ static const cli_flag flags[] = {
      .help = "texts to train on (0: all but those for validation)", .most = 1e9},
     {"--test", "N", CLI_INTEGER, &opt.test, .help = "texts to test on (0: all)", .most = 1e9},
     {"--epochs", "N", CLI_INTEGER, &opt.epochs,
-     .help = "passes over the training texts (0: 2 with --model, else 6)", .most = 1e9},
+     .help = "passes over the training texts (0: 2 with --model, else 6; more, up to 20, if these were fewer "
+     "than 200 steps)", .most = 1e9},
     {"--batch", "N", CLI_INTEGER, &opt.batch, .help = "texts in a step; max: as many as --budget, or else a "
      "GPU's memory, allows if all are as long as the longest (16)", .least = 1, .most = 65536,
      .choices = "max"},
@@ -55,7 +56,7 @@ static const cli_flag flags[] = {
      "this (0: 8192 with --model, else 2048)", .most = 1e9},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 5e-4)", .most = 1e9},
-    CLI_TRAINING_FLAGS(opt.run),
+    CLI_CLASSIFIER_FLAGS(opt.run),
     {"--predict", "TEXT", CLI_TEXT, &opt.predict,
      .help = "classify TEXT, or with - each line of standard input, with the model in --out"},
 };
@@ -75,7 +76,6 @@ static void read_options(int argc, char **argv)
     if (opt.delimiter && opt.delimiter[1])
         die("--delimiter is one character, or \\t for a tab, not '%s'", opt.delimiter);
     if (!opt.data && !opt.predict) opt.data = sample_data(argv[0], "reviews.tsv");
-    if (!opt.epochs) opt.epochs = opt.model ? 2 : 6;
     if (opt.run.lr == 0) opt.run.lr = opt.model ? 5e-5 : 5e-4;
 }
 
@@ -183,7 +183,7 @@ static tt_tokenizer *open_tokenizer(tt_context *ctx, const char *folder, const c
 }
 
 /* The start of training: a checkpoint, or a small DistilBERT with random weights. */
-static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const tt_dataset *d)
+static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, tt_dataset *d, tt_dataset *held)
 {
     int tokens = tt_tokenizer_size(k);
     if (opt.model) {
@@ -201,6 +201,7 @@ static void make_model(tt_context *ctx, tt_bert *m, const tt_tokenizer *k, const
         must(ctx, tt_bert_new(ctx, m, &c));
     }
     must(ctx, tt_bert_name_classes(m, d));
+    must(ctx, tt_bert_name_classes(m, held));
     float rate = (float)opt.run.dropout;
     if (rate >= 0) m->config.dropout = m->config.attention_dropout = m->config.classifier_dropout = rate;
     freeze(ctx, opt.run.freeze);
@@ -259,6 +260,7 @@ static void describe(tt_context *ctx, const tt_loader *l, const tt_dataset *d, c
     printf("the longest has %d tokens; ", longest);
     if (cut) printf("%lld of %lld are cut (--max-length)\n", cut, train + other);
     else printf("none is cut\n");
+    show_classes(d, "texts");
 }
 
 /* Tests the best epoch's model as a user would: from its folder, in a context of its own. */
@@ -267,15 +269,12 @@ static void test(void)
     tt_context *ctx = open_training(&opt.run);
     tt_tokenizer *k = open_tokenizer(ctx, opt.run.out, NULL);
     tt_bert m;
-    tt_stats s;
     must(ctx, tt_bert_load(ctx, &m, opt.run.out, 0));
     tt_dataset *d = read_test(ctx, &m);
     if (tt_dataset_count(d)) {
         tt_loader *l = loader_of(ctx, d, k, &m, false);
         tt_trainer *t = make_trainer(ctx, &m, l, NULL, 0);
-        must(ctx, tt_evaluate(t, tt_loader_source(l), &s));
-        printf("best epoch: accuracy %.4f, loss %.4f on %.0f test texts\n", s.correct / s.targets, s.loss,
-               s.targets);
+        show_test(ctx, t, tt_loader_source(l), m.class_names, m.config.classes, "texts");
         tt_trainer_free(t), tt_loader_free(l);
     }
     printf("saved: %s\n", opt.run.out);
@@ -290,7 +289,8 @@ static int train(const char *program)
     tt_dataset *d, *held;
     tt_bert m;
     read_training(ctx, &d, &held);
-    make_model(ctx, &m, k, d);
+    make_model(ctx, &m, k, d, held);
+    weigh_classes(&opt.run, d);
     if (!opt.run.plan) { /* so that what is wrong with the test shows now */
         tt_dataset *later = read_test(ctx, &m);
         if (!tt_dataset_count(later)) printf("note: '%s' has no rows to test on\n", opt.data);
@@ -298,6 +298,7 @@ static int train(const char *program)
     }
     if (opt.largest) choose_batch(ctx, &m, k, d, held);
     tt_loader *l = loader_of(ctx, d, k, &m, true), *validation = loader_of(ctx, held, k, &m, false);
+    if (!opt.epochs) opt.epochs = enough_epochs(tt_loader_steps(l), opt.model ? 2 : 6);
     tt_trainer *t = make_trainer(ctx, &m, l, validation, tt_loader_steps(l) * opt.epochs);
     describe(ctx, l, d, validation, held);
     show_plan(tt_trainer_program(t), opt.run.plan ? opt.run.out : NULL);
@@ -310,6 +311,7 @@ static int train(const char *program)
                      &r, &finished);
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_bert_free(&m), tt_dataset_free(d), tt_dataset_free(held), tt_tokenizer_free(k), tt_close(ctx);
+    free(opt.run.weights);
     if (finished && !result) test();
     return result;
 }
@@ -324,6 +326,7 @@ static void predict(void)
     tt_tokenizer *k = open_tokenizer(ctx, opt.run.out, NULL);
     tt_bert m;
     must(ctx, tt_bert_load(ctx, &m, opt.run.out, 0));
+    must_be_trained(opt.run.out, m.new_head);
     tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     size_t capacity = 0;
     float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));

@@ -36,7 +36,7 @@ static struct {
     int size, train, test, epochs, batch, accumulate;
     bool augment;
     cli_training run;
-} opt = {.accumulate = 1, .run = {CLI_TRAINING_DEFAULT, .schedule = "cosine"}};
+} opt = {.accumulate = 1, .run = {CLI_CLASSIFIER_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
     {"--data", "DIR", CLI_TEXT, &opt.data, .help = "cifar-10-batches-bin, or a folder of images: "
@@ -53,14 +53,15 @@ static const cli_flag flags[] = {
      .help = "images to train on (0: all but those for validation)", .most = 1e9},
     {"--test", "N", CLI_INTEGER, &opt.test, .help = "images to test on (0: all)", .most = 1e9},
     {"--epochs", "N", CLI_INTEGER, &opt.epochs,
-     .help = "passes over the training images (0: 3 with --model, else 12)", .most = 1e9},
+     .help = "passes over the training images (0: 3 with --model, else 12; more, up to 20, if these were "
+     "fewer than 200 steps)", .most = 1e9},
     {"--batch", "N", CLI_INTEGER, &opt.batch, .help = "images in a step; max: as many as --budget, or else "
      "a GPU's memory, allows (0: 16 with --model, else 20)", .most = 65536, .choices = "max"},
     {"--accumulate", "N", CLI_INTEGER, &opt.accumulate,
      .help = "micro-batches in a step, for each of --groups", .least = 1, .most = 65536},
     {"--lr", "X", CLI_NUMBER, &opt.run.lr,
      .help = "peak learning rate (0: 5e-5 with --model, else 1e-3)", .most = 1e9},
-    CLI_TRAINING_FLAGS(opt.run),
+    CLI_CLASSIFIER_FLAGS(opt.run),
     {"--predict", "FILE", CLI_TEXT, &opt.predict, .help = "classify an image file with the model in --out"},
 };
 
@@ -68,7 +69,6 @@ static void read_options(int argc, char **argv)
 {
     cli_parse(argc, argv, flags, CLI_COUNT(flags), "vit_l16",
               "Trains a vision transformer to tell images apart.");
-    if (!opt.epochs) opt.epochs = opt.model ? 3 : 12;
     if (opt.run.lr == 0) opt.run.lr = opt.model ? 5e-5 : 1e-3;
     if (!opt.batch) opt.batch = opt.model ? 16 : 20;
     if (opt.batch != CLI_WORD && opt.accumulate > opt.batch)
@@ -159,6 +159,20 @@ typedef struct folder { char **path; int *label; char **class_name; int count, c
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
+/* By value, where all are numbers. */
+static int by_number(const void *a, const void *b)
+{
+    const double x = strtod(*(char *const *)a, NULL), y = strtod(*(char *const *)b, NULL);
+    return x != y ? (x > y) - (x < y) : by_name(a, b);
+}
+
+static bool is_number(const char *name)
+{
+    const char *digits = "0123456789", *c = name + (*name == '-' || *name == '+'), *whole = c;
+    c += strspn(c, digits);
+    return c > whole && c[*c == '.' ? 1 + strspn(c + 1, digits) : 0] == 0;
+}
+
 /* The sorted names of what lies in a folder, dot files left out; how many. */
 static int list(const char *path, char ***names)
 {
@@ -183,7 +197,9 @@ static folder *read_folder(const char *split)
     folder *f = (folder *)made(NULL, calloc(1, sizeof *f));
     char *root = join(opt.data, split), **files;
     bool splits = is_folder(root);
-    int names = list(splits ? root : opt.data, &f->class_name);
+    int names = list(splits ? root : opt.data, &f->class_name), numbers = 0;
+    while (numbers < names && is_number(f->class_name[numbers])) numbers++;
+    if (names && numbers == names) qsort(f->class_name, (size_t)names, sizeof *f->class_name, by_number);
     for (int c = 0; c < names; c++) {
         char *path = join(splits ? root : opt.data, f->class_name[c]);
         int n = list(path, &files);
@@ -275,15 +291,18 @@ static void read_images(tt_context *ctx, images *x, const char *split, int n)
     x->d = part;
 }
 
-static void check_classes(const tt_dataset *d, const char *split, int classes, char (*names)[64],
-                          const char *whose)
+/* Ends the program where a dataset has other classes than a model, in whatever order. */
+static void check_classes(const tt_dataset *d, const char *split, const tt_vit *model, const char *whose)
 {
+    const int classes = model->config.classes;
     if (tt_dataset_classes(d) != classes)
         die("'%s' has %d classes to %s, %s %d", opt.data, tt_dataset_classes(d), split, whose, classes);
     for (int c = 0; c < classes; c++) {
         const char *name = tt_dataset_class_name(d, c);
-        if (strcmp(name, names[c]) != 0)
-            die("'%s': class %d to %s is '%s', and of %s '%s'", opt.data, c, split, name, whose, names[c]);
+        int k = 0;
+        while (k < classes && strcmp(name, model->class_names[k]) != 0) k++;
+        if (k == classes)
+            die("'%s' has a class '%s' to %s, which is none of %s", opt.data, name, split, whose);
     }
 }
 
@@ -311,7 +330,7 @@ static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_vit *
 
 /* -------------------------------------------------------------------------------------- model and trainer */
 /* The start of training: a checkpoint, or random weights. */
-static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
+static void make_model(tt_context *ctx, tt_vit *m, tt_dataset *d, tt_dataset *held)
 {
     if (opt.model) {
         must(ctx, tt_vit_load(ctx, m, opt.model, opt.size, tt_dataset_classes(d)));
@@ -327,6 +346,7 @@ static void make_model(tt_context *ctx, tt_vit *m, const tt_dataset *d)
         must(ctx, tt_vit_new(ctx, m, &c));
     }
     must(ctx, tt_vit_name_classes(m, d));
+    must(ctx, tt_vit_name_classes(m, held));
     if (opt.run.dropout >= 0) m->config.dropout = m->config.attention_dropout = (float)opt.run.dropout;
     freeze(ctx, opt.run.freeze);
 }
@@ -353,15 +373,13 @@ static void test(void)
     tt_context *ctx = open_training(&opt.run);
     images x;
     tt_vit m;
-    tt_stats s;
     must(ctx, tt_vit_load(ctx, &m, opt.run.out, 0, 0));
     read_images(ctx, &x, "test", opt.test);
-    check_classes(x.d, "test on", m.config.classes, m.class_names, "the model");
+    check_classes(x.d, "test on", &m, "those of the model");
+    must(ctx, tt_vit_name_classes(&m, x.d));
     tt_loader *l = loader_of(ctx, x.d, &m, false);
     tt_trainer *t = make_trainer(ctx, &m, l, NULL, 0);
-    must(ctx, tt_evaluate(t, tt_loader_source(l), &s));
-    printf("best epoch: accuracy %.4f, loss %.4f on %.0f test images\n", s.correct / s.targets, s.loss,
-           s.targets);
+    show_test(ctx, t, tt_loader_source(l), m.class_names, m.config.classes, "images");
     printf("saved: %s\n", opt.run.out);
     tt_trainer_free(t), tt_loader_free(l), tt_vit_free(&m), free_images(&x), tt_close(ctx);
 }
@@ -375,11 +393,11 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
     if (!opt.data) return;
     tt_context *own = open_training(&opt.run);
     read_images(own, &x, "test", opt.test);
-    check_classes(x.d, "test on", m->config.classes, m->class_names, "those to train on");
+    check_classes(x.d, "test on", m, "those to train on");
     free_images(&x);
     if (opt.run.resume && holds(opt.run.out, "model.safetensors")) {
         must(own, tt_vit_load(own, &saved, opt.run.out, 0, 0));
-        check_classes(d, "train on", saved.config.classes, saved.class_names, "the run to resume");
+        check_classes(d, "train on", &saved, "those of the run to resume");
         tt_vit_free(&saved);
     }
     tt_close(own);
@@ -397,16 +415,19 @@ static int train(void)
     if (all < 2 || classes < 2)
         die("'%s' has %lld images of %d classes to train on; two are the least", opt.data, all, classes);
     tt_dataset *held = (tt_dataset *)made(ctx, tt_dataset_split(x.d, (all + 10) / 11)); /* one of eleven */
-    make_model(ctx, &m, x.d);
+    make_model(ctx, &m, x.d, held);
+    weigh_classes(&opt.run, x.d);
     check_before(x.d, &m);
     const tt_model model = tt_vit_classifier(&m);
     if (opt.batch == CLI_WORD)
         opt.batch = largest_step(ctx, &model, &opt.run, opt.accumulate, 0, tt_dataset_count(x.d));
     tt_loader *l = loader_of(ctx, x.d, &m, true), *validation = loader_of(ctx, held, &m, false);
+    if (!opt.epochs) opt.epochs = enough_epochs(tt_loader_steps(l), opt.model ? 3 : 12);
     tt_trainer *t = make_trainer(ctx, &m, l, validation, tt_loader_steps(l) * opt.epochs);
     long long others = (long long)tt_dataset_count(held);
     printf("%lld images to train on, %lld for validation; ", all - others, others);
     printf("%s, %d threads, %s\n", opt.model ? opt.model : "from scratch", tt_threads(ctx), tt_isa(ctx));
+    show_classes(x.d, "images");
     show_plan(tt_trainer_program(t), opt.run.plan ? opt.run.out : NULL);
 
     bool finished = false;
@@ -417,6 +438,7 @@ static int train(void)
     if (finished) printf("waited %.1f s for images\n", tt_loader_waited(l));
     tt_trainer_free(t), tt_loader_free(l), tt_loader_free(validation);
     tt_vit_free(&m), tt_dataset_free(held), free_images(&x), tt_close(ctx);
+    free(opt.run.weights);
     if (finished && !result) test();
     return result;
 }
@@ -429,6 +451,7 @@ static void predict(void)
     tt_image image;
     tt_batch b;
     must(ctx, tt_vit_load(ctx, &m, opt.run.out, 0, 0));
+    must_be_trained(opt.run.out, m.new_head);
     int side = m.config.image_size, best = 0;
     tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     const char *wrong = decode(opt.predict, &image);

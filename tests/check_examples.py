@@ -152,8 +152,9 @@ def budget_in_units(folder):
     table = small_table(os.path.join(folder, "t.csv"))
     options = [TEXT, "--data", table, "--plan", "--out", os.path.join(folder, "plan")]
     for budget in "1MB", "1000 kB", "1000000", "0.001GB", "1e6B":
-        refused(*options, "--budget", budget, saying="memory_budget is 1000000")
-    refused(*options, "--budget=1MiB", saying="memory_budget is 1048576")
+        refused(*options, "--budget", budget, saying="--budget is 1.0 MB, and ")
+    refused(*options, "--budget=1.2MiB", saying="--budget is 1.3 MB, and ")
+    refused(*options, "--budget=1MB", "--device=cuda", saying="the plan needs")
     expect(call(*options, "--budget=1 TB")[0] == 0)
 
 
@@ -218,15 +219,20 @@ def options_make_a_budget_fit(folder):
     for option in "--recompute=budget", "--offload=budget", "--zero=budget":
         refused(IMAGES, "--plan", *options, option, saying="is chosen to fit --budget: say how many bytes")
     refused(IMAGES, "--plan", *options, "--offload=optimizer,budget", saying="use none or budget alone")
-    whole = planned(*options, program=IMAGES)[0]
-    less = [*options, f"--budget={whole - 0.5:.1f}MB"]
-    refused(IMAGES, "--plan", *less, saying="the plan needs")
-    for option in "recompute", "offload":
-        planned_mb, said = planned(*less, f"--{option}=budget", program=IMAGES)
-        chosen = re.search(rf"chosen for memory_budget .* MB: {option} (\w+)", said)
-        expect(chosen and chosen[1] not in ("none", "nothing"), said)
-        expect(planned_mb <= round(whole - 0.5, 1), whole, "MB and", planned_mb)
-    options += ["--device=cuda*2", "--vit=Ti/16"]
+    for device, named in ("cpu", "recompute"), ("cuda", "offload"):
+        on = [*options, "--device=" + device]
+        by_hand = ["--recompute=cheap", "--offload=none"]
+        whole, said = planned(*on, *by_hand, "--budget=1TB", program=IMAGES)
+        beside = re.search(r"--budget also holds ([\d.]+) MB beside the plan", said)
+        expect(bool(beside) == (device == "cpu"), said)
+        less = [*on, f"--budget={whole - 0.5 + (float(beside[1]) if beside else 0):.1f}MB"]
+        refused(IMAGES, "--plan", *less, *by_hand, saying="the plan needs")
+        for option in [], by_hand[:1] if device == "cuda" else by_hand[1:]:
+            planned_mb, said = planned(*less, *option, program=IMAGES)
+            chosen = re.search(rf"chosen for memory_budget .* MB:.* {named} (\w+)", said)
+            expect(chosen and (option == [] or chosen[1] not in ("none", "nothing")), said)
+            expect(planned_mb <= whole - 0.3, whole, "MB and", planned_mb)
+    options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # the next inputs' 1.5 MB go first
     refused(IMAGES, "--plan", *less, "--server", saying="parameter server")
@@ -245,24 +251,29 @@ def the_largest_batch_of_a_budget(folder):
                 saying="--batch takes a whole number or max, not 'most'")
         refused(program, plan, "--plan", *data, "--device=cpu", "--batch=max",
                 saying="memory_budget, which is not set (--budget)")
-        refused(program, plan, "--plan", *data, "--batch=max", "--budget=1MB",
+        refused(program, plan, "--plan", *data, "--batch=max", "--budget=1MB", "--device=cuda",
                 saying="--batch max: the plan needs")
         for device in "cpu", "cuda":
-            options = [plan, *data, "--device=" + device, "--accumulate=2"]
-            seven = planned(*options, "--batch=14", program=program)[0]
-            nine = planned(*options, "--batch=18", program=program)[0]
-            options.append(f"--budget={(seven + nine) / 2:.1f}MB")
+            options = [plan, *data, "--device=" + device, "--accumulate=2", "--recompute=cheap",
+                       "--offload=none"]
+            few, many = (14, 18) if device == "cuda" else (40, 80)
+            less = planned(*options, f"--batch={few}", program=program)[0]
+            most, said = planned(*options, f"--batch={many}", "--budget=1TB", program=program)
+            beside = re.search(r"--budget also holds ([\d.]+) MB", said) # which depends on when it is asked
+            more = float(beside[1]) if beside else 0
+            options.append(f"--budget={(less + most) / 2 + more:.1f}MB")
             _, said = planned(*options, "--batch=max", program=program)
             found = re.search(r"^--batch max: (\d+) in a step, in micro-batches of (\d+)$", said, re.M)
             expect(found, "no largest batch in", said)
             step, micro = map(int, found.groups())
-            expect(step == 2 * micro and 7 <= micro <= 8, "batch", step, "as 2 x", micro, "in", options)
+            expect(step == 2 * micro and few <= step < many, "batch", step, "as 2 x", micro, "in", options)
             if device == "cpu":
-                refused(program, "--plan", *options, f"--batch={step + 2}", saying="the plan needs")
-            planned(*options, f"--batch={step}", program=program)
+                refused(program, "--plan", *options, f"--batch={2 * many}", saying="the plan needs")
+            else:
+                planned(*options, f"--batch={step}", program=program)
         run = os.path.join(folder, os.path.basename(program))
         status, said, err = call(program, "--out", run, *data, "--epochs=1", "--batch=max",
-                                 f"--budget={nine:.1f}MB", "--device=cpu", "--threads=1")
+                                 f"--budget={most + 20:.1f}MB", "--device=cpu", "--threads=1")
         expect(status == 0 and "best epoch: accuracy" in said, said, err)
         _, said = planned(plan, *data, "--batch=max", "--budget=1TB", program=program)
         expect(", since there are no more" in said, said)
@@ -301,6 +312,174 @@ def validation_rows_are_the_validation_set(folder):
     table = small_table(os.path.join(folder, "v.csv"), splits=["train", "train", "val", "val"])
     status, out, err = call(TEXT, "--data", table, "--epochs=1", "--out", os.path.join(folder, "run2"))
     expect(status == 0 and "has no rows to test on" in out and "saved:" in out, out, err)
+
+
+def changed_model(source, target, change):
+    """a copy of a folder, whose tensors, names to (description, bytes), and config `change` gets to change"""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("state.*", "metrics.csv"))
+    path = os.path.join(target, "model.safetensors")
+    with open(path, "rb") as f:
+        header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        data = f.read()
+    config = json.loads(contents(target, "config.json"))
+    tensors = {name: (t, data[slice(*t["data_offsets"])]) for name, t in header.items() if "dtype" in t}
+    change(tensors, config)
+    header, data = {}, b""
+    for name, (tensor, own) in tensors.items():
+        header[name] = {**tensor, "data_offsets": [len(data), len(data) + len(own)]}
+        data += own
+    with open(path, "wb") as f:
+        text = json.dumps(header).encode()
+        f.write(struct.pack("<Q", len(text)) + text + data)
+    with open(os.path.join(target, "config.json"), "w") as f:
+        json.dump(config, f)
+    return target
+
+
+def classes_the_other_way_round(tensors, config):
+    for name, (tensor, data) in list(tensors.items()):
+        if name.startswith("classifier."):
+            half = len(data) // 2
+            tensors[name] = tensor, data[half:] + data[:half]
+    names = config["id2label"]
+    config["id2label"] = {"0": names["1"], "1": names["0"]}
+    config["label2id"] = {names["1"]: 0, names["0"]: 1}
+
+
+@check
+def a_model_keeps_the_numbers_of_its_classes(folder):
+    """when it is trained on, with validation and test as right as before; other names are told of"""
+    def path(name):
+        return os.path.join(folder, name)
+    table = small_table(path("t.csv"), texts=160)
+    status, out, err = call(TEXT, "--data", table, "--out", path("run"), "--epochs=12", "--batch=8")
+    expect(status == 0 and "best epoch: accuracy 1.0000" in out, out, err)
+    expect(re.search("the largest class, '(up|down)', has 0[.][567][0-9]+ of them; F1 is 1.0000 on average, "
+                     "of down 1.0000, up 1.0000\n", out), out)
+    turned = changed_model(path("run"), path("turned"), classes_the_other_way_round)
+    status, out, err = call(TEXT, "--data", table, "--model", turned, "--out", path("more"), "--epochs=1",
+                            "--lr=1e-12")
+    expect(status == 0 and "best epoch: accuracy 1.0000" in out and not err, out, err)
+    expect("validation: loss 0.0" in out, out)
+    expect(json.loads(contents(path("more"), "config.json"))["id2label"] == {"0": "up", "1": "down"})
+    status, out, err = call(TEXT, "--out", path("more"), "--predict", "good great fine good great")
+    expect(status == 0 and out.startswith("up\t"), out, err)
+
+    def other_names(tensors, config):
+        config["id2label"] = {"0": "down", "1": "UP"}
+    other = changed_model(path("run"), path("other"), other_names)
+    status, out, err = call(TEXT, "--data", table, "--model", other, "--out", path("named"), "--epochs=1")
+    expect(status == 0 and "the model's classes are called 'down', 'UP', and those of the data 'down', 'up'"
+           in err, out, err)
+
+
+@check
+def a_model_without_a_classifier_does_not_predict(folder):
+    """and what starts anew is shown when it is trained on, poolers too"""
+    def lacks(*names):
+        def change(tensors, config):
+            for name in names:
+                del tensors[name]
+        return change
+    table = small_table(os.path.join(folder, "t.csv"))
+    for program, data, of in ((TEXT, ["--data", table], ["classifier.weight", "classifier.bias"]),
+                              (TEXT, ["--data", table], ["pre_classifier.bias"]),
+                              (IMAGES, ["--train=40", "--test=20"], ["classifier.weight"])):
+        run = os.path.join(folder, os.path.basename(program))
+        if not os.path.exists(run):
+            status, out, err = call(program, *data, "--epochs=1", "--out", run)
+            expect(status == 0 and "note: " in out and " steps are few" in out, out, err)
+        without = changed_model(run, f"{run}_{of[0]}", lacks(*of))
+        status, out, err = call(program, "--out", without, "--predict", "good")
+        expect(status == 1 and "holds no trained classifier, so that it cannot --predict" in err, out, err)
+        expect("has no " + ", ".join(f"'{name}'" for name in of) + ": what it lacks starts anew" in err, err)
+        status, out, err = call(program, *data, "--epochs=1", "--model", without, "--out", without + "_more")
+        expect(status == 0 and "what it lacks starts anew" in err, out, err)
+
+
+@check
+def classes_are_shown_and_odd_ones_told_of(folder):
+    path = os.path.join(folder, "t.csv")
+    plan = ["--data", path, "--plan", "--out", os.path.join(folder, "plan")]
+
+    def said(*labels):
+        write_table(path, [["text", "label", "split"]] +
+                    [[f"film {k}", label, "train"] for k, label in enumerate(labels)] +
+                    [["good", labels[0], "validation"], ["bad", labels[0], "test"]])
+        status, out, err = call(TEXT, *plan)
+        expect(status == 0, out, err)
+        line = re.search(r"^classes: (.*)$", out, re.M)
+        expect(line, "no classes in", out)
+        return line[1], re.findall(r"^note: (.*)$", out, re.M)
+    expect(said(*["pos"] * 4, *["neg"] * 5) == ("neg 5, pos 4", []), said(*["pos"] * 4, *["neg"] * 5))
+    line, notes = said(*["10", "9", "-1"] * 3)
+    expect(line == "-1 3, 9 3, 10 3" and not notes, line, notes)
+    line, notes = said(*["pos", "pos ", "neg"] * 3)
+    expect(line == "neg 3, pos 3, pos  3" and
+           notes == ["the classes 'pos' and 'pos ' differ by spaces or capitals alone: are they one?"], notes)
+    _, notes = said(*["pos", "neg"] * 4, "odd")
+    expect(notes == ["the class 'odd' has at most one of the texts to train on, from which little is learnt"],
+           notes)
+    _, notes = said(*["pos"] * 57, *["neg"] * 3)
+    expect(notes == ["95.0% of the texts are 'pos': a model that always says so is right as often"], notes)
+    line, notes = said(*[f"id{k:02d}" for k in range(30)])
+    expect(line.endswith("id09 1 and 20 others") and
+           notes == ["there are 30 classes for 30 texts: are these the labels?"], line, notes)
+    photos = os.path.join(folder, "photos")
+    for name in "train/10", "train/9", "test/9", "test/10", "test/11":
+        os.makedirs(os.path.join(photos, name))
+        for k in range(6):
+            open(os.path.join(photos, name, f"{k}.png"), "w").close()
+    options = [IMAGES, "--data", photos, *plan[2:], "--size=16"]
+    refused(*options, saying=f"'{photos}' has 3 classes to test on, those to train on 2")
+    shutil.rmtree(os.path.join(photos, "test/9"))
+    refused(*options, saying=f"'{photos}' has a class '11' to test on, which is none of those to train on")
+    os.rename(os.path.join(photos, "test/11"), os.path.join(photos, "test/9"))
+    status, out, err = call(*options)
+    expect(status == 0 and "\nclasses: 9 5, 10 5\n" in out, out, err)
+
+
+@check
+def losses_of_classifiers(folder):
+    """weights of classes and label smoothing train something else, the same on two ranks; the best epoch"""
+    def path(name):
+        return os.path.join(folder, name)
+    table = path("t.csv")
+    write_table(table, [["text", "label"]] + [[WORDS[k % 6] + " film", "up" if k % 6 else "down"]
+                                              for k in range(120)])
+    def trained(name, *options, program=TEXT, data=("--data", table)):
+        status, out, err = call(program, *data, "--epochs=1", "--groups=2", "--out", path(name), *options)
+        expect(status == 0 and not err and "best epoch: accuracy" in out, name, out, err)
+        return contents(path(name), "model.safetensors")
+    refused(TEXT, "--data", table, "--label-smoothing=1", saying="--label-smoothing is 0 or more and below 1")
+    refused(TEXT, "--data", table, "--best-by=f1", saying="--best-by is accuracy or loss, not 'f1'")
+    models = [trained("plain"), trained("weighted", "--class-weights=balanced"),
+              trained("smooth", "--label-smoothing=0.1"),
+              trained("both", "--class-weights=balanced", "--label-smoothing=0.1")]
+    expect(len(set(models)) == 4, "the options change nothing")
+    ranks = trained("ranks", "--class-weights=balanced", "--label-smoothing=0.1", "--device=cpu*2")
+    expect(ranks == models[3], "two ranks train something else")
+    trained("images", "--class-weights=balanced", "--label-smoothing=0.1", "--best-by=loss", program=IMAGES,
+            data=("--train=40", "--test=20"))
+    trained("loss", "--best-by=loss")
+    again = (TEXT, "--data", table, "--groups=2", "--epochs=2", "--out", path("loss"), "--resume")
+    status, out, err = call(*again)
+    expect(status == 1 and "was not told by its accuracy" in err, out, err)
+    status, out, err = call(*again, "--best-by=loss")
+    expect(status == 0, out, err)
+
+
+@check
+def few_steps_get_more_epochs(folder):
+    """some 200 steps, in at most 20 epochs; fewer than 100 are told of"""
+    table = small_table(os.path.join(folder, "t.csv"), texts=160)
+    options = ["--data", table, "--threads=1", "--out"]
+    status, out, err = call(TEXT, *options, os.path.join(folder, "a"))
+    expect(status == 0 and "\n20 epochs of 9 steps\n" in out and "steps are few" not in out, out, err)
+    status, out, err = call(TEXT, *options, os.path.join(folder, "b"), "--batch=8")
+    expect(status == 0 and "\n12 epochs of 17 steps\n" in out, out, err)
+    status, out, err = call(TEXT, *options, os.path.join(folder, "c"), "--epochs=3")
+    expect(status == 0 and "\n3 epochs of 9 steps\n" in out and "\nnote: 27 steps are few" in out, out, err)
 
 
 @check
@@ -500,6 +679,12 @@ def language_models(folder):
     expect(status == 0, out, err)
     first, second = (contents(path(name), "model.safetensors") for name in ("run", "again"))
     expect(first == second, "a resumed run trains something else")
+
+    status, smooth, err = call(*tiny, "--epochs=3", "--label-smoothing=0.1", "--out", path("smooth"))
+    expect(status == 0, smooth, err)
+    rows = list(csv.DictReader(contents(path("smooth"), "metrics.csv").decode().splitlines()))
+    last = {row["split"]: float(row["loss"]) for row in rows}
+    expect(last["validation"] < last["train"] - 0.1, "the validation's loss is smoothed too:", last)
 
     ranks = [call(*tiny, "--groups=2", "--device", on, "--out", path(on)) for on in ("cpu", "cpu*2")]
     expect(all(status == 0 and "It is a truth" in out for status, out, _ in ranks), ranks)

@@ -9,7 +9,8 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
 
   - every ```c block compiles as it stands, with -Werror; one that is marked ```c run must also run and end
     with 0; one that is marked ```c resume too, and when it is killed (its argument says after which step) and
-    started again, it must print and save the same
+    started again, it must print and save the same; one that is marked ```c tune trains a tiny model on a
+    table
   - every `make TARGET` and VARIABLE=... in a ```sh block or in `backticks` is one that the Makefile has
   - every --flag of a command in a ```sh block or in `backticks` is in that program's --help (for a .py file,
     and for a bench, which the tests do not build: in its source)
@@ -17,9 +18,11 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
     is not there is refused
   - every relative link leads to a file
 """
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -78,15 +81,18 @@ def check_snippets(text, folder):
         source, program = os.path.join(folder, f"readme_{line}.c"), os.path.join(folder, f"readme_{line}")
         with open(source, "w") as f:
             f.write(body)
-        run = "run" in info or "resume" in info
-        # Kernels for one instruction set, not optimised: the compiler takes longer than the programs run.
-        status, said = call(*CC, "-O0", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall", "-Wextra", "-Wpedantic",
-                            "-Werror", "-I.", source, "-o",
+        run = {"run", "resume", "tune"} & set(info)
+        # Kernels for one instruction set, not optimised, which would warn of that: the compiler takes longer
+        # than the programs run.
+        status, said = call(*CC, "-O0", "-DTT__OPTIMIZED=true", "-DTINYTRAIN_NO_AVX2", "-std=c99", "-Wall",
+                            "-Wextra", "-Wpedantic", "-Werror", "-I.", source, "-o",
                             *([program, "-lm", "-lpthread"] if run else [program + ".o", "-c"]))
         if status == 0 and "run" in info:
             status, said = call(program)
         if status == 0 and "resume" in info:
             check_resume(program, folder, line)
+        if status == 0 and "tune" in info:
+            check_tune(program, folder, line)
         check(f"readme_snippet_line_{line}", [f"status {status}: {said[-500:]}"] if status else [])
 
 
@@ -116,6 +122,49 @@ def check_resume(program, folder, line):
     if not left[0][1] or left[0][1] != left[1][1]:
         wrong.append("the files that it leaves differ when it was killed")
     check(f"readme_resume_line_{line}", wrong)
+
+
+def check_tune(program, folder, line):
+    """It makes a folder with all that a model needs, from which it can be trained again."""
+    table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
+    with open(table, "w") as f:
+        f.write("text,label\n" + "a good film,pos\na bad film,neg\n" * 20)
+    small = os.path.join(folder, f"tune_{line}_model")
+    shutil.copytree("tests/golden/minilm", small)
+    with open(os.path.join(small, "config.json")) as f:
+        tokens = json.load(f)["vocab_size"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "good", "bad", "film"]
+    with open(os.path.join(small, "vocab.txt"), "w") as f:
+        f.writelines(word + "\n" for word in words + [f"word{n}" for n in range(tokens - len(words))])
+    wrong = []
+    for model, to in (small, out), (out, again):
+        status, said = call(program, model, table, to)
+        if status or said.count("validation: ") != 3:
+            wrong.append(f"status {status}: {said[-300:]}")
+        need = {"config.json", "model.safetensors", "state.safetensors", "metrics.csv"}
+        if not os.path.isdir(to) or need - set(os.listdir(to)):
+            wrong.append(f"'{to}' lacks some of {need}")
+    status, said = call(program, "no-model", table, again + "2")
+    if status != 1 or "no-model" not in said:
+        wrong.append(f"a model that is not there is not named: {said[-300:]}")
+    check(f"readme_tune_line_{line}", wrong)
+
+
+def check_manual(folder):
+    """The block of a transformer that the header's manual shows compiles."""
+    with open("tinytrain.h", encoding="utf-8") as f:
+        block = re.search(r"A TRANSFORMER BLOCK.*?\n((?: {9}.*\n)+)", f.read())
+    code = block[1] if block else ""
+    parameters = ", ".join("*" + name for name in sorted(set(re.findall(r"m->(\w+)", code))))
+    source = os.path.join(folder, "block.c")
+    with open(source, "w") as f:
+        f.write(f'#include "tinytrain.h"\ntypedef struct {{ tt_param {parameters}; }} block;\n'
+                "tt_value record(tt_tape *t, const block *m, tt_value x, tt_value starts, int heads);\n"
+                "tt_value record(tt_tape *t, const block *m, tt_value x, tt_value starts, int heads)\n"
+                f"{{\n{code}    return x;\n}}\n")
+    status, said = call(*CC, "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-I.", "-fsyntax-only",
+                        source)
+    check("manual_block", [] if status == 0 and code else [f"status {status}: {said[-500:]}"])
 
 
 def check_makefile(text, name):
@@ -179,8 +228,8 @@ def check_help(program):
         wrong.append("-h is not what --help is")
     entries = re.findall(rf"^  ({FLAG})(?: ([A-Z]+))?\b(.*(?:\n {{8,}}.*)*)", said, re.M)
     for flag, value, text in entries:
-        # as in "...: one, two or three (two)" or "...: one or two (one)"
-        choices = re.search(r": ([^\s,]+)(?:, [^\s,]+)* or \S+ \(\S+\)$", " ".join(text.split()))
+        # as in "...: one, two or three (two)" or "...: one or two"
+        choices = re.search(r": ([^\s,]+)(?:, [^\s,]+)* or \S+(?: \(\S+\))?$", " ".join(text.split()))
         good = choices.group(1) if choices else "1"
         for given in ([flag, good], [f"{flag}={good}"]) if value else ([flag], [f"{flag}=false"]):
             status, said = call(program, *given, "--help")
@@ -218,6 +267,8 @@ def main():
         check_makefile(text, name)
         check_flags(text, name)
         check_links(text, name, os.path.dirname(path))
+    with tempfile.TemporaryDirectory() as folder:
+        check_manual(folder)
     for file in sorted(os.listdir("examples")):
         if file.endswith(".c"):
             program = os.path.join(B, file[:-2])

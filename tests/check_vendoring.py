@@ -6,6 +6,7 @@ root.
 
   - Where a system header that hides POSIX came first, the only error says what to do.
   - Where it hides nothing, the header may come late, and the affinity mask still sets the number of threads.
+  - A build without optimisation says so.
 """
 import os
 import subprocess
@@ -48,18 +49,22 @@ def check_shown(folder, flags):
     report("FAILED" if status else "ok", f"late_include {flags}", said if status else "")
 
 
-def check_affinity(folder):
-    name = "late_include_affinity"
+def check_unoptimized(folder):
+    """a program without optimisation says so once, and has as many threads as the affinity mask allows"""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(cpus) < 2:
-        return report("skip", name, "only one CPU may be used here")
     program = os.path.join(folder, "late")
     flags = ["-O0", "-DTINYTRAIN_NO_AVX2", "-o", program, "-lm", "-lpthread"]
     status, said = compile_late(folder, "-std=gnu99", *flags)
-    if status == 0:
-        said = subprocess.run([program], stdout=subprocess.PIPE, text=True,
-                              preexec_fn=lambda: os.sched_setaffinity(0, cpus[:1])).stdout
-    report("ok" if said == "1" else "FAILED", name, "" if said == "1" else f"threads on one CPU: {said}")
+    if status:
+        return report("FAILED", "unoptimized_build", said)
+    done = subprocess.run([program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=lambda: cpus and os.sched_setaffinity(0, cpus[:1]))
+    good = done.stderr.count("without optimisation: compile with -O2") == 1
+    report("ok" if good else "FAILED", "unoptimized_build", "" if good else done.stderr)
+    if len(cpus) < 2:
+        return report("skip", "late_include_affinity", "only one CPU may be used here")
+    good = done.stdout == "1"
+    report("ok" if good else "FAILED", "late_include_affinity", "" if good else f"threads: {done.stdout}")
 
 
 def main():
@@ -74,7 +79,7 @@ def main():
                 check_hidden(folder, flags)
         for flags in SHOWS:
             check_shown(folder, flags)
-        check_affinity(folder)
+        check_unoptimized(folder)
     print(f"{counts['skip']} skipped: {counts['ok']} passed, {counts['FAILED']} failed")
     return 1 if counts["FAILED"] else 0
 

@@ -531,7 +531,7 @@ TEST(values_in_the_hosts_memory)
         if (k % 2) i->in[1] = from[k / 2];
         else i->out[0] = to[k / 2];
     }
-    tt_value out = tt_scale(t, tt__handle(back), 2);
+    tt_value out = tt_scale(t, tt__handle(t, back), 2);
     tt_compile_options o = tt_compile_options_default();
     o.device = "cuda";
     o.train = false;
@@ -602,7 +602,8 @@ TEST(programs_on_two_devices)
             x[k] = tt_input(t[k], "x", TT_F32, ROWS, WIDTH);
             y[k] = tt_input(t[k], "y", TT_F32, ROWS, 1);
             tt_param *param = tt_param_new(ctx, k ? "second" : "first", 2, dims, init);
-            missing = tt_mean_squared_error(t[k], tt_linear(t[k], x[k], param, NULL), y[k], tt__handle(0));
+            missing = tt_mean_squared_error(t[k], tt_linear(t[k], x[k], param, NULL), y[k],
+                                            (tt_value){0});
             o.device = k && both ? "cuda:1" : "cuda:0";
             p[k] = tt_compile(t[k], missing, &o);
             REQUIRE(p[k] && tt_allocate(p[k]) == TT_OK && p[k]->arena->crew->index[0] == (k && both));
@@ -745,7 +746,7 @@ static bool fp8_train(fp8_run *run, int from, int to)
         h = tt_add(t, h, tt_linear(t, up, fp8_param(ctx, b, "down", D, FP8_HIDDEN, TT_INIT_NORMAL), NULL));
         tt_block_end(t, h);
     }
-    const tt_value loss = tt_mean_squared_error(t, h, target, tt__handle(0));
+    const tt_value loss = tt_mean_squared_error(t, h, target, tt__handle(t, 0));
     o.device = ranks_here(run->device);
     o.precision = fp8_overflows ? "16-mixed" : "bf16-mixed";
     o.loss_scale.init = 0x1p21f;
@@ -1755,7 +1756,7 @@ TEST(algorithms_are_chosen_once)
     const tt_value h = tt_gelu(t, tt_linear(t, x, tt_param_new(ctx, "first", 2, dims, normal), NULL));
     const tt_value out = tt_linear(t, h, tt_param_new(ctx, "second", 2, dims, normal), NULL);
     o.device = "cuda";
-    tt_program *p = tt_compile(t, tt_mean_squared_error(t, out, y, tt__handle(0)), &o);
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, out, y, tt__handle(t, 0)), &o);
     bool ok = CHECK(p != NULL);
     long first = 0;
     for (int k = 0; k < SMALL_ROWS * WIDTH; k++) data[k] = (float)(k * 7 % 11) / 11 - 0.4f;
@@ -1851,7 +1852,7 @@ static bool run_tuned(tuned_run *r)
                            tt_param_new(ctx, "up_bias", 1, up, zeros));
     h = tt_linear(t, r->erf ? tt_gelu(t, h) : tt_gelu_tanh(t, h), tt_param_new(ctx, "down", 2, down, normal),
                   tt_param_new(ctx, "down_bias", 1, down, zeros));
-    const tt_value loss = tt_mean_squared_error(t, h, y, tt__handle(0));
+    const tt_value loss = tt_mean_squared_error(t, h, y, tt__handle(t, 0));
     o.device = r->device ? r->device : "cuda";
     o.tune = r->tune;
     o.accumulate = r->accumulate;

@@ -1579,6 +1579,43 @@ TEST(tables_of_other_programs)
     TEST_CLOSE(ctx, &a);
 }
 
+/* They are numbered by value where all are numbers, else in byte order. */
+TEST(labels_that_are_numbers)
+{
+    static const struct { const char *rows, *names; } of[] = {
+        {"a\t10\nb\t-1\nc\t2\nd\t0\ne\t1\nf\t10\n", "-1 0 1 2 10 "},
+        {"a\t1.5\nb\t-10\nc\t+2\nd\t1.25\ne\t10.\nf\t10.\n", "-10 1.25 1.5 +2 10. "},
+        {"a\t01\nb\t1\nc\t0\nd\t-0\n", "-0 0 01 1 "}, /* of one value: by their bytes */
+        {"a\t10\nb\t9\nc\tx\n", "10 9 x "},
+        {"a\t10\nb\t9\nc\t9a\n", "10 9 9a "},
+        {"a\t10\nb\t9\nc\t-\n", "- 10 9 "},
+        {"a\t10\nb\t9\nc\t1e1\n", "10 1e1 9 "},
+        {"a\t10\nb\t9\nc\t.5\n", ".5 10 9 "}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int k = 0; k < TEST_COUNT(of); k++) {
+        char text[200], names[100] = "";
+        int64_t counts[5], all = 0;
+        snprintf(text, sizeof text, "text\tlabel\n%s", of[k].rows);
+        tt_dataset *d = table(ctx, "numbers.tsv", text, strlen(text), NULL, NULL, 0);
+        REQUIRE(d);
+        for (int c = 0; c < tt_dataset_classes(d); c++)
+            strcat(strcat(names, tt_dataset_class_name(d, c)), " ");
+        if (strcmp(names, of[k].names) != 0) { printf("%s\n", names); CHECK(!"in this order"); }
+        for (int i = 0; i < tt_dataset_count(d); i++) { /* each text has its own label still */
+            const char letter[] = {'\n', *tt_dataset_text(d, i, NULL), '\t', 0};
+            const char *row = strstr(text, letter) + 3;
+            const char *name = tt_dataset_class_name(d, tt_dataset_label(d, i));
+            CHECK(strncmp(row, name, strlen(name)) == 0 && row[strlen(name)] == '\n');
+        }
+        tt_dataset_counts(d, counts);
+        for (int c = 0; c < tt_dataset_classes(d); c++) all += counts[c];
+        CHECK(all == tt_dataset_count(d) && counts[4 % tt_dataset_classes(d)] == (k < 2 ? 2 : 1));
+        tt_dataset_free(d);
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
 /* The rows of a table for validation are those whose split says so, under any of four names; none are passed
    over in silence. */
 TEST(table_with_validation_rows)
@@ -2506,6 +2543,7 @@ static const test_case tests[] = {
     TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table),
     TEST_CASE(texts_of_other_encodings_are_refused), TEST_CASE(tables_of_other_programs),
     TEST_CASE(imdb_encodings), TEST_CASE(safetensors_null_metadata),
+    TEST_CASE(labels_that_are_numbers),
     TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
     TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(imdb_faults),
     TEST_CASE(dataset_texts), TEST_CASE(loader_batches), TEST_CASE(loader_mixes_texts_of_the_same_length),

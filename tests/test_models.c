@@ -1086,7 +1086,7 @@ static void same_parameters(const char *folder, const char *model, double tolera
     tt_context *ctx = test_open_logged(&a, &log), *other = test_open(&b);
     if (CHECK(tt_bert_load(ctx, &m, folder, 0) == TT_OK) &&
         CHECK(tt_bert_load(other, &reference, TEST_GOLDEN(model), 0) == TT_OK)) {
-        CHECK(log.warnings == 0);
+        CHECK(log.warnings == m.new_head && m.new_head == reference.new_head); /* that it starts anew */
         CHECK(ctx->n_params == other->n_params);
         for (int k = 0; k < ctx->n_params; k++) {
             int64_t n = tt_param_size(ctx->params[k]);
@@ -1169,14 +1169,15 @@ TEST(another_number_of_classes)
               tt_param_size(m.classifier_b) == 5);
         CHECK(strcmp(m.class_names[4], "LABEL_4") == 0);
         if (k < 2) {
-            CHECK(log.warnings == 2);
-            CHECK(strstr(log.text, k ? "'classifier.weight' has 2 classes, 5 are asked for: it starts anew"
-                                     : "'classifier.weight' has 3 classes, 5 are asked for: it starts anew"));
-            CHECK(strstr(log.text, "'classifier.bias' has ") != NULL);
+            CHECK(log.warnings == 1 && m.new_head);
+            CHECK(strstr(log.text, k ? "is of 2 classes, and 5 are asked for: 'classifier.weight', "
+                                       "'classifier.bias' start anew"
+                                     : "is of 3 classes, and 5 are asked for: 'classifier.weight', "
+                                       "'classifier.bias' start anew"));
         } else { /* no classifier in the file */
-            CHECK(log.warnings == 0 && log.infos == 2);
-            CHECK(strstr(log.text, "has no 'classifier.weight': it starts anew") &&
-                  strstr(log.text, "has no 'classifier.bias': it starts anew"));
+            CHECK(log.warnings == 1 && log.infos == 0 && m.new_head);
+            CHECK(strstr(log.text, "has no 'classifier.weight', 'classifier.bias': what it lacks starts "
+                                   "anew"));
         }
         float *w = test_values(m.classifier_w), *b = test_values(m.classifier_b);
         double size = distance(w, NULL, tt_param_size(m.classifier_w)) /
@@ -1192,7 +1193,8 @@ TEST(another_number_of_classes)
         TEST_CLOSE(ctx, &a);
 
         ctx = test_open_logged(&a, &log);
-        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), k ? 2 : 3) == TT_OK && log.warnings == 0);
+        CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), k ? 2 : 3) == TT_OK);
+        CHECK(log.warnings == (k == 2) && m.new_head == (k == 2));
         tt_bert_free(&m);
         CHECK(tt_bert_load(ctx, &m, TEST_GOLDEN(models[k]), 100001) == TT_ERR_ARGUMENT);
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported");
@@ -1200,6 +1202,86 @@ TEST(another_number_of_classes)
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "classes is -1");
         TEST_CLOSE(ctx, &a);
     }
+}
+
+/* Of every tensor between the hidden states and the logits: one warning that names it. Without BigBird's
+   pooler, which no logits depend on, the head is still a trained one. */
+TEST(heads_that_lack_a_tensor)
+{
+    static const struct { const char *model, *lacks; bool used; } rows[] = {
+        {"bert", "bert.pooler.dense.weight", true}, {"bert", "bert.pooler.dense.bias", true},
+        {"bert", "classifier.bias", true}, {"distilbert", "pre_classifier.weight", true},
+        {"roberta", "classifier.dense.bias", true}, {"roberta", "classifier.out_proj.weight", true},
+        {"big_bird", "classifier.dense.weight", true}, {"big_bird", "bert.pooler.weight", false}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        test_log log;
+        tt_bert m;
+        char named[128];
+        edit e = unchanged;
+        tt_context *ctx = test_open_logged(&a, &log);
+        e.drop = rows[k].lacks;
+        snprintf(named, sizeof named, "has no '%s': what it lacks starts anew", rows[k].lacks);
+        CHECK(tt_bert_load(ctx, &m, edited(rows[k].model, &e, NULL, NULL), 0) == TT_OK);
+        CHECK(log.warnings == 1 && log.infos == 0 && strstr(log.text, named) != NULL);
+        CHECK(m.new_head == rows[k].used);
+        tt_bert_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Four texts of three classes. */
+static tt_dataset *of_three(tt_context *ctx, const char *const *names)
+{
+    const tt_text text[] = {{"a", 1, 0}, {"b", 1, 1}, {"c", 1, 2}, {"d", 1, 2}};
+    return tt_dataset_texts(ctx, text, 4, names, 3);
+}
+
+TEST(models_keep_the_numbers_of_their_classes)
+{
+    static const char *const data[] = {"neg", "mixed", "pos"}, *const other[] = {"neg", "mixed", "good"};
+    const char *old = "\"0\": \"LABEL_0\",\n    \"1\": \"LABEL_1\",\n    \"2\": \"LABEL_2\"";
+    const char *now = "\"0\": \"pos\", \"1\": \"neg\", \"2\": \"mixed\"";
+    static const int numbers[] = {1, 2, 0, 0};
+    test_allocator a;
+    test_log log;
+    tt_bert m;
+    tt_context *ctx = test_open_logged(&a, &log);
+    CHECK(tt_bert_load(ctx, &m, edited("distilbert", &unchanged, old, now), 3) == TT_OK && !m.new_head);
+    tt_dataset *d = of_three(ctx, data), *held = tt_dataset_split(d, 1);
+    CHECK(tt_bert_name_classes(&m, d) == TT_OK && tt_bert_name_classes(&m, held) == TT_OK);
+    CHECK(tt_bert_name_classes(&m, d) == TT_OK); /* once more changes nothing */
+    for (int k = 0; k < 4; k++) {
+        const tt_dataset *of = k < 3 ? d : held;
+        const int label = tt_dataset_label(of, k % 3);
+        CHECK(label == numbers[*tt_dataset_text(of, k % 3, NULL) - 'a']);
+    }
+    for (int c = 0; c < 3; c++)
+        CHECK(strcmp(m.class_names[c], tt_dataset_class_name(d, c)) == 0 &&
+              strcmp(m.class_names[c], tt_dataset_class_name(held, c)) == 0 &&
+              strcmp(m.class_names[c], data[(c + 2) % 3]) == 0);
+    CHECK(log.warnings == 0);
+    tt_dataset_free(held);
+    tt_dataset_free(d);
+
+    d = of_three(ctx, other); /* the model takes other names, and its classifier goes on under them */
+    CHECK(tt_bert_name_classes(&m, d) == TT_OK && strcmp(m.class_names[2], "good") == 0);
+    CHECK(tt_dataset_label(d, 0) == 0 && log.warnings == 1 &&
+          strstr(log.text, "the model's classes are called 'pos', 'neg', 'mixed', and those of the data "
+                           "'neg', 'mixed', 'good': its classifier goes on") != NULL);
+    tt_bert_free(&m);
+    tt_dataset_free(d);
+    TEST_CLOSE(ctx, &a);
+
+    tt_bert_config c = tt_bert_config_default(TT_BERT); /* a new one has no numbers to keep */
+    c.layers = 1, c.hidden_size = 8, c.heads = 2, c.intermediate_size = 8, c.vocab_size = 9, c.classes = 3;
+    ctx = test_open_logged(&a, &log);
+    d = of_three(ctx, data);
+    CHECK(tt_bert_new(ctx, &m, &c) == TT_OK && m.new_head && tt_bert_name_classes(&m, d) == TT_OK);
+    CHECK(log.warnings == 0 && strcmp(m.class_names[0], "neg") == 0);
+    tt_dataset_free(d);
+    tt_bert_free(&m);
+    TEST_CLOSE(ctx, &a);
 }
 
 TEST(class_names_of_a_config)
@@ -1816,6 +1898,7 @@ static const test_case tests[] = {
     TEST_CASE(save_before_anything_is_allocated), TEST_CASE(save_fails_and_the_old_files_stay),
     TEST_CASE(names_without_prefix_and_old_names), TEST_CASE(other_dtypes),
     TEST_CASE(position_ids_and_other_tensors), TEST_CASE(another_number_of_classes),
+    TEST_CASE(heads_that_lack_a_tensor), TEST_CASE(models_keep_the_numbers_of_their_classes),
     TEST_CASE(class_names_of_a_config), TEST_CASE(classes_of_one_name),
     TEST_CASE(what_no_config_can_hold_is_not_saved), TEST_CASE(broken_checkpoints),
     TEST_CASE(configs_that_promise_more_than_the_file_holds), TEST_CASE(many_layers),

@@ -94,7 +94,7 @@ static const size_set sizes[] = {
     {"heads_of_32", 2, 32, 2, 2, 50, {140, 9, 2}, "rows_of_attention*", true},
     {"short_heads_of_32", 2, 32, 2, 2, 40, {90, 20}, "attention_grouped*", true},
     {"long_heads_of_32", 1, 32, 2, 2, 40, {290}, "attention_dropout", true},
-    {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "*cross_entropy_slice", true},
+    {"whole_many_classes", 1, 1, 2, 2100, 2, {7}, "*cross_entropy_*slice", true},
     {"whole_heads_of_16", 2, 16, 2, 2, 4, {70, 3}, "attention_scaled", true},
     {"nine_heads_of_16", 9, 16, 2, 2, 3, {5, 2}, "rotary*", true},
     {"many_ids", 1, 3, 2, 5, 3, {2000, 100}, "embedding", true},
@@ -836,33 +836,42 @@ TEST_PLAIN static void eval_cross_entropy(node *n)
     double loss = 0, total = 0;
     for (int r = 0; r < IN(0)->rows; r++) {
         const double *x = IN(0)->v + r * classes;
-        double most = x[0], sum = 0, all = 0, w = n->in[2] ? IN(2)->v[r] : 1;
+        double most = x[0], sum = 0;
         int target = IN(1)->index[r];
         if (target == n->k) continue;
-        for (int c = 0; c < classes; c++) { most = x[c] > most ? x[c] : most; all += x[c]; }
+        double w = n->flag ? IN(2)->v[target] : n->in[2] ? IN(2)->v[r] : 1;
+        for (int c = 0; c < classes; c++) most = x[c] > most ? x[c] : most;
         for (int c = 0; c < classes; c++) sum += exp(x[c] - most);
-        loss += w * (most + log(sum) - (1 - n->a) * x[target] - n->a * all / classes);
+        loss += w * (1 - n->a) * (most + log(sum) - x[target]);
+        for (int c = 0; c < classes; c++)
+            loss += (n->flag ? IN(2)->v[c] : w) * n->a / classes * (most + log(sum) - x[c]);
         total += w;
         note(n, fabs(most) + log(sum) + fabs(x[target]));
     }
     n->v[0] = loss / total;
 }
 
-/* Targets below `classes`; with `ignored` every third counts for nothing, but not the first. */
-static int cross_entropy(int logits, bool ignored, float smoothing, bool weighted)
+/* Targets below `classes`; with `ignored` every third counts for nothing, but not the first. Weights are
+   those of rows or of classes. */
+enum { UNWEIGHTED, BY_ROW, BY_CLASS };
+static int cross_entropy(int logits, bool ignored, float smoothing, int weighted)
 {
     node *x = &g->nodes[logits];
     int targets = new_index(x->kind, x->rows, x->cols),
-        weights = weighted ? input(x->kind, x->rows, 1, 1) : 0;
+        weights = weighted == BY_CLASS ? input(FIXED, 1, x->cols, 1)
+                  : weighted ? input(x->kind, x->rows, 1, 1) : 0;
     tt_cross_entropy_options o = tt_cross_entropy_options_default();
     if (ignored) o.ignore_index = -7;
     for (int r = 2; r < x->rows && ignored; r += 3) g->nodes[targets].index[r] = -7;
-    for (int r = 0; r < x->rows && weighted; r++)
-        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) + 0.125 * (r == 0);
+    for (int r = 0; r < g->nodes[weights].rows * g->nodes[weights].cols && weighted; r++)
+        g->nodes[weights].v[r] = (double)(float)fabs(g->nodes[weights].v[r]) +
+                                 0.125 * (r == 0 || weighted == BY_CLASS);
     int at = new_node(eval_cross_entropy, FIXED, 1, 1, logits, targets, weights);
     node *n = &g->nodes[at];
     o.label_smoothing = smoothing;
-    o.weights = g->nodes[weights].t;
+    if (weighted == BY_CLASS) o.class_weights = g->nodes[weights].t;
+    else o.weights = g->nodes[weights].t;
+    n->flag = weighted == BY_CLASS;
     n->k = o.ignore_index;
     n->a = smoothing;
     n->loss = true;
@@ -1155,6 +1164,11 @@ static int squared_error(int x, int target, bool weighted)
     X(cross_entropy_smoothed, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0.1f, false);) \
     X(cross_entropy_weighted, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), false, 0, true);) \
     X(cross_entropy_all, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0.25f, true);) \
+    X(cross_entropy_classes, CROSS_ENTROPY, return cross_entropy(V(ROWS, C), true, 0, BY_CLASS);) \
+    X(cross_entropy_classes_slice, CROSS_ENTROPY, \
+        return cross_entropy(slice(V(ROWS, C + 5), 3, C), true, 0.25f, BY_CLASS);) \
+    X(cross_entropy_classes_linear, CROSS_ENTROPY, \
+        return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), false, 0.1f, BY_CLASS);) \
     X(cross_entropy_linear, CROSS_ENTROPY, \
         return cross_entropy(linear(V(ROWS, D), W(O, D), B(O)), true, 0.1f, true);) \
     X(cross_entropy_linear_no_bias, CROSS_ENTROPY, \
@@ -1917,7 +1931,7 @@ TEST(activations_far_from_zero)
             tt_tape *t = tt_tape_new(ctx);
             tt_value y = tt__activation(t, tt_param_value(t, w), act),
                      target = tt_input(t, "target", TT_F32, 1, 8);
-            tt_value loss = tt_mean_squared_error(t, y, target, tt__handle(0));
+            tt_value loss = tt_mean_squared_error(t, y, target, tt__handle(t, 0));
             float far[8], got[8], gradient_of[8];
             tt_output(t, y);
             tt_param_set(w, x);
@@ -2296,7 +2310,7 @@ TEST(stochastic_rounding_is_unbiased)
         tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
         tt_tape *t = tt_tape_new(ctx);
         tt_value y = tt_input(t, "y", TT_F32, 64, 64),
-                 loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(0));
+                 loss = tt_mean_squared_error(t, tt_param_value(t, w), y, tt__handle(t, 0));
         tt_compile_options o = tt_compile_options_default();
         double exact = 1.5, mean = 0;
         o.precision = f16 ? "16-true" : "bf16-true";
@@ -2734,7 +2748,7 @@ TEST(attention_window_plan)
         const tt_init ones = {TT_INIT_ONES, 1};
         const tt_value h = tt_linear(t, x, tt_param_new(ctx, "w", 2, dims, ones), NULL);
         const tt_value out = tt_attention(t, h, h, h, starts, &o);
-        tt_program *p = tt_compile(t, tt_mean_squared_error(t, out, y, tt__handle(0)), &c);
+        tt_program *p = tt_compile(t, tt_mean_squared_error(t, out, y, tt__handle(t, 0)), &c);
         REQUIRE(p != NULL);
         flops[k] = tt_program_plan(p).flops;
         seconds[k] = tt_program_plan(p).compute_seconds;
@@ -2773,7 +2787,7 @@ TEST(swiglu_keeps_less)
             const tt_value gate = tt_linear(t, x, w[0], NULL), up = tt_linear(t, x, w[1], NULL);
             const tt_value h = fused ? tt_swiglu(t, gate, up) : tt_mul(t, tt_silu(t, gate), up);
             tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_linear(t, h, w[2], NULL), y,
-                                                                tt__handle(0)), &c);
+                                                                tt__handle(t, 0)), &c);
             REQUIRE(p != NULL);
             bytes[fused] = tt_program_plan(p).at_peak[TT_MEM_ACTIVATIONS];
             tt_program_free(p);
@@ -2953,7 +2967,7 @@ static void deep_stack(const char *precision, const char *residual, float *resul
     o.precision = precision;
     o.residual = residual;
     o.accumulate = true;
-    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(0)), &o);
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(t, 0)), &o);
     for (int k = 0; k < DEEP_ROWS * D; k++) {
         x[k] = (float)test_random(&s) * 0x1p-31f - 1;
         y[k] = (float)test_random(&s) * 0x1p-31f - 1;
@@ -3209,7 +3223,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(linear_bias, TT_ERR_SHAPE, "linear", "'v'", tt_linear(t, x, w, v)) \
     X(linear_dtype, TT_ERR_SHAPE, "linear", "'i'", tt_linear(t, i, w, NULL)) \
     X(linear_no_weight, TT_ERR_ARGUMENT, "linear", "NULL", tt_linear(t, x, NULL, NULL)) \
-    X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(999), w, NULL)) \
+    X(linear_no_value, TT_ERR_ARGUMENT, "linear", "operand 0", tt_linear(t, tt__handle(t, 999), w, NULL)) \
     X(embedding_offset, TT_ERR_ARGUMENT, "embedding", "offset 5 is not in 0..4", \
         tt_embedding_offset(t, i, w, 5)) \
     X(embedding_dtype, TT_ERR_SHAPE, "embedding", "'x'", tt_embedding(t, x, w)) \
@@ -3226,7 +3240,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(tanh_dtype, TT_ERR_SHAPE, "tanh", "'i'", tt_tanh(t, i)) \
     X(silu_dtype, TT_ERR_SHAPE, "silu", "'i'", tt_silu(t, i)) \
     X(soft_targets_shape, TT_ERR_SHAPE, "soft_cross_entropy", "'y'", \
-      tt_soft_cross_entropy(t, x, y, tt__handle(0))) \
+      tt_soft_cross_entropy(t, x, y, tt__handle(t, 0))) \
     X(swiglu_shape, TT_ERR_SHAPE, "swiglu", "'y'", tt_swiglu(t, x, y)) \
     X(add_width, TT_ERR_SHAPE, "add", "'y'", tt_add(t, x, y)) \
     X(add_rows, TT_ERR_SHAPE, "add", "'z'", tt_add(t, x, z)) \
@@ -3241,7 +3255,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(rotary_factor, TT_ERR_ARGUMENT, "rotary", "factor 0.5", rotary_of(t, x, i, 1, 2, 10000, 0.5f)) \
     X(rotary_positions, TT_ERR_SHAPE, "rotary", "i32", rotary_of(t, x, x, 1, 2, 10000, 1)) \
     X(rotary_no_positions, TT_ERR_ARGUMENT, "rotary", "operand 1", \
-        rotary_of(t, x, tt__handle(0), 1, 2, 10000, 1)) \
+        rotary_of(t, x, tt__handle(t, 0), 1, 2, 10000, 1)) \
     X(rotary_dtype, TT_ERR_SHAPE, "rotary", "'i'", rotary_of(t, i, i, 1, 2, 10000, 1)) \
     X(dropout_dtype, TT_ERR_SHAPE, "dropout", "'i'", tt_dropout(t, i, 0.1f)) \
     X(dropout_one, TT_ERR_ARGUMENT, "dropout", "below 65535/65536", tt_dropout(t, x, 1)) \
@@ -3290,12 +3304,16 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(cross_entropy_targets, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, y, NULL)) \
     X(cross_entropy_logits, TT_ERR_SHAPE, "cross_entropy", "'i'", tt_cross_entropy(t, i, i, NULL)) \
     X(cross_entropy_weights, TT_ERR_SHAPE, "cross_entropy", "'y'", tt_cross_entropy(t, x, i, &weighted)) \
+    X(cross_entropy_class_weights, TT_ERR_SHAPE, "cross_entropy", "'z'", \
+        tt_cross_entropy(t, x, i, &classes)) \
+    X(cross_entropy_both_weights, TT_ERR_ARGUMENT, "weights of rows", "are both given", \
+        tt_cross_entropy(t, x, i, &both)) \
     X(cross_entropy_smoothing, TT_ERR_ARGUMENT, "cross_entropy", "smoothing", \
         tt_cross_entropy(t, x, i, &smooth)) \
     X(squared_error_shape, TT_ERR_SHAPE, "mean_squared_error", "'y'", \
-        tt_mean_squared_error(t, x, y, tt__handle(0))) \
+        tt_mean_squared_error(t, x, y, tt__handle(t, 0))) \
     X(squared_error_dtype, TT_ERR_SHAPE, "mean_squared_error", "'i'", \
-        tt_mean_squared_error(t, x, i, tt__handle(0))) \
+        tt_mean_squared_error(t, x, i, tt__handle(t, 0))) \
     X(squared_error_weights, TT_ERR_SHAPE, "mean_squared_error", "'z'", tt_mean_squared_error(t, x, x, z))
 
 enum {
@@ -3338,8 +3356,10 @@ TEST(ops_refuse_wrong_operands)
         tt_value i = tt_input(t, "i", TT_I32, axis, 1), pairs = tt_input(t, "pairs", TT_I32, axis, 2),
                  few = tt_input(t, "few", TT_I32, 4, 1);
         tt_value s = tt_seq_start(t, "s", seqs);
-        tt_cross_entropy_options weighted = tt_cross_entropy_options_default(), smooth = weighted;
-        weighted.weights = y;
+        tt_cross_entropy_options weighted = tt_cross_entropy_options_default(), smooth = weighted,
+                                 classes = weighted, both = weighted;
+        weighted.weights = both.weights = y;
+        classes.class_weights = both.class_weights = z;
         smooth.label_smoothing = 1;
         CHECK(tt_tape_status(t) == TT_OK);
         switch (k) {
@@ -3464,7 +3484,7 @@ TEST(numbers_that_are_not_finite)
             tt_param *w = tt_param_new(ctx, "w", 2, dims, zeros);
             tt_tape *t = tt_tape_new(ctx);
             tt_value in = tt_input(t, "x", TT_F32, 4, 5), target = tt_input(t, "y", TT_F32, 4, 3);
-            tt_value loss = tt_mean_squared_error(t, tt_linear(t, in, w, NULL), target, tt__handle(0));
+            tt_value loss = tt_mean_squared_error(t, tt_linear(t, in, w, NULL), target, tt__handle(t, 0));
             tt_compile_options o = tt_compile_options_default();
             tt_name(t, loss, "the loss");
             o.accumulate = accumulate;
@@ -3970,7 +3990,7 @@ static int biases_of_attention(const char *isa, const char *precision, bool pack
     const tt_value q = listed ? tt_gather_rows(t, parts[0], at) : parts[0];
     const tt_value out = listed ? tt_attention_rows(t, q, parts[1], parts[2], start, at, &o)
                                 : tt_attention(t, q, parts[1], parts[2], start, &o);
-    const tt_value loss = tt_mean_squared_error(t, tt_linear(t, out, last, NULL), target, tt__handle(0));
+    const tt_value loss = tt_mean_squared_error(t, tt_linear(t, out, last, NULL), target, tt__handle(t, 0));
     c.device = is_cuda(isa) ? "cuda" : "cpu";
     c.precision = precision;
     c.accumulate = true;

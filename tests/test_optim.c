@@ -61,7 +61,7 @@ static double optimizer_error(const tt_optimizer_options *o, bool decay_bias, bo
                           tt_input(t, "weight target", TT_F32, ROWS, COLS)},
              loss[2];
     for (int k = 0; k < 2; k++)
-        loss[k] = tt_mean_squared_error(t, tt_param_value(t, p[k]), target[k], tt__handle(0));
+        loss[k] = tt_mean_squared_error(t, tt_param_value(t, p[k]), target[k], tt__handle(t, 0));
     tt_compile_options c = tt_compile_options_default();
     c.optimizer = *o;
     tt_program *program = tt_compile(t, tt_add(t, loss[0], loss[1]), &c);
@@ -194,7 +194,7 @@ static pulled pull(tt_context *ctx, int64_t n, tt_init_kind kind)
     tt_init init = {kind, 0};
     pulled x = {tt_tape_new(ctx), tt_param_new(ctx, "p", 1, &n, init), {0}, {0}};
     x.target = tt_input(x.t, "target", TT_F32, 1, n);
-    x.loss = tt_mean_squared_error(x.t, tt_param_value(x.t, x.p), x.target, tt__handle(0));
+    x.loss = tt_mean_squared_error(x.t, tt_param_value(x.t, x.p), x.target, tt__handle(x.t, 0));
     return x;
 }
 
@@ -392,7 +392,7 @@ static bool chain_open(chain *c, const char *precision, bool accumulate, const t
     o.precision = precision;
     o.accumulate = accumulate;
     if (scale) o.loss_scale = *scale;
-    c->p = tt_compile(c->t, tt_mean_squared_error(c->t, y, c->target, tt__handle(0)), &o);
+    c->p = tt_compile(c->t, tt_mean_squared_error(c->t, y, c->target, tt__handle(c->t, 0)), &o);
     return CHECK(c->p != NULL);
 }
 

@@ -63,6 +63,14 @@ typedef struct damaged {
     test_allocator a;
 } damaged;
 
+/* A context whose device "cpu" has memory of its own, so that plans for it offload as those for GPUs. */
+static tt_context *open_apart(const tt_context_options *o)
+{
+    tt_context *ctx = tt_open(o);
+    if (ctx) ctx->apart = true;
+    return ctx;
+}
+
 static bool intact(damaged *d) /* x -> linear -> gelu -> mean squared error */
 {
     d->ctx = test_open(&d->a);
@@ -73,7 +81,7 @@ static bool intact(damaged *d) /* x -> linear -> gelu -> mean squared error */
     d->target = tt_input(d->t, "target", TT_F32, 6, 4);
     d->h = tt_linear(d->t, d->x, matrix(d->ctx, "w", 4, 4), vector(d->ctx, "b", 4, TT_INIT_ZEROS));
     d->y = tt_gelu(d->t, d->h);
-    d->loss = tt_mean_squared_error(d->t, d->y, d->target, tt__handle(0));
+    d->loss = tt_mean_squared_error(d->t, d->y, d->target, tt__handle(d->t, 0));
     return tt_tape_status(d->t) == TT_OK && tt__verify(d->t, "test") == TT_OK;
 }
 
@@ -254,7 +262,7 @@ static tt_value random_op(net *n, uint64_t *s, const tt_value *pool, int count, 
                           net_options o)
 {
     tt_tape *t = n->t;
-    int64_t width = t->values[from.id].shape.cols, rows = tt__axis_code(t->values[from.id].shape.axis, 0);
+    int64_t width = t->values[from.id].shape.cols, rows = tt__axis_code(t, t->values[from.id].shape.axis, 0);
     tt_value same[NET_VALUES];
     int n_same = 0;
     for (int k = 0; k < count; k++) if (t->values[pool[k].id].shape.cols == width) same[n_same++] = pool[k];
@@ -506,7 +514,7 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
     memset(&o, 0, sizeof o);
     co.threads = how == THREADED ? 3 : 1;
     co.verify = true;
-    tt_context *ctx = tt_open(&co);
+    tt_context *ctx = open_apart(&co);
     c.accumulate = accumulate;
     const bool may = may_be_early(seed, precision, accumulate);
     c.optimizer.clip_norm = may ? 0 : 1;
@@ -530,15 +538,15 @@ static outcome run_net(uint64_t seed, const precision_case *precision, bool accu
         c.offload = offloads[list % TEST_COUNT(offloads)];
     bool built = random_net(ctx, seed, with_all, &n);
     for (int32_t v = 1; built && (how == BLOCKS || how >= EARLY) && v < n.t->n_values; v++)
-        if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
+        if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(n.t, v));
     for (int32_t v = 1; built && how == OFFLOADING && v < n.t->n_values; v++) {
-        if ((v * 5 + (int32_t)seed) % 9 == 0) tt_offload(n.t, tt__handle(v));
-        if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(v));
+        if ((v * 5 + (int32_t)seed) % 9 == 0) tt_offload(n.t, tt__handle(n.t, v));
+        if ((v * 7 + (int32_t)seed) % 9 == 0) tt_block_end(n.t, tt__handle(n.t, v));
     }
     for (int32_t v = 1; built && how >= KEEPING && seed % 2 && v < n.t->n_values; v++) {
         const uint64_t marked = (uint64_t)v * 7919 % 101 + seed + (uint64_t)how;
-        if (marked % 3 == 0) tt_recompute(n.t, tt__handle(v));
-        else if (marked % 3 == 1) tt_keep(n.t, tt__handle(v));
+        if (marked % 3 == 0) tt_recompute(n.t, tt__handle(n.t, v));
+        else if (marked % 3 == 1) tt_keep(n.t, tt__handle(n.t, v));
     }
     tt_program *planned[2] = {NULL, NULL}; /* for another kind of device, before and after */
     c.device = "cuda";
@@ -747,7 +755,7 @@ static int32_t copy_of(tt_tape *t, int32_t v, tt__space space, const char *name)
 
 static int32_t gelu(tt_tape *t, int32_t x, const char *name)
 {
-    tt_value y = tt_gelu(t, tt__handle(x));
+    tt_value y = tt_gelu(t, tt__handle(t, x));
     tt_name(t, y, "%s", name);
     return y.id;
 }
@@ -769,7 +777,7 @@ static bool offloaded(offload *o)
     by_hand(t, TT__OP_COPY, 2, o->a, 0, o->b);
     o->u2 = gelu(t, o->u, "u2");
     by_hand(t, TT__OP_WAIT, 0, o->b, o->a, 0);
-    o->y = tt_add(t, tt__handle(o->b), tt__handle(o->u2)).id;
+    o->y = tt_add(t, tt__handle(t, o->b), tt__handle(t, o->u2)).id;
     return tt_tape_status(t) == TT_OK && t->n_code == SUM + 1 && tt__verify(t, "test") == TT_OK;
 }
 
@@ -898,12 +906,12 @@ TEST(values_in_the_hosts_memory)
     tt_compile_options c = tt_compile_options_default();
     REQUIRE(offloaded(&o));
     c.train = false;
-    tt_program *p = tt_compile(o.d.t, tt__handle(o.y), &c);
+    tt_program *p = tt_compile(o.d.t, tt__handle(o.d.t, o.y), &c);
     REQUIRE(p != NULL);
     CHECK(tt_program_plan(p).host_bytes == 640 && tt_program_plan(p).instructions == SUM + 1);
     for (int k = 0; k < 160; k++) x[k] = (float)k / 40 - 2;
     CHECK(tt_set(p, o.d.x, x, 40) == TT_OK && tt_run(p, NULL) == TT_OK &&
-          tt_get(p, tt__handle(o.y), y, 160) == TT_OK);
+          tt_get(p, tt__handle(o.d.t, o.y), y, 160) == TT_OK);
     for (int k = 0; k < 160; k++) {
         double g = 0.5 * x[k] * (1 + erf(x[k] / sqrt(2))), gg = 0.5 * g * (1 + erf(g / sqrt(2)));
         CHECK_NEAR(y[k], g + gg, 1e-6);
@@ -951,7 +959,7 @@ TEST(instructions_that_run_together)
         snprintf(name, sizeof name, "w%d", k);
         h = tt_gelu(t, tt_linear(t, h, matrix(ctx, name, 4, 4), NULL));
     }
-    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(0)), NULL);
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, target, tt__handle(t, 0)), NULL);
     REQUIRE(p != NULL);
     const tt_tape *code = p->built.t;
     int groups = 0, end = 0, update = -1;
@@ -1448,7 +1456,7 @@ TEST(products_of_one_x)
         o.accumulate = c[k].accumulate;
         for (int i = 0; i < t->n_code && !strcmp(o.recompute, "blocks"); i++) {
             const char *name = t->code[i].op == TT__OP_LAYERNORM ? t->values[t->code[i].in[1]].name : "";
-            if (strstr(name, "norm2")) tt_block_end(t, tt__handle(t->code[i].out[0]));
+            if (strstr(name, "norm2")) tt_block_end(t, tt__handle(t, t->code[i].out[0]));
         }
         tt_program *p = tt_compile(t, loss, &o);
         if (!CHECK(p != NULL)) printf("%s\n", tt_error(ctx));
@@ -1538,7 +1546,7 @@ TEST(products_that_meet)
         if (between == 4) by_hand(t, TT__OP_ADD, 0, y1, y2, apart);
         const int32_t sum = tt__new_value(t, &square, TT__TRANSIENT, "sum");
         if (between != 4) by_hand(t, TT__OP_LINEAR, 0, y1, y2, sum);
-        if (between == 5) tt_output(t, tt__handle(y1));
+        if (between == 5) tt_output(t, tt__handle(t, y1));
         by_hand(t, TT__OP_MUL, 0, source, source, tt__new_value(t, &square, TT__TRANSIENT, "last"));
         const int32_t root = between == 4 ? apart : sum;
         REQUIRE(tt__verify(t, "test") == TT_OK);
@@ -1617,9 +1625,9 @@ static bool may_not_join(tt_context *ctx, int way, int *pairs)
         t->values[u].space = TT__HOST;
         by_hand(t, TT__OP_COPY, 0, y[1], 0, u);
     }
-    if (way == 28) tt_output(t, tt__handle(y[1]));
-    if (way == 29) tt_block_end(t, tt__handle(y[1]));
-    if (way == 30) tt_slice(t, tt__handle(y[1]), 0, 8);
+    if (way == 28) tt_output(t, tt__handle(t, y[1]));
+    if (way == 29) tt_block_end(t, tt__handle(t, y[1]));
+    if (way == 30) tt_slice(t, tt__handle(t, y[1]), 0, 8);
     if (way == 31) t->values[y[1]].slots = 2;
     if (way == 32) t->values[y[1]].stays = true;
     if (way == 33) t->values[y[1]].space = TT__HOST;
@@ -1904,7 +1912,7 @@ TEST(plans_for_another_device)
         int32_t labels[3] = {0, 0, 0};
         CHECK(tt_allocate(alone) == TT_ERR_UNSUPPORTED);
         CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED, "plans programs for device 'cuda' and cannot run them");
-        CHECK(tt_set(eval, tt__handle(loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED &&
+        CHECK(tt_set(eval, tt__handle(t, loss.id - 1), labels, 3) == TT_ERR_UNSUPPORTED &&
               tt_run(alone, NULL) == TT_ERR_UNSUPPORTED);
 
         /* nor with programs of another kind or precision */
@@ -1924,6 +1932,51 @@ TEST(plans_for_another_device)
         tt_program_free(alone);
         tt_program_free(again);
         tt_program_free(eval);
+        tt_tape_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* Device "cpu" computes in the host's memory: offload saves nothing there. What a budget counts is what the
+   context's allocator gives, and neither advice nor a choice moves anything. */
+TEST(budgets_on_the_hosts_device)
+{
+    static const char *const offloads[] = {NULL, "optimizer", "optimizer,gradients,parameters", "budget"};
+    const int64_t up[2] = {1200, 300}, down[2] = {300, 1200};
+    const tt_init normal = {TT_INIT_NORMAL, 0.02f};
+    for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) { /* each in fp32, and in bf16 as the error advises */
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_compile_options o = tt_compile_options_default();
+        tt_tape *t = tt_tape_new(ctx);
+        const bool half = k % 2, chosen = k / 2 == 0 || k / 2 == 3;
+        const tt_value x = tt_input(t, "x", TT_F32, 700, 300), none = {0};
+        tt_value h = tt_linear(t, x, tt_param_new(ctx, "up", 2, up, normal), NULL);
+        h = tt_linear(t, tt_gelu(t, h), tt_param_new(ctx, "down", 2, down, normal), NULL);
+        const tt_value loss = tt_mean_squared_error(t, h, x, none);
+        o.optimizer.clip_norm = 1;
+        o.recompute = "budget";
+        o.offload = offloads[k / 2];
+        o.memory_budget = 1 << 20;
+        CHECK(!tt_compile(t, loss, &o));
+        CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
+        const char *least = strstr(tt_error(ctx), half ? "\"bf16-true\" still needs "
+                                                       : "the smallest possible is ");
+        REQUIRE(least != NULL);
+        CHECK(!strstr(tt_error(ctx), "update \"host\"") && !strstr(tt_error(ctx), "offload \"act"));
+        CHECK(!chosen || !strstr(tt_error(ctx), "offload \"o"));
+        if (half) o.precision = "bf16-true";
+        o.memory_budget = strtoull(least + (half ? 24 : 25), NULL, 10); /* the number behind these words */
+        o.memory_budget--;
+        CHECK(!tt_compile(t, loss, &o));
+        o.memory_budget++;
+        tt_program *p = tt_compile(t, loss, &o);
+        test__check(p != NULL, __FILE__, __LINE__, tt_error(ctx));
+        CHECK(p && strcmp(tt_program_plan(p).offload, chosen ? "none" : offloads[k / 2]) == 0);
+        const size_t before = a.live_bytes;
+        CHECK(p && tt_allocate(p) == TT_OK);
+        CHECK(a.live_bytes - before <= o.memory_budget + 8192);
+        tt_program_free(p);
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
@@ -2049,6 +2102,7 @@ TEST(largest_batch_against_brute_force)
     test_allocator a;
     batches b;
     tt_context *ctx = test_open(&a);
+    ctx->apart = true;
     tt_compile_options o = tt_compile_options_default();
     memset(&b, 0, sizeof b);
     for (int k = 0; k < 3; k++) {
@@ -2416,9 +2470,9 @@ TEST(marked_values_go_to_the_hosts_memory)
         CHECK((strstr(text, " gelu  ") != NULL) == (marked != 1)); /* the forward's is part of the product */
         CHECK(tt_set(p, in, x, 40) == TT_OK && tt_step(p, 0.1f, NULL) == TT_OK);
         tt_program_free(p);
-        tt_offload(t, tt__handle(99));
+        tt_offload(t, tt__handle(t, 99));
         CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
-        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_offload: value 99 is not on this tape");
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_offload: the value is not a value of this tape");
         tt_tape_free(t);
         TEST_CLOSE(ctx, &a);
     }
@@ -2508,6 +2562,7 @@ static bool perceptron_new(perceptron *n)
     const tt_value none = {0};
     n->ctx = test_open(&n->a);
     n->ctx->options.verify = true;
+    n->ctx->apart = true;
     n->t = tt_tape_new(n->ctx);
     n->x = tt_input(n->t, "x", TT_F32, FEW, WIDE);
     tt_value h = n->x;
@@ -2652,6 +2707,7 @@ TEST(updates_in_the_hosts_memory_are_advised)
     const int64_t dims[2] = {1024, 1024};
     test_allocator a;
     tt_context *ctx = test_open(&a);
+    ctx->apart = true;
     tt_compile_options o = tt_compile_options_default();
     const tt_value none = {0};
     tt_tape *t = tt_tape_new(ctx);
@@ -3077,7 +3133,7 @@ TEST(budgets_against_brute_force)
         double before = INFINITY, now;
         tt_context_options co = test_options(&a);
         co.verify = false;
-        tt_context *ctx = tt_open(&co);
+        tt_context *ctx = open_apart(&co);
         tt_compile_options c = options_of(&precisions[seed % PRECISIONS]);
         c.device = seed % 2 ? "cpu" : "cuda";
         c.accumulate = seed % 5 == 0;
@@ -3126,7 +3182,7 @@ TEST(seconds_within_a_budget_against_brute_force)
         const tt_costs costs = slow_costs();
         tt_context_options co = test_options(&a);
         co.verify = false;
-        tt_context *ctx = tt_open(&co);
+        tt_context *ctx = open_apart(&co);
         tt_compile_options c = options_of(&precisions[seed % PRECISIONS]);
         const bool ranks = seed % 6 == 0;
         c.device = ranks ? "cuda*2" : seed % 3 ? "cuda" : "cpu";
@@ -3187,7 +3243,7 @@ TEST(budgets_near_the_smallest)
         const tt_costs costs = slow_costs();
         tt_context_options co = test_options(&a);
         co.verify = false;
-        tt_context *ctx = tt_open(&co);
+        tt_context *ctx = open_apart(&co);
         tt_compile_options c = options_of(&precisions[seed % PRECISIONS]);
         const bool ranks = seed % 6 == 0;
         c.device = ranks ? "cuda*2" : seed % 3 ? "cuda" : "cpu";
@@ -3236,7 +3292,7 @@ static void take_options(const char *text, bool steps, char list[128], tt_compil
     char word[64];
     int number;
     if (!steps) o->update = "end";
-    for (const char *at = text; *at; at++) {
+    for (const char *at = text; *at && strncmp(at, "A micro-batch", 13) != 0; at++) {
         if (sscanf(at, "recompute \"%63[^\"]", word) == 1)
             for (int k = 0; k < 5; k++) if (strcmp(word, policies[k]) == 0) o->recompute = policies[k];
         if (sscanf(at, "update \"%63[^\"]", word) == 1)
@@ -3278,7 +3334,7 @@ TEST(the_smallest_possible_is_the_smallest)
         net n;
         tt_context_options co = test_options(&a);
         co.verify = false;
-        tt_context *ctx = tt_open(&co);
+        tt_context *ctx = open_apart(&co);
         tt_compile_options c = options_of(&precisions[seed % 3]), smallest;
         size_t least = SIZE_MAX, said = 0;
         char what[1400], list[128];
@@ -3360,7 +3416,7 @@ TEST(what_is_refused_names_what_fits)
         net n;
         tt_context_options co = test_options(&a);
         co.verify = false;
-        tt_context *ctx = tt_open(&co);
+        tt_context *ctx = open_apart(&co);
         tt_compile_options c = options_of(&precisions[seed % 4 == 1 ? seed % PRECISIONS : 0]);
         char list[128] = "none", what[1600];
         size_t whole;
@@ -3373,7 +3429,7 @@ TEST(what_is_refused_names_what_fits)
             n.loss = encoder(n.t, &deep, &logits);
             for (int32_t v = 1, sums = 0; v < n.t->n_values; v++)
                 if (strncmp(n.t->values[v].name, "add.", 4) == 0 && sums++ % 2 == 0)
-                    tt_block_end(n.t, tt__handle(v));
+                    tt_block_end(n.t, tt__handle(n.t, v));
         }
         c.device = devices[seed / 2 % 3];
         c.recompute = seed % 5 == 4 ? "cheap" : "budget";
@@ -3480,7 +3536,7 @@ TEST(candidates_against_all_sets)
         tt__chooser c[2]; /* with all sets, with some */
         tt_context_options co = test_options(&a);
         co.verify = false;
-        tt_context *ctx = tt_open(&co);
+        tt_context *ctx = open_apart(&co);
         o.recompute = "budget";
         o.memory_budget = 1;
         REQUIRE(random_stack(ctx, seed, 6, 64, &n));
@@ -3527,7 +3583,7 @@ TEST(budgets_of_a_deep_network)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    tt_context *ctx = tt_open(&co);
+    tt_context *ctx = open_apart(&co);
     tt_tape *t = tt_tape_new(ctx);
     tt_value logits, loss = encoder(t, &deep, &logits);
     tt_compile_options c = tt_compile_options_default();
@@ -3537,7 +3593,8 @@ TEST(budgets_of_a_deep_network)
     test_estimates = 50000;
     for (int k = 0; k < 4; k++) {
         for (int32_t v = 1, sums = 0; v < t->n_values && k == 0; v++)
-            if (strncmp(t->values[v].name, "add.", 4) == 0 && sums++ % 2 == 0) tt_block_end(t, tt__handle(v));
+            if (strncmp(t->values[v].name, "add.", 4) == 0 && sums++ % 2 == 0)
+                tt_block_end(t, tt__handle(t, v));
         c.recompute = policies[k];
         tt_program *p = tt_compile(t, loss, &c);
         REQUIRE(p != NULL);
@@ -3585,7 +3642,7 @@ TEST(no_fixed_options_beat_a_budget)
     test_estimates = 1200000; /* the library's own */
     for (int k = 0; k < 2 * TEST_COUNT(offloads); k++) {
         if (TEST_SANITIZED && k != 1) continue; /* which needs a second there */
-        tt_context *ctx = tt_open(&co);
+        tt_context *ctx = open_apart(&co);
         tt_vit m;
         tt_vit_config c = tt_vit_config_default("L/16");
         tt_train_options o = tt_train_options_default();
@@ -3632,7 +3689,7 @@ TEST(what_a_large_model_reaches_is_named)
     tt_context_options co = test_options(&a);
     co.verify = false;
     test_estimates = 1200000; /* the library's own */
-    tt_context *ctx = tt_open(&co);
+    tt_context *ctx = open_apart(&co);
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("L/16");
     tt_train_options o = tt_train_options_default();
@@ -3674,7 +3731,7 @@ TEST(choices_count_micro_batches)
     test_allocator a;
     tt_context_options co = test_options(&a);
     co.verify = false;
-    tt_context *ctx = tt_open(&co);
+    tt_context *ctx = open_apart(&co);
     tt_plan plan[3]; /* of steps of one micro-batch, and of many; with nothing moved or computed again */
     tt_vit m;
     tt_vit_config c = tt_vit_config_default("S/16");
@@ -3773,6 +3830,7 @@ static const test_case tests[] = {
     TEST_CASE(elementwise_chains_work_in_place),
     TEST_CASE(in_place_spares_what_is_needed), TEST_CASE(arena_is_the_plan), TEST_CASE(sizes_beyond_64_bits),
     TEST_CASE(plans_for_another_device), TEST_CASE(a_plan_has_a_budget_too),
+    TEST_CASE(budgets_on_the_hosts_device),
     TEST_CASE(seconds_of_a_plan_by_costs), TEST_CASE(largest_batch_against_brute_force),
     TEST_CASE(reports),
     TEST_CASE(reports_of_a_deep_network), TEST_CASE(names_of_what_works_in_place),

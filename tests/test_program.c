@@ -1215,7 +1215,7 @@ static double loss_after_update(bool before, int hidden, int rows)
     h = tt_linear(t, tt_gelu(t, h), param2(ctx, "down", 4, hidden, init_of(TT_INIT_NORMAL, 0.1f)), NULL);
     tt_compile_options o = tt_compile_options_default();
     o.accumulate = true;
-    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, y, tt__handle(0)), &o);
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, h, y, tt__handle(t, 0)), &o);
     for (int k = 0; k < rows * 4; k++) xs[k] = sinf((float)k), ys[k] = cosf((float)k);
     for (int micro = 0; micro < 2 && p; micro++) {
         const bool set = !micro || !before;
@@ -1261,7 +1261,7 @@ TEST(outputs_overwritten_by_another_programs_update)
         tt_param *w = param2(ctx, "w", OUT, IN, init_of(TT_INIT_NORMAL, 1));
         tt_tape *t = tt_tape_new(ctx), *u = tt_tape_new(ctx);
         tt_value x = tt_input(t, "x", TT_F32, 4, IN), y = tt_input(t, "y", TT_F32, 4, OUT);
-        tt_value loss = tt_mean_squared_error(t, tt_linear(t, x, w, NULL), y, tt__handle(0));
+        tt_value loss = tt_mean_squared_error(t, tt_linear(t, x, w, NULL), y, tt__handle(t, 0));
         tt_value many = tt_input(u, "many", TT_F32, rows, IN), out = tt_linear(u, many, w, NULL);
         o.accumulate = true;
         tt_program *p = tt_compile(t, loss, &o);
@@ -1675,15 +1675,15 @@ TEST(misuse_of_runs)
     CHECK(tt_set(train, m.ids, ids, 4) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'labels' was not set");
     CHECK(tt_set(train, m.loss, ids, 1) == TT_ERR_ARGUMENT &&
-          tt_set(train, tt__handle(0), ids, 1) == TT_ERR_ARGUMENT &&
-          tt_set(train, tt__handle(99999), ids, 1) == TT_ERR_ARGUMENT);
+          tt_set(train, tt__handle(m.t, 0), ids, 1) == TT_ERR_ARGUMENT &&
+          tt_set(train, tt__handle(m.t, 99999), ids, 1) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is no input of this program");
 
     CHECK(tt_get(train, m.logits, got, 64) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT,
                 "is neither an output nor the root of this program: mark it with tt_output");
-    CHECK(tt_get(train, tt__handle(-1), got, 64) == TT_ERR_ARGUMENT &&
-          tt_get(train, tt__handle(1 << 30), got, 64) == TT_ERR_ARGUMENT);
+    CHECK(tt_get(train, tt__handle(m.t, -1), got, 64) == TT_ERR_ARGUMENT &&
+          tt_get(train, tt__handle(m.t, 1 << 30), got, 64) == TT_ERR_ARGUMENT);
     CHECK(tt_get(train, m.loss, got, 1) == TT_ERR_ARGUMENT); /* an input was set since the run */
     /* Forgets what was set. */
     CHECK(tt_set(train, m.labels, ids, 2) == TT_OK && tt_step(train, 0.1f, &stats) == TT_ERR_ARGUMENT);
@@ -1713,6 +1713,124 @@ TEST(misuse_of_runs)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Of two tapes with values and axes of the same numbers, none is taken for one of the other. */
+TEST(values_of_other_tapes)
+{
+    const int64_t dims[2] = {3, 3};
+    test_allocator a, b;
+    tt_context *ctx = test_open(&a), *second = test_open(&b);
+    for (int k = 0; k < 9; k++) {
+        tt_tape *t = tt_tape_new(ctx), *other = tt_tape_new(k == 8 ? second : ctx);
+        tt_param *w = tt_param_find(ctx, "w");
+        if (!w) w = tt_param_new(ctx, "w", 2, dims, (tt_init){TT_INIT_ONES, 0});
+        const int64_t rows = tt_axis(t, "rows", 4), rows_there = tt_axis(other, "rows", 4);
+        const tt_value x = tt_input(t, "x", TT_F32, rows, 3),
+                       there = tt_input(other, "x", TT_F32, rows_there, 3);
+        const tt_value y = tt_linear(t, x, w, NULL), loss = tt_mean_squared_error(t, y, x, (tt_value){0});
+        float data[12] = {0};
+        tt_program *p = NULL;
+        CHECK(x.id == there.id && rows != rows_there);
+        switch (k) {
+        case 0: tt_linear(t, there, w, NULL); break;
+        case 1: tt_add(t, y, there); break;
+        case 2: tt_slice(t, there, 0, 1); break;
+        case 3: tt_output(t, there); break;
+        case 4: tt_input(t, "z", TT_F32, rows_there, 2); break;
+        case 5: tt_reshape(t, y, rows_there, 3); break;
+        case 6: CHECK(!tt_compile(t, there, NULL)); break;
+        case 7:
+            p = tt_compile(t, loss, NULL);
+            REQUIRE(p != NULL);
+            CHECK(tt_set(p, there, data, 4) == TT_ERR_ARGUMENT);
+            break;
+        default: tt_linear(t, there, w, NULL); /* of another context */
+        }
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "of another tape");
+        CHECK(tt_value_rows(t, there) == 0 && tt_value_width(t, there) == 0 && tt_value_axis(t, there) == 0);
+        tt_program_free(p);
+        tt_tape_free(other);
+        tt_tape_free(t);
+    }
+    TEST_CLOSE(second, &b);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* An axis that is asked for by its name, or by a value whose rows it is, is the same. */
+TEST(axes_of_one_name)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tape *t = tt_tape_new(ctx);
+    const int64_t rows = tt_axis(t, "sequences", 16);
+    const tt_value x = tt_input(t, "x", TT_F32, rows, 2), fixed = tt_input(t, "fixed", TT_F32, 5, 2);
+    const tt_value by_name = tt_input(t, "by name", TT_F32, tt_axis(t, "sequences", 16), 2);
+    const tt_value by_value = tt_input(t, "by value", TT_F32, tt_value_axis(t, x), 2);
+    CHECK(tt_axis(t, "sequences", 16) == rows && tt_value_axis(t, x) == rows && tt_value_axis(t, fixed) == 5);
+    CHECK(tt_axis(t, "tokens", 16) != rows);
+    const tt_value sum = tt_add(t, tt_add(t, x, by_name), by_value);
+    CHECK(tt_tape_status(t) == TT_OK && tt_value_axis(t, sum) == rows);
+    const tt_value starts = tt_seq_start(t, "starts", rows);
+    CHECK(tt_value_rows(t, starts) == 17 && tt_value_axis(t, starts) != rows);
+    CHECK(tt_value_rows(t, tt_input(t, "more starts", TT_I32, tt_value_axis(t, starts), 1)) == 17);
+    CHECK(tt_axis(t, "sequences", 8) == 0);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "axis 'sequences': capacity 8, and this tape has an axis of that name "
+                                      "with capacity 16");
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Where a status or a NULL was not looked at, what fails because of it names the first reason. */
+TEST(first_reasons_are_kept)
+{
+    const int64_t dims[2] = {3, 3}, one[1] = {3}, none[1] = {0};
+    const tt_init ones = {TT_INIT_ONES, 0};
+    test_allocator a;
+    tt_stats stats;
+    float data[15] = {0};
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_param_count(ctx) == 0 && tt_param_at(ctx, 0) == NULL);
+    tt_param *w = tt_param_new(ctx, "layer.w", 2, dims, ones);
+    tt_param *b = tt_param_new(ctx, "layer.b", 1, one, ones);
+    CHECK(tt_param_count(ctx) == 2 && tt_param_at(ctx, 0) == w && tt_param_at(ctx, 1) == b);
+    CHECK(tt_param_at(ctx, 2) == NULL && tt_param_at(ctx, -1) == NULL);
+    for (int optional = 0; optional < 2; optional++) { /* a linear layer has its bias, or the program none */
+        tt_tape *t = tt_tape_new(ctx);
+        const tt_value x = tt_input(t, "x", TT_F32, 5, 3);
+        tt_param *again = tt_param_new(ctx, "layer.b", 1, one, ones);
+        tt_param_new(ctx, "empty", 1, none, ones); /* a later failure */
+        if (optional) tt_linear(t, x, w, again);
+        else tt_layernorm(t, x, again, b, 1e-5f);
+        CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "is NULL: parameter 'layer.b' exists already");
+        tt_tape_free(t);
+    }
+    CHECK(!tt_param_new(ctx, "layer.b", 1, one, ones));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "exists already"); /* which the caller knows from now on */
+
+    tt_tape *t = tt_tape_new(ctx);
+    const int64_t rows = tt_axis(t, "rows", 5);
+    const tt_value x = tt_input(t, "x", TT_F32, rows, 3), y = tt_input(t, "y", TT_F32, rows, 3);
+    tt_program *p = tt_compile(t, tt_mean_squared_error(t, tt_linear(t, x, w, NULL), y, (tt_value){0}), NULL);
+    REQUIRE(p != NULL);
+    tt_set(p, x, data, 6);
+    tt_set(p, y, NULL, 5);
+    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set: 6 rows for input 'x', "
+                                      "which takes 1 to 5");
+    tt_set(p, x, data, 4);
+    tt_set(p, y, data, 3);
+    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'y' was not set before this run: tt_set: input 'y' has 3 rows, "
+                                      "but 'x' was set with 4 on the same axis 'rows'");
+    CHECK(tt_step(p, 0.1f, &stats) == TT_ERR_ARGUMENT); /* a reason is for one run */
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "input 'x' was not set before this run: tt_set it each time");
+    CHECK(tt_set(p, x, data, 4) == TT_OK && tt_set(p, y, data, 4) == TT_OK);
+    CHECK(tt_step(p, 0.1f, &stats) == TT_OK);
+    tt_program_free(p);
+    tt_tape_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(misuse_of_compile)
 {
     test_allocator a, b;
@@ -1724,8 +1842,8 @@ TEST(misuse_of_compile)
     CHECK_ERROR(ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not 'linear");
     CHECK(!tt_compile(m.t, m.ids, &c));
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "nothing to train");
-    CHECK(!tt_compile(m.t, tt__handle(0), &c) && !tt_compile(m.t, tt__handle(12345), &c));
-    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "the root (id 12345) is not on the tape");
+    CHECK(!tt_compile(m.t, tt__handle(m.t, 0), &c) && !tt_compile(m.t, tt__handle(m.t, 12345), &c));
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "tt_compile: the root is not a value of this tape");
     c.precision = "int4";
     CHECK(!tt_compile(m.t, m.loss, &c));
     CHECK_ERROR(ctx, TT_ERR_UNSUPPORTED,
@@ -1761,9 +1879,9 @@ TEST(misuse_of_compile)
     for (int k = 0; k < TEST_COUNT(marks); k++) {
         char text[64];
         tt_tape *marked = tt_tape_new(ctx);
-        marks[k].mark(marked, tt__handle(k ? -k : 7));
-        CHECK(!tt_compile(marked, tt__handle(1), NULL));
-        snprintf(text, sizeof text, "%s: value %d is not on this tape", marks[k].name, k ? -k : 7);
+        marks[k].mark(marked, tt__handle(marked, k ? -k : 7));
+        CHECK(!tt_compile(marked, tt__handle(marked, 1), NULL));
+        snprintf(text, sizeof text, "%s: the value is not a value of this tape", marks[k].name);
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, text);
         tt_tape_free(marked);
     }
@@ -1779,7 +1897,7 @@ TEST(misuse_of_compile)
     tt_embedding(t, tt_input(t, "ids", TT_I32, 3, 1), tt_param_find(second, "embed.weight"));
     CHECK(tt_tape_status(t) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'embed.weight' belongs to another context");
-    CHECK(!tt_compile(t, tt__handle(1), NULL)); /* sticky: with the first sentence */
+    CHECK(!tt_compile(t, tt__handle(t, 1), NULL)); /* sticky: with the first sentence */
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "parameter 'embed.weight' belongs to another context");
     tt_tape_free(t);
 
@@ -1802,8 +1920,8 @@ TEST(misuse_of_compile)
     t = tt_tape_new(ctx); /* two losses */
     tt_value x = tt_input(t, "x", TT_F32, 4, WIDTH), y = tt_input(t, "y", TT_F32, 4, WIDTH);
     tt_value h = tt_linear(t, x, tt_param_find(ctx, "layer.1.weight"), NULL);
-    tt_value both = tt_add(t, tt_mean_squared_error(t, h, y, tt__handle(0)),
-                           tt_mean_squared_error(t, h, x, tt__handle(0)));
+    tt_value both = tt_add(t, tt_mean_squared_error(t, h, y, tt__handle(t, 0)),
+                           tt_mean_squared_error(t, h, x, tt__handle(t, 0)));
     c = tt_compile_options_default();
     tt_program *p = tt_compile(t, both, &c);
     CHECK(p != NULL);
@@ -1842,7 +1960,7 @@ TEST(odd_roots_and_unread_inputs)
     tt_value in = tt_input(t, "x", TT_F32, 2, 4), unread = tt_input(t, "unread", TT_I32, 4096, 1),
              target = tt_input(t, "target", TT_F32, 2, 4);
     tt_value y = tt_linear(t, in, param2(ctx, "w", 4, 4, init_of(TT_INIT_NORMAL, 1)), NULL);
-    tt_value loss = tt_dropout(t, tt_mean_squared_error(t, y, target, tt__handle(0)), 0);
+    tt_value loss = tt_dropout(t, tt_mean_squared_error(t, y, target, tt__handle(t, 0)), 0);
     tt_output(t, in);
     tt_program *p = tt_compile(t, loss, &c);
     if (CHECK(p != NULL)) {
@@ -2054,6 +2172,7 @@ static const test_case tests[] = {
     TEST_CASE(plans_count_what_their_arena_holds), TEST_CASE(parameters_held_as_another_dtype),
     TEST_CASE(builds_are_pure), TEST_CASE(options_are_checked_together), TEST_CASE(names_of_devices),
     TEST_CASE(memory_budget), TEST_CASE(misuse_of_runs), TEST_CASE(misuse_of_compile),
+    TEST_CASE(values_of_other_tapes), TEST_CASE(axes_of_one_name), TEST_CASE(first_reasons_are_kept),
     TEST_CASE(odd_roots_and_unread_inputs), TEST_CASE(parameters_of_a_freed_program),
     TEST_CASE(numbers_that_are_not_finite), TEST_CASE(numbers_that_are_not_finite_in_an_early_update),
     TEST_CASE(early_updates_that_are_refused),

@@ -45,16 +45,16 @@ static inline bool streams_compile(streams *s, tt_context *ctx, const char *devi
     h[0] = tt_gelu(t, s->x).id;
     for (int k = 0; k < STREAM_BLOCKS; k++) {
         away[k] = streams_start(t, h[k], TT__HOST);
-        h[k + 1] = tt_gelu(t, tt__handle(h[k])).id;
+        h[k + 1] = tt_gelu(t, tt__handle(t, h[k])).id;
         streams_wait(t, away[k], h[k]);
     }
-    s->y = tt__handle(h[STREAM_BLOCKS]);
+    s->y = tt__handle(t, h[STREAM_BLOCKS]);
     back[STREAM_BLOCKS - 1] = streams_start(t, away[STREAM_BLOCKS - 1], TT__DEVICE);
     for (int k = STREAM_BLOCKS - 1; k >= 0; k--) {
         if (k) back[k - 1] = streams_start(t, away[k - 1], TT__DEVICE);
         s->y = tt_gelu(t, s->y);
         streams_wait(t, back[k], away[k]);
-        s->y = tt_add(t, s->y, tt__handle(back[k]));
+        s->y = tt_add(t, s->y, tt__handle(t, back[k]));
     }
     o.train = false;
     o.device = device;

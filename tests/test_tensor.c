@@ -84,7 +84,7 @@ static tt_value record_gated(net *n)
     tt_value kept = tt_relu(t, tt_linear(t, x, matrix(ctx, "kept", WIDTH, WIDTH), NULL));
     tt_output(t, kept);
     x = tt_add(t, x, tt_linear(t, kept, matrix(ctx, "last", WIDTH, WIDTH), NULL));
-    return tt_mean_squared_error(t, x, n->target, tt__handle(0));
+    return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
 /* Four layers. The first norm is that of values that are whole and of values of which ranks may have rows;
@@ -112,7 +112,7 @@ static tt_value record_shared(net *n)
         h = tt_linear(t, h, matrix(ctx, down, WIDTH, 64), NULL);
         x = tt_add(t, x, tt_dropout(t, h, 0.1f));
     }
-    return tt_mean_squared_error(t, x, n->target, tt__handle(0));
+    return tt_mean_squared_error(t, x, n->target, tt__handle(t, 0));
 }
 
 /* A language model. Its head has the table of its words, whose gradient sums both; or one of its own, of a
@@ -686,7 +686,7 @@ TEST(frozen_layers_and_evaluation)
                 set_inputs(&n, 0, 0, SEQS, false);
                 CHECK(tt_micro_step(n.p, &s) == TT_OK && tt_update(n.p, 0.1f, &s) == TT_OK);
                 tt_program *trained = n.p;
-                const tt_value root = {n.t->code[n.t->n_code - 1].in[0]};
+                const tt_value root = tt__handle(n.t, n.t->code[n.t->n_code - 1].in[0]);
                 o.share = trained;
                 o.train = o.accumulate = false;
                 n.p = tt_compile(n.t, root, &o);
@@ -797,9 +797,9 @@ static tt_value result_of(const net *n, int op, int at)
 {
     const tt_tape *t = n->t;
     for (int k = 0; k < t->n_code; k++)
-        if (t->code[k].op == op && at-- == 0) return tt__handle(t->code[k].out[0]);
+        if (t->code[k].op == op && at-- == 0) return tt__handle(t, t->code[k].out[0]);
     test__check(false, __FILE__, __LINE__, "no such instruction");
-    return tt__handle(0);
+    return tt__handle(t, 0);
 }
 
 /* An evaluation that needs a layer whole, after and before a training that does not; and one that ends before
@@ -874,7 +874,8 @@ TEST(programs_share_tables)
             tt_stats s;
             REQUIRE(record(&n, (net_kind)kind));
             const int rows = kind == TIED ? 52 : 50, k = ranks - 1;
-            const tt_value root = tt_scale(n.t, n.loss, 1), y = {n.t->code[n.t->n_code - 2].in[0]};
+            const tt_value root = tt_scale(n.t, n.loss, 1),
+                           y = tt__handle(n.t, n.t->code[n.t->n_code - 2].in[0]);
             tt_compile_options o = options_of(ranks > 1 ? "cpu*2" : "cpu", ranks, ranks > 1), train = o;
             o.train = o.accumulate = false;
             tt_program *p[3] = {tt_compile(n.t, n.loss, &o), NULL, NULL};

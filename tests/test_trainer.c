@@ -652,6 +652,152 @@ TEST(evaluation_does_not_depend_on_the_batches)
     close_world(&b);
 }
 
+/* A linear classifier of eight rows, in micro-batches of any sizes. */
+enum { LINEAR_ROWS = 8, LINEAR_CLASSES = 4 };
+
+static tt_value linear_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
+{
+    const int64_t rows = tt_axis(t, "sequences", o->max_seqs);
+    tt_inputs in;
+    memset(&in, 0, sizeof in);
+    tt_value x = tt_input(t, "x", TT_F32, rows, 3);
+    in.labels = tt_input(t, "labels", TT_I32, rows, 1);
+    *output = tt_linear(t, x, (tt_param *)(uintptr_t)self, NULL);
+    return tt__classify(t, *output, &in, o);
+}
+
+/* The whole step has PyTorch's loss and gradient: CrossEntropyLoss(weight, label_smoothing) of all rows, and
+   two steps of SGD(lr=0.5). An evaluation has the loss without both. */
+TEST(weights_and_smoothing_as_pytorchs)
+{
+    static const struct { bool weighted; float smoothing; double loss[2], w[12]; } of[] = {
+        {false, 0, {1.3950207, 1.3535729},
+         {-0.556213, -0.090495, 0.337935, -0.020798, 0.217820, -0.647685, 0.577939, -0.334858, -0.006728,
+          -0.200928, 0.207532, 0.516478}},
+        {false, 0.1f, {1.4101769, 1.3735828},
+         {-0.554848, -0.101221, 0.323443, -0.013332, 0.225760, -0.631739, 0.567646, -0.330683, -0.011736,
+          -0.199466, 0.206145, 0.520032}},
+        {true, 0, {1.2334811, 1.1856371},
+         {-0.594776, -0.103254, 0.278950, -0.056813, 0.213286, -0.708403, 0.694846, -0.356896, 0.092687,
+          -0.243257, 0.246864, 0.536766}},
+        {true, 0.1f, {1.3194181, 1.2806775},
+         {-0.588614, -0.111479, 0.266871, -0.043731, 0.217993, -0.681807, 0.669806, -0.348197, 0.079394,
+          -0.237461, 0.241683, 0.535542}},
+        {true, 0.3f, {1.4912920, 1.4641317},
+         {-0.576401, -0.127902, 0.242804, -0.017628, 0.227502, -0.628767, 0.619940, -0.330961, 0.052941,
+          -0.225911, 0.231360, 0.533022}}};
+    static const struct { const char *device; int rows[4]; } ways[] = {
+        {"cpu", {8}}, {"cpu", {2, 2, 2, 2}}, {"cpu", {1, 4, 3}}, {"cpu*2", {3, 5}}, {"cpu*2", {4, 1, 2, 1}}};
+    static const int32_t labels[] = {0, 0, 0, 0, 1, 1, 2, 0};
+    static const float weights[] = {0.5f, 1.5f, 2.25f, 1};
+    const int64_t dims[] = {LINEAR_CLASSES, 3};
+    const tt_init zeros = {TT_INIT_ZEROS, 0};
+    float x[LINEAR_ROWS * 3], w[LINEAR_CLASSES * 3];
+    for (int i = 0; i < LINEAR_ROWS * 3; i++) x[i] = (float)((i / 3 * 7 + i % 3 * 5) % 11 - 5) / 4;
+    for (int n = 0; n < TEST_COUNT(of) * TEST_COUNT(ways); n++) {
+        const int c = n / TEST_COUNT(ways), way = n % TEST_COUNT(ways);
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        tt_param *p = tt_param_new(ctx, "w", 2, dims, zeros);
+        const tt_model model = {p, linear_record, tt_accuracy(), LINEAR_CLASSES, NULL, 0, false};
+        tt_train_options o = tt_train_options_default();
+        tt_stats s;
+        bool updated = false;
+        o.schedule.kind = TT_CONSTANT;
+        o.schedule.lr = 0.5f;
+        o.optimizer.kind = TT_SGD;
+        o.optimizer.weight_decay = o.optimizer.momentum = o.optimizer.clip_norm = 0;
+        o.max_seqs = LINEAR_ROWS;
+        o.device = ways[way].device;
+        o.accumulate = true;
+        o.label_smoothing = of[c].smoothing;
+        if (of[c].weighted) o.class_weights = weights;
+        tt_trainer *r = tt_trainer_new(ctx, &model, &o);
+        REQUIRE(r != NULL);
+        for (int i = 0; i < LINEAR_CLASSES * 3; i++) w[i] = (float)((i / 3 * 3 + i % 3 * 2) % 7 - 3) / 5;
+        CHECK(tt_param_set(p, w) == TT_OK);
+        for (int step = 0; step < 2; step++) {
+            for (int micro = 0, at = 0; at < LINEAR_ROWS; micro++) {
+                tt_batch b;
+                const tt_array in = {"x", x + 3 * at, ways[way].rows[micro]};
+                memset(&b, 0, sizeof b);
+                b.seqs = ways[way].rows[micro];
+                b.labels = labels + at;
+                b.arrays = &in;
+                b.n_arrays = 1;
+                at += b.seqs;
+                b.last_of_step = at == LINEAR_ROWS;
+                CHECK(tt_train_batch(r, &b, &s, &updated) == TT_OK && updated == b.last_of_step);
+            }
+            CHECK_NEAR(s.loss, of[c].loss[step], 2e-6);
+            CHECK_NEAR(s.targets, of[c].weighted ? 7.75 : 8, 1e-6); /* five of 0.5, two of 1.5, one of 2.25 */
+        }
+        CHECK(tt_param_get(p, w) == TT_OK);
+        for (int i = 0; i < LINEAR_CLASSES * 3; i++) CHECK_NEAR(w[i], of[c].w[i], 2e-6);
+        double plain = 0;
+        for (int k = 0; k < LINEAR_ROWS; k++) {
+            double sum = 0, own = 0;
+            for (int i = 0; i < LINEAR_CLASSES; i++) {
+                double z = 0;
+                for (int j = 0; j < 3; j++) z += (double)x[3 * k + j] * (double)w[3 * i + j];
+                sum += exp(z);
+                if (i == labels[k]) own = z;
+            }
+            plain += (log(sum) - own) / LINEAR_ROWS;
+        }
+        tt_batch all;
+        const tt_array in = {"x", x, LINEAR_ROWS};
+        memset(&all, 0, sizeof all);
+        memset(&s, 0, sizeof s);
+        all.seqs = LINEAR_ROWS;
+        all.labels = labels;
+        all.arrays = &in;
+        all.n_arrays = 1;
+        CHECK(tt_evaluate_batch(r, &all, &s) == TT_OK && s.targets == LINEAR_ROWS);
+        CHECK_NEAR(s.loss, plain, 1e-5);
+        tt_trainer_free(r);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* A classifier of texts takes them too; they are copied, and checked. */
+TEST(class_weights_of_texts)
+{
+    setup s = small();
+    world w;
+    s.dropout = 0;
+    if (!open_world(&w, &s)) return;
+    float weights[2] = {0.25f, 3}, p[2 * BATCH];
+    const tt_model model = tt_bert_classifier(&w.m);
+    tt_train_options o = train_options(&s, w.l);
+    tt_batch b;
+    tt_stats stats;
+    bool updated;
+    double loss = 0, total = 0;
+    tt_trainer_free(w.r);
+    o.class_weights = weights;
+    w.r = tt_trainer_new(w.ctx, &model, &o);
+    REQUIRE(w.r != NULL);
+    weights[0] = weights[1] = 100;
+    REQUIRE(tt_loader_next(w.l, &b));
+    CHECK(tt_predict(w.r, &b, p) == TT_OK);
+    for (int k = 0; k < b.seqs; k++) {
+        const double weight = b.labels[k] ? 3 : 0.25;
+        loss -= weight * log(p[2 * k + b.labels[k]]);
+        total += weight;
+    }
+    CHECK(tt_train_batch(w.r, &b, &stats, &updated) == TT_OK && updated);
+    CHECK_NEAR(stats.loss, loss / total, 1e-5);
+    CHECK_NEAR(stats.targets, total, 1e-6);
+    weights[1] = -1;
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the weight of class 1 is -1");
+    weights[0] = weights[1] = 0;
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "the weights of all classes are 0");
+    close_world(&w);
+}
+
 TEST(probabilities)
 {
     static const char *const precisions[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true"};
@@ -1777,6 +1923,27 @@ TEST(fit_refuses)
     CHECK(tt_trainer_save(w.r, test_path(folder, "state.safetensors"), &w.progress) == TT_OK);
     CHECK(tt_fit(v.r, tt_loader_source(v.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
     CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "has done 9223372036854775807 epochs and 0 steps, more than 1 epoch");
+    close_world(&w);
+    close_world(&v);
+}
+
+/* As of a dataset that was split off before the other was numbered as the model is. */
+TEST(fit_refuses_classes_of_another_order)
+{
+    setup s = small();
+    world w, v;
+    fitting f;
+    bool finished;
+    tt_fit_options o = tt_fit_options_default();
+    memset(&f, 0, sizeof f);
+    if (!open_world(&w, &s) || !open_world(&v, &s)) return;
+    strcpy(v.m.class_names[0], "pos");
+    strcpy(v.m.class_names[1], "neg");
+    CHECK(tt_bert_name_classes(&v.m, v.d) == TT_OK);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(v.all), &o, &finished) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "class 0 to train on is 'neg', and for validation 'pos'");
+    CHECK(tt_bert_name_classes(&v.m, w.d) == TT_OK);
+    CHECK(tt_fit(w.r, tt_loader_source(w.l), tt_loader_source(v.all), &o, &finished) == TT_OK && finished);
     close_world(&w);
     close_world(&v);
 }
@@ -3224,6 +3391,34 @@ TEST(a_step_of_one_round)
     close_world(&b);
 }
 
+/* The matrix of predictions has those that tt_predict gives, on any number of ranks. */
+TEST(predictions_of_each_class)
+{
+    static const char *const devices[] = {"cpu", "cpu*2", "cpu*3"};
+    for (int n = 0; n < TEST_COUNT(devices); n++) {
+        setup s = on_ranks(devices[n], 0);
+        world w;
+        tt_batch b;
+        tt_stats stats, alone;
+        int64_t counts[4], expected[4] = {0};
+        if (!open_world(&w, &s)) return;
+        CHECK(train(&w, 3, NULL) == TT_OK && tt_loader_seek(w.all, 0, 0) == TT_OK);
+        while (tt_loader_next(w.all, &b)) {
+            float p[2 * BATCH];
+            CHECK(tt_predict(w.r, &b, p) == TT_OK);
+            for (int i = 0; i < b.seqs; i++) expected[2 * b.labels[i] + (p[2 * i + 1] > p[2 * i])]++;
+        }
+        CHECK(tt_confusion(w.r, tt_loader_source(w.all), &stats, counts) == TT_OK);
+        CHECK(memcmp(counts, expected, sizeof counts) == 0);
+        CHECK((double)(counts[0] + counts[3]) == stats.correct && stats.targets == TEXTS);
+        CHECK(tt_evaluate(w.r, tt_loader_source(w.all), &alone) == TT_OK);
+        CHECK(memcmp(&alone, &stats, sizeof stats) == 0);
+        CHECK(tt_confusion(w.r, tt_loader_source(w.all), NULL, counts) == TT_OK);
+        CHECK(memcmp(counts, expected, sizeof counts) == 0);
+        close_world(&w);
+    }
+}
+
 /* Evaluations and predictions on several ranks have the bits of one. */
 TEST(evaluation_on_any_number_of_ranks_is_the_same)
 {
@@ -3297,7 +3492,9 @@ static const test_case tests[] = {
     TEST_CASE(loaders_that_do_not_fit), TEST_CASE(names_and_room_from_the_data),
     TEST_CASE(steps_of_several_micro_batches_need_accumulate), TEST_CASE(batches_that_do_not_fit),
     TEST_CASE(same_bits_for_any_number_of_threads), TEST_CASE(evaluation_changes_nothing),
+    TEST_CASE(weights_and_smoothing_as_pytorchs), TEST_CASE(class_weights_of_texts),
     TEST_CASE(evaluation_does_not_depend_on_the_batches), TEST_CASE(probabilities),
+    TEST_CASE(predictions_of_each_class),
     TEST_CASE(planned_bytes_are_allocated_bytes), TEST_CASE(largest_micro_batches),
     TEST_CASE(planned_for_another_device),
     TEST_CASE(allocation_failures), TEST_CASE(resume_in_every_precision_with_every_optimizer),
@@ -3309,6 +3506,7 @@ static const test_case tests[] = {
     TEST_CASE(nan_in_a_step_loses_nothing), TEST_CASE(a_gradient_that_is_not_finite_is_named),
     TEST_CASE(an_untrained_trainer_saves_and_loads), TEST_CASE(fit_in_a_line),
     TEST_CASE(fit_stopped_and_resumed), TEST_CASE(fit_without_folder_or_validation), TEST_CASE(fit_refuses),
+    TEST_CASE(fit_refuses_classes_of_another_order),
     TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_stops_at_a_failed_step_and_saves),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),

@@ -169,15 +169,36 @@ TEST(another_head)
     tt_context *ctx = test_open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 10) == TT_OK && m.config.classes == 10 &&
           tt_param_dims(m.classifier_w)[0] == 10);
-    CHECK(log.warnings == 2 &&
-          strstr(log.text, "'classifier.weight' has 3 classes, 10 are asked for: it starts anew") != NULL);
+    CHECK(log.warnings == 1 && m.new_head);
+    CHECK(strstr(log.text, "is of 3 classes, and 10 are asked for: 'classifier.weight', 'classifier.bias' "
+                           "start anew") != NULL);
     CHECK(m.token->read != NULL && m.classifier_w->read == NULL);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
     ctx = test_open_logged(&a, &log);
     CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit/torchvision.safetensors"), 0, 10) == TT_OK &&
-          log.warnings == 2);
-    CHECK(strstr(log.text, "'heads.head.bias' has 3 classes, 10 are asked for: it starts anew") != NULL);
+          log.warnings == 1 && m.new_head);
+    CHECK(strstr(log.text, "10 are asked for: 'heads.head.weight', 'heads.head.bias' start anew") != NULL);
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(classes_keep_their_numbers)
+{
+    static const char *const names[] = {"LABEL_2", "LABEL_0", "LABEL_1"};
+    const tt_text texts[] = {{"a", 1, 0}, {"b", 1, 1}, {"c", 1, 2}};
+    test_allocator a;
+    test_log log;
+    tt_vit m;
+    tt_context *ctx = test_open_logged(&a, &log);
+    tt_dataset *d = tt_dataset_texts(ctx, texts, 3, names, 3);
+    CHECK(tt_vit_load(ctx, &m, TEST_GOLDEN("vit"), 0, 3) == TT_OK && !m.new_head);
+    CHECK(tt_vit_name_classes(&m, d) == TT_OK && log.warnings == 0);
+    for (int c = 0; c < 3; c++)
+        CHECK(tt_dataset_label(d, c) == (c + 2) % 3 &&
+              strcmp(tt_dataset_class_name(d, c), m.class_names[c]) == 0);
+    CHECK(strcmp(m.class_names[0], "LABEL_0") == 0);
+    tt_dataset_free(d);
     tt_vit_free(&m);
     TEST_CLOSE(ctx, &a);
 }
@@ -675,6 +696,7 @@ TEST(misuse_of_patches)
 static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
     TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
+    TEST_CASE(classes_keep_their_numbers),
     TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints), TEST_CASE(configs),
     TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images),
     TEST_CASE(misuse), TEST_CASE(misuse_of_patches), TEST_CASE(unreadable_files_are_not_absent),
