@@ -1004,20 +1004,22 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of three kinds:
+/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, but see
+   tt_tokenizer_load), of three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
-     one token a line, its number the id, white space at the end of a line left out.
+     one token a line, its number the id, white space at the end of a line left out; or from a tokenizer.json.
    - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
      Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral.
    - Unigram (Kudo 2018; of all ways to spell a word with tokens the one with the largest sum of scores) from
      a tokenizer.json, as BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus have it.
    A tokenizer.json may have added tokens; the normalizers Sequence, NFC, NFD, NFKD, StripAccents, Lowercase,
-   Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip and Precompiled
-   (SentencePiece's); the pre-tokenizers Sequence, ByteLevel (not with Unigram), Split (by the regular
-   expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation, WhitespaceSplit and
-   Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing, RobertaProcessing and
-   BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String), ByteFallback, Fuse, Strip and
-   Metaspace. What else a file asks for is refused by name. "truncation" and "padding" are not read.
+   Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip, Precompiled
+   (SentencePiece's) and BertNormalizer; the pre-tokenizers Sequence, ByteLevel (of byte-pair encoding), Split
+   (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation,
+   WhitespaceSplit, Metaspace and BertPreTokenizer; the post-processors Sequence, ByteLevel,
+   TemplateProcessing, RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a
+   String), ByteFallback, Fuse, Strip, Metaspace and WordPiece. What else a file asks for is refused by name.
+   "truncation" and "padding" are not read.
    Immutable: any number of threads may use one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
@@ -1033,13 +1035,22 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
    - with vocab.txt: WordPiece, with tokenizer_config.json's do_lower_case if that file is there (else true).
      TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than do_lower_case, no CJK
      splitting, split_special_tokens).
-   - else with tokenizer.json, which alone decides ids.
+   - else with tokenizer.json, which decides ids, but for what AutoTokenizer of transformers 5 makes anew of
+     the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
+     RobertaTokenizer, Qwen2Tokenizer and GPTNeoXTokenizer (or, without such a name, by model_type) the space
+     before the first word, where add_prefix_space of tokenizer_config.json tells of it; of LlamaTokenizer
+     (not byte-level, and not of Mistral) how words are marked: the file has a mark before all that stands
+     between special tokens, also before a space, transformers before the first word alone (with "legacy":
+     true, before all), unless it has one. Of others transformers may differ: without add_prefix_space it puts
+     no space there, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
+     split at all white space first, AlbertTokenizer and BertTokenizer take do_lower_case and the like from
+     tokenizer_config.json.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
-     config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with
-     tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
+     config.json, says of GPT-2 (also where neither says anything), RoBERTa (whose <mask> takes the spaces
+     before it) and Qwen2, with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of the other kinds
-   the files that it was loaded from and chat_template.jinja, unchanged. */
+/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or where it was loaded
+   from other files these and chat_template.jinja, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
@@ -1047,17 +1058,18 @@ int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
    with a NUL inside, which a tokenizer.json may have, ends there, and is not found by its text. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding and Unigram what
+/* The id of the token that has this purpose; -1: there is none. Of vocab.txt those of BERT, else what
    tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
-   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one. */
+   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one, also where config.json names
+   a token that ordinary texts have, which the logger is warned of. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
    those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
-   of more than 64 bytes, Unigram for each text). Invalid UTF-8 bytes count as U+FFFD, which WordPiece
-   drops. A special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes that
-   token if the vocabulary has it, as in transformers: a text can forge the structure of a sequence, so remove
-   these from texts that you don't trust. */
+   of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
+   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or
+   <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can forge the
+   structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
    `special`. -1: out of memory. */
@@ -1082,6 +1094,10 @@ void tt_decode_stream_free(tt_decode_stream *s);
 
 /* ----------------------------------------------------------------------------------------------- datasets */
 
+/* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
+   UTF-8. The sentence names path, line and byte, and tells how to convert UTF-16, UTF-32 or Latin-1. */
+tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
+
 /* Labelled texts in memory, or labelled images. */
 typedef struct tt_dataset tt_dataset;
 
@@ -1098,11 +1114,13 @@ typedef struct tt_table_options {
     const char *text_column, *label_column; /* default "text" and "label" */
     const char *split_column;               /* default "split"; a file need not have it */
     char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab */
+    bool unquoted;                          /* double quotes are characters like others. Default false */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
 /* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others;
-   UTF-8, RFC 4180 quoting, empty lines passed over. Errors name the line.
+   UTF-8 (see tt_text_begin), RFC 4180 quoting, empty lines passed over. Lines end by LF or CR LF, or in a
+   file without any LF by CR. Errors name the line.
    split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
    mean the same. Where split is one of these, "train" or "test", a row that says something else is an error.
    In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
@@ -1292,8 +1310,9 @@ const tt_source *tt_loader_source(tt_loader *l);
 /* ------------------------------------------------------------------------------------------ token streams */
 
 /* What language models train on: documents as tokens one after another, each with a token behind it that ends
-   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. In memory, or in a file that
-   is read where it is needed. */
+   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. A document that spells these
+   out at its ends has them once, which the logger is warned of. In memory, or in a file that is read where it
+   is needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
     const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
@@ -1306,15 +1325,17 @@ typedef struct tt_stream_options {
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
-/* NULL options: defaults. NULL after an error. */
+/* NULL options: defaults. NULL after an error. With a tokenizer the text must be UTF-8, as that of a file is
+   (see tt_text_begin); of a model of bytes it may be any. */
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
-/* A text file, or all files of a folder whose names end in .txt, in the order of their names. */
+/* A text file in UTF-8 (see tt_text_begin), or all files of a folder whose names end in .txt, in the order of
+   their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
    1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). width 0: what the header says, or else 4 for a vocab
-   above 65536 and where the upper halves of the first ids would be 0, or else 2. Ids are 0 to vocab - 1,
-   `end` ends a document. */
+   above 65536 and where the upper halves of the first ids would be 0, or else 2; a file whose ids are of 8
+   bytes is refused then. Ids are 0 to vocab - 1, `end` ends a document. */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
 /* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
@@ -1558,6 +1579,9 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
+    int end_token;            /* of a new model: what ends a document,
+        eos_token_id of config.json. Default -1:
+                                 none. (Of a loaded one see tt_lm.stop) */
 } tt_lm_config;
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -25236,8 +25260,8 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
 /* Values of one size and category whose names differ in numbers only. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak, as many as make four fifths of it, but 8 to 20 lines; those of a group share
-   a line: one for 24 layers. */
+/* The largest values at the peak, as many as make four fifths of it, in 8 to 20 lines. A group has one line, so
+   that 24 layers do. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -26544,7 +26568,8 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     const tt__json *j = &s->json;
     size_t data_bytes = s->size - s->data, expected = 0;
     int members = j->nodes[0].count, metadata = tt__json_get(j, 0, "__metadata__");
-    if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT)
+    const uint8_t kind = metadata >= 0 ? j->nodes[metadata].kind : (uint8_t)TT__JSON_NULL;
+    if (kind != TT__JSON_OBJECT && kind != TT__JSON_NULL)
         return tt__json_wrong(j, "__metadata__", metadata, NULL, "an object of strings");
     if (metadata >= 0)
         for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
@@ -27315,11 +27340,11 @@ enum {
 
 typedef enum tt__stage_kind {
     TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM,
-    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS,
-    TT__STAGE_LOWER,                                                                        /* normalizers */
+    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER,
+    TT__STAGE_CLEAN, TT__STAGE_CJK, TT__STAGE_NONSPACING,            /* normalizers, of BERT these three */
     TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
-    TT__STAGE_METASPACE, TT__STAGE_BYTES,                                                   /* splitters */
-    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP                                /* decoders */
+    TT__STAGE_METASPACE, TT__STAGE_BERT, TT__STAGE_BYTES,                                   /* splitters */
+    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP, TT__STAGE_WORDPIECE           /* decoders */
 } tt__stage_kind;
 
 /* The regular expressions that GPT-2 began:
@@ -27350,7 +27375,8 @@ static const char tt__three_digits[] = "[0-9][0-9][0-9]"; /* Falcon's */
 typedef struct tt__stage {
     tt__stage_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run */
+    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run. WORDPIECE: spaces
+                                      before some punctuation and contractions are left out */
     bool splits;                   /* BYTES: by GPT-2's pattern; METASPACE: before each replacement */
     bool prefix_space;             /* BYTES */
     bool prefix_always, prefix_first; /* METASPACE */
@@ -27407,6 +27433,8 @@ struct tt__bpe {
     tt_context *ctx;
     tt__letters *letters;
     const uint8_t *bits;
+    tt__unicode *unicode;         /* of BERT's stages; NULL: there are none */
+    uint8_t *low;                 /* (TT__LOW) what it says of the code points that most words have */
     tt__chunk *chunks;            /* the texts of stages and added tokens */
     tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
     int n_kept;
@@ -27419,6 +27447,10 @@ struct tt__bpe {
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
+    bool wordpiece;
+    const char *piece;            /* what the tokens that continue a word begin with, of so many bytes */
+    size_t piece_bytes;
+    int64_t word_chars;           /* a word of more is unknown */
     bool unigram;
     tt__prefixes prefixes;        /* of Unigram, as the two that follow */
     double *scores;               /* (vocab) */
@@ -27443,9 +27475,10 @@ static void tt__bpe_free(tt__bpe *b)
     if (!b) return;
     tt__chunks_free(b->ctx, &b->chunks);
     for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
-    void *const owned[] = {b->letters, b->texts, b->words_text, b->text, b->word, b->by_text.slots,
-                           b->by_word.slots, b->whole, b->merges, b->added, b->added_of, b->tries[0].nodes,
-                           b->tries[1].nodes, b->prefixes.edges, b->prefixes.ids, b->scores, b};
+    void *const owned[] = {b->letters, b->unicode, b->low, b->texts, b->words_text, b->text, b->word,
+                           b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added,
+                           b->added_of, b->tries[0].nodes, b->tries[1].nodes, b->prefixes.edges,
+                           b->prefixes.ids, b->scores, b};
     tt__free_all(b->ctx, owned, TT__COUNT(owned));
 }
 
@@ -27759,9 +27792,42 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     }
 }
 
+/* WordPiece: the longest token that a word begins with, the longest that goes on behind it, and so on. */
+static void tt__bpe_pieces(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__bpe *b = e->b;
+    const int64_t before = e->count;
+    const size_t front = b->piece_bytes;
+    int64_t chars = 0;
+    for (size_t at = 0; at < bytes && chars <= b->word_chars; chars++) tt__utf8_next(text, bytes, &at);
+    char *rest = chars <= b->word_chars ? (char *)tt__encoder_room(e, &e->heap, front + bytes, 1) : NULL;
+    bool known = rest != NULL;
+    if (known && front) memcpy(rest, b->piece, front);
+    for (size_t at = 0, end; at < bytes && known; at = end) {
+        const size_t skip = at ? front : 0, most = b->longest > skip ? b->longest - skip : 0;
+        const char *from = at ? rest : text;
+        int id = -1;
+        if (at) memcpy(rest + front, text + at, bytes - at);
+        for (end = at + (size_t)tt__min((int64_t)(bytes - at), (int64_t)most); end > at; end--) {
+            if (end < bytes && ((uint8_t)text[end] & 0xC0) == 0x80) continue; /* within a character */
+            id = tt__bpe_find(&b->by_word, from, skip + end - at);
+            if (id >= 0) break;
+        }
+        known = id >= 0;
+        if (known) tt__encoder_id(e, id);
+    }
+    if (known || e->failed) return;
+    e->count = before;
+    tt__encoder_id(e, b->unk);
+}
+
 static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__bpe *b = e->b;
+    if (b->wordpiece) {
+        tt__bpe_pieces(e, text, bytes);
+        return;
+    }
     if (b->unigram) {
         tt__unigram_word(e, text, bytes);
         return;
@@ -27901,6 +27967,28 @@ static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, siz
     }
 }
 
+static int tt__bpe_class_of(const tt__bpe *b, uint32_t c) /* a TT__CLASS_... */
+{
+    return c < TT__LOW ? b->low[c] : tt__class(b->unicode, c);
+}
+
+/* Words between white space, and each character of punctuation. */
+static void tt__bpe_split_bert(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt__bpe *b = e->b;
+    size_t from = 0;
+    for (size_t at = 0; at <= bytes && !tt__encoder_done(e);) {
+        const size_t start = at;
+        const uint32_t c = at < bytes ? tt__utf8_next(text, bytes, &at) : (at++, (uint32_t)' ');
+        const bool alone = tt__bpe_class_of(b, c) == TT__CLASS_PUNCTUATION;
+        if (!alone && !(b->bits[c] & TT__IS_SPACE)) continue;
+        tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
+        if (alone && !tt__encoder_done(e))
+            tt__bpe_split(e, stage + 1, text + start, at - start, tt__is_first(e, first, text, start));
+        from = at;
+    }
+}
+
 /* Three digits are a word. */
 static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -27982,6 +28070,7 @@ static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t by
     case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
     case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
     case TT__STAGE_WHITE: tt__bpe_split_white(e, stage, text, bytes, first); return;
+    case TT__STAGE_BERT: tt__bpe_split_bert(e, stage, text, bytes, first); return;
     default: break;
     }
     if (s->kind == TT__STAGE_BYTES) {
@@ -28240,13 +28329,24 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
     return n;
 }
 
-/* What a character becomes by NFD, NFKD, StripAccents or Lowercase: so many code points. */
+/* What a character becomes by NFD, NFKD, StripAccents, Lowercase or one of BERT's: so many code points. */
 static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint32_t to[TT__DECOMPOSED])
 {
     if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
-    if (kind != TT__STAGE_ACCENTS) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
+    if (kind <= TT__STAGE_NFKD) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
+    const int of = kind >= TT__STAGE_CLEAN ? tt__bpe_class_of(b, c) : (int)TT__CLASS_LETTER;
     to[0] = c;
-    return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    switch (kind) {
+    case TT__STAGE_CLEAN:
+        if (of == TT__CLASS_SPACE) to[0] = ' ';
+        return of == TT__CLASS_DROP || c == 0xFFFD ? 0 : 1;
+    case TT__STAGE_CJK:
+        to[1] = c;
+        if (tt__is_cjk(c)) to[0] = to[2] = ' ';
+        return tt__is_cjk(c) ? 3 : 1;
+    case TT__STAGE_NONSPACING: return of == TT__CLASS_ACCENT || of == TT__CLASS_STARTER_ACCENT ? 0 : 1;
+    default: return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    }
 }
 
 /* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. */
@@ -28319,7 +28419,8 @@ static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text
     switch (s->kind) {
     case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD: tt__front_decomposed(e, s, &f); break;
     case TT__STAGE_PRECOMPILED: tt__precompiled(b, s, text, bytes, NULL, &f); break;
-    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
+    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: case TT__STAGE_CLEAN: case TT__STAGE_CJK:
+    case TT__STAGE_NONSPACING: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
     case TT__STAGE_PREPEND: f.to = e->front ? e->front + s->to_bytes : 0; break;
     case TT__STAGE_TRIM:
         if (s->left) at = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, 0, SIZE_MAX);
@@ -28341,6 +28442,13 @@ static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text
     e->front = f.to;
 }
 
+static bool tt__is_ascii(const char *text, size_t bytes)
+{
+    uint8_t all = 0;
+    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
+    return all < 0x80;
+}
+
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
 static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
@@ -28354,6 +28462,9 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
         tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
         const char *before = text;
         char *out = NULL;
+        const bool decomposes = s->kind == TT__STAGE_NFD || s->kind == TT__STAGE_NFKD;
+        const bool marks = s->kind == TT__STAGE_ACCENTS || s->kind == TT__STAGE_NONSPACING;
+        if ((decomposes || marks || s->kind == TT__STAGE_CJK) && tt__is_ascii(text, *bytes)) continue;
         if (fronts) tt__front_after(e, s, text, *bytes);
         if (e->failed) break;
         if (s->kind == TT__STAGE_NFC) {
@@ -28377,7 +28488,7 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
             if (!out) break;
             *bytes = tt__precompiled(b, s, text, *bytes, out, NULL);
             text = out;
-        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_LOWER) {
+        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_NONSPACING) {
             out = (char *)tt__encoder_room(e, to, tt__map(b, s->kind, text, *bytes, NULL), 1);
             if (!out) break;
             *bytes = tt__map(b, s->kind, text, *bytes, out);
@@ -28566,6 +28677,35 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
+/* Replaces every `from` by a text that is no longer, in place. Returns the bytes. */
+static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
+{
+    const size_t from_bytes = strlen(from), to_bytes = strlen(to);
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        const bool here = bytes - at >= from_bytes && memcmp(text + at, from, from_bytes) == 0;
+        if (here) memcpy(text + n, to, to_bytes);
+        else text[n] = text[at];
+        n += here ? to_bytes : 1;
+        at += here ? from_bytes : 1;
+    }
+    return n;
+}
+
+/* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
+static void tt__decode_piece(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+{
+    static const char *const cleaned[][2] = {
+        {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
+        {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    const size_t used = to->used;
+    const bool goes_on = !first && bytes >= s->from_bytes && memcmp(text, s->from, s->from_bytes) == 0;
+    if (!first && !goes_on) tt__parts_add(to, " ", 1);
+    tt__parts_add(to, text + (goes_on ? s->from_bytes : 0), bytes - (goes_on ? s->from_bytes : 0));
+    for (int i = 0; i < TT__COUNT(cleaned) && s->each && !to->failed && to->used > used; i++)
+        to->used = used + tt__shorten(to->text + used, to->used - used, cleaned[i][0], cleaned[i][1]);
+}
+
 static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     size_t end = bytes, at = 0;
@@ -28585,6 +28725,7 @@ static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, 
             if (memcmp(text + end - s->from_bytes, s->from, s->from_bytes) != 0) break;
         tt__parts_add(to, text + at, end - at);
         break;
+    case TT__STAGE_WORDPIECE: tt__decode_piece(s, text, bytes, first, to); break;
     default: tt__parts_add(to, text, bytes);
     }
     tt__parts_end(to);
@@ -28818,6 +28959,36 @@ static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt
     return TT_OK;
 }
 
+/* What classes of characters there are for BERT's stages. */
+static tt_status tt__bpe_classes_of_bert(tt__bpe *b)
+{
+    if (b->low) return TT_OK;
+    b->unicode = tt__unicode_new(b->ctx);
+    b->low = b->unicode ? (uint8_t *)tt__alloc(b->ctx, TT__LOW) : NULL;
+    for (uint32_t c = 0; c < TT__LOW && b->low; c++) b->low[c] = (uint8_t)tt__class(b->unicode, c);
+    return b->low ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+static tt_status tt__bpe_read_bert(tt__bpe *b, const tt__json *j, int node)
+{
+    bool clean = true, cjk = true, lower = true, accents = true;
+    tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "handle_chinese_chars", &cjk);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
+    accents = lower;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
+    if (status == TT_OK) status = tt__bpe_classes_of_bert(b);
+    if (status != TT_OK) return status;
+    const struct { bool asked; tt__stage_kind kind; } steps[] = {
+        {clean, TT__STAGE_CLEAN}, {cjk, TT__STAGE_CJK}, {accents, TT__STAGE_NFD},
+        {accents, TT__STAGE_NONSPACING}, {lower, TT__STAGE_LOWER}};
+    for (int i = 0; i < TT__COUNT(steps); i++)
+        if (steps[i].asked && !tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, steps[i].kind))
+            return TT_ERR_UNSUPPORTED;
+    return TT_OK;
+}
+
 static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
 {
     static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
@@ -28831,12 +29002,13 @@ static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node
     if (!type) return j->ctx->status;
     if (strcmp(type, "Sequence") == 0)
         return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
+    if (strcmp(type, "BertNormalizer") == 0) return tt__bpe_read_bert(b, j, node);
     for (int i = 0; i < TT__COUNT(kinds); i++)
         if (strcmp(type, kinds[i].type) == 0) known = i;
     if (known < 0)
         return tt__bpe_unknown(j, node, "normalizer", type,
-                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip "
-                               "or Precompiled");
+                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip, "
+                               "Precompiled or BertNormalizer");
     tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
     switch (s->kind) {
@@ -28914,12 +29086,13 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
     const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
     const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
-    const bool white = strcmp(type, "WhitespaceSplit") == 0;
-    if (!bytes && !metaspace && !digits && !punctuation && !white)
+    const bool white = strcmp(type, "WhitespaceSplit") == 0, bert = strcmp(type, "BertPreTokenizer") == 0;
+    if (!bytes && !metaspace && !digits && !punctuation && !white && !bert)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "Sequence, ByteLevel, Split, Digits, "
-                               "Punctuation, WhitespaceSplit or Metaspace");
-    if (bytes && b->unigram) return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
-    if ((bytes || metaspace || white) && b->mapped_at < b->n_splitters)
+                               "Punctuation, WhitespaceSplit, Metaspace or BertPreTokenizer");
+    if (bytes && (b->unigram || b->wordpiece))
+        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
+    if ((bytes || metaspace || white || bert) && b->mapped_at < b->n_splitters)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     for (int i = 0; i < b->n_splitters && metaspace; i++)
         if (b->splitters[i].kind == TT__STAGE_METASPACE)
@@ -28927,7 +29100,8 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     const int place = b->n_splitters;
     s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
                       bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
-                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE : TT__STAGE_PUNCTUATION);
+                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE
+                      : bert ? TT__STAGE_BERT : TT__STAGE_PUNCTUATION);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (bytes) b->mapped_at = place;
     s->splits = true;
@@ -28936,8 +29110,8 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
         if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
     } else if (digits) {
         status = tt__json_read_bool(j, node, "individual_digits", &s->each);
-    } else if (white) {
-        return TT_OK;
+    } else if (white || bert) {
+        return bert ? tt__bpe_classes_of_bert(b) : TT_OK;
     } else if (punctuation) {
         status = tt__json_read_string(j, node, "behavior", false, &behavior);
         s->each = strcmp(behavior, "Isolated") == 0;
@@ -28960,7 +29134,7 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
     static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
         {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
         {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
-        {"Metaspace", TT__STAGE_METASPACE}};
+        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
     const char *scheme;
     int known = -1;
     size_t at = 0;
@@ -28974,7 +29148,8 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
         if (strcmp(type, kinds[i].type) == 0) known = i;
     if (known < 0)
         return tt__bpe_unknown(j, node, "decoder", type,
-                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip or Metaspace");
+                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                               "WordPiece");
     tt__stage *s = tt__bpe_stage(j, node, b->decoders, &b->n_decoders, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (s->kind == TT__STAGE_REPLACE) return tt__bpe_replace(b, j, node, s);
@@ -28984,6 +29159,10 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
         s->prefix_first = strcmp(scheme, "never") != 0;
         s->to = " ";
         s->to_bytes = 1;
+    } else if (s->kind == TT__STAGE_WORDPIECE) {
+        s->each = true;
+        tt_status status = tt__bpe_string(b, j, node, "prefix", &s->from, &s->from_bytes);
+        return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
     } else if (s->kind == TT__STAGE_STRIP) {
         tt_status status = tt__bpe_string(b, j, node, "content", &s->from, &s->from_bytes);
         if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
@@ -29319,6 +29498,18 @@ static tt_status tt__bpe_read_merges(tt__bpe *b, const tt__json *j, int model)
     return TT_OK;
 }
 
+static tt_status tt__bpe_read_wordpiece(tt__bpe *b, const tt__json *j, int model, const char *prefix,
+                                        const char **unk)
+{
+    b->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+    if (!*unk) *unk = "[UNK]";
+    if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
+    b->piece_bytes = strlen(prefix);
+    b->piece = tt__chunks_text(b->ctx, &b->chunks, prefix, b->piece_bytes);
+    if (!b->piece) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    return tt__json_read_int(j, model, "max_input_chars_per_word", false, 0, INT32_MAX, &b->word_chars);
+}
+
 /* What decides ids beside vocabulary and merges. */
 static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, const char **unk)
 {
@@ -29336,11 +29527,15 @@ static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, co
         b->unk = (int)id;
         return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback) : status;
     }
-    if (status == TT_OK && strcmp(type, "BPE") != 0)
-        return tt__bpe_unknown(j, model, "model", type,
-                               "BPE, Unigram, or WordPiece with a vocab.txt beside it");
+    /* older files of DistilBERT have no "type" */
+    const bool untyped = tt__json_get(j, model, "type") < 0;
+    b->wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
+                 : status == TT_OK && strcmp(type, "WordPiece") == 0;
+    if (status == TT_OK && !b->wordpiece && strcmp(type, "BPE") != 0)
+        return tt__bpe_unknown(j, model, "model", type, "BPE, Unigram or WordPiece");
     if (status == TT_OK) status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
+    if (status == TT_OK && b->wordpiece) return tt__bpe_read_wordpiece(b, j, model, prefix, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
     if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
     if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &b->fuse_unk);
@@ -29645,6 +29840,14 @@ static void tt__bpe_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
+/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+static bool tt__bpe_is_ordinary(const tt_tokenizer *k, int32_t id)
+{
+    if (id < 0 || k->bpe->added_of[id] >= 0 || !k->bpe->text[id].bytes) return false;
+    const char *text = tt_tokenizer_token(k, id), first = text[0], last = text[k->bpe->text[id].bytes - 1];
+    return !(first == '<' && last == '>') && !(first == '[' && last == ']');
+}
+
 /* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
    are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
 static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] = {
@@ -29667,18 +29870,58 @@ static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] 
      "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
 };
 
-/* Which of them a folder's tokenizer_config.json or config.json (either may be empty) names. */
+/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+static const char tt__bpe_llama[] =
+    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
+    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\\u2581\"},\"content\":\" \"},"
+    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+    "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
+    "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
+
+/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+static const char *tt__folder_text(const tt__json *j, const char *key)
+{
+    return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
+}
+
+/* Is that the name of the class, or of its twin of transformers 4? */
+static bool tt__bpe_class_is(const char *name, const char *which)
+{
+    const size_t n = strlen(which);
+    return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
+}
+
+/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
+   as "add_prefix_space" of tokenizer_config.json says, or as tt__bpe_llama. */
+typedef enum tt__bpe_way { TT__WAY_FILE, TT__WAY_BYTES, TT__WAY_LLAMA } tt__bpe_way;
+
+static tt__bpe_way tt__bpe_way_of(const tt__json *config, const tt__json *model, const tt__file_bytes *file)
+{
+    static const struct { const char *name, *model_type; } bytes[] = {
+        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
+        {"GPTNeoXTokenizer", "gpt_neox"}};
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    if (!name) name = tt__folder_text(model, "tokenizer_class");
+    if (type && strcmp(type, "mistral") == 0) return TT__WAY_FILE;
+    if (tt__bpe_class_is(name, "LlamaTokenizer") && (!type || strcmp(type, "llama") == 0))
+        return strstr(file->bytes, "\"ByteLevel\"") ? TT__WAY_FILE : TT__WAY_LLAMA;
+    for (int i = 0; i < TT__COUNT(bytes); i++)
+        if (name ? tt__bpe_class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
+            return TT__WAY_BYTES;
+    return TT__WAY_FILE;
+}
+
+/* Which of tt__bpe_classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
 static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
 {
-    const char *name = tt__json_text(config, config->count ? tt__json_get(config, 0, "tokenizer_class") : -1);
-    const char *type = tt__json_text(model, model->count ? tt__json_get(model, 0, "model_type") : -1);
-    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++) {
-        const size_t n = strlen(tt__bpe_classes[i].name);
-        const bool begins = name && strncmp(name, tt__bpe_classes[i].name, n) == 0;
-        if (name ? begins && (!name[n] || strcmp(name + n, "Fast") == 0)
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++)
+        if (name ? tt__bpe_class_is(name, tt__bpe_classes[i].name)
                  : !type || strcmp(type, tt__bpe_classes[i].model_type) == 0)
             return i;
-    }
     tt__fail(ctx, TT_ERR_UNSUPPORTED,
              "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
              "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
@@ -29686,10 +29929,32 @@ static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *co
     return -1;
 }
 
-/* The tokenizer that `j` describes. text: what j was parsed from; vocab: of vocab.json, NULL: in j; merges:
-   those of merges.txt, or NULL; config: tokenizer_config.json, or empty. */
-static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *vocab,
-                               const tt__file_bytes *merges, const char *merges_path, const tt__json *config)
+/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
+static tt_status tt__bpe_prefixes(tt__bpe *b, tt__bpe_way kind, const tt__json *config)
+{
+    bool prefix = kind == TT__WAY_LLAMA, legacy = false;
+    tt_status status = TT_OK;
+    if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
+    if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
+    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
+    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+    for (int i = 0; i < b->n_splitters; i++) {
+        tt__stage *s = &b->splitters[i];
+        if (s->kind == TT__STAGE_BYTES && kind == TT__WAY_BYTES && given) s->prefix_space = prefix;
+        if (kind != TT__WAY_LLAMA) continue;
+        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
+        s->prefix_first = prefix && !legacy;
+    }
+    if (kind == TT__WAY_LLAMA && !prefix) b->n_decoders--; /* which strips it */
+    return status;
+}
+
+/* The tokenizer that `j` describes. text: what j was parsed from; way: what has the pipeline in its place, or
+   NULL; vocab: of vocab.json, NULL: in j; merges: those of merges.txt, or NULL; config:
+   tokenizer_config.json, or empty. */
+static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *way,
+                               tt__bpe_way kind, const tt__json *vocab, const tt__file_bytes *merges,
+                               const char *merges_path, const tt__json *config)
 {
     tt__bpe *b = k->bpe;
     const char *unk;
@@ -29700,17 +29965,19 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__bpe_read_model(b, j, model, &unk);
-    const struct { const char *key; tt__bpe_reader read; } parts[] = {
-        {"normalizer", tt__bpe_read_normalizer}, {"pre_tokenizer", tt__bpe_read_splitter},
-        {"decoder", tt__bpe_read_decoder}, {"added_tokens", tt__bpe_read_added_list}};
+    if (way && (b->unigram || b->wordpiece)) way = NULL, kind = TT__WAY_FILE; /* that class has neither */
+    if (way && status == TT_OK) status = tt__bpe_read_model(b, way, tt__json_get(way, 0, "model"), &unk);
+    const struct { const tt__json *from; const char *key; tt__bpe_reader read; } parts[] = {
+        {way ? way : j, "normalizer", tt__bpe_read_normalizer},
+        {way ? way : j, "pre_tokenizer", tt__bpe_read_splitter},
+        {way ? way : j, "decoder", tt__bpe_read_decoder}, {j, "added_tokens", tt__bpe_read_added_list}};
     b->mapped_at = INT_MAX;
     for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
-        const int node = tt__json_get(j, 0, parts[i].key);
-        if (node >= 0) status = parts[i].read(b, j, node);
+        const int node = tt__json_get(parts[i].from, 0, parts[i].key);
+        if (node >= 0) status = parts[i].read(b, parts[i].from, node);
     }
     b->mapped_at = (int)tt__min(b->mapped_at, b->n_splitters);
     if (vocab) { /* what the configuration adds */
-        bool prefix = false;
         int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
         if (list >= 0 && j->nodes[0].kind == TT__JSON_OBJECT && config->nodes[list].kind == TT__JSON_OBJECT)
             for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
@@ -29723,11 +29990,8 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                                            "numbers as keys of added_tokens_decoder");
                 status = tt__bpe_read_added(b, config, child, (int)id);
             }
-        if (status == TT_OK && config->count)
-            status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
-        for (int i = 0; i < b->n_splitters; i++)
-            if (b->splitters[i].kind == TT__STAGE_BYTES) b->splitters[i].prefix_space = prefix;
     }
+    if (status == TT_OK && kind != TT__WAY_FILE) status = tt__bpe_prefixes(b, kind, config);
     if (status != TT_OK) return status;
     for (int i = 0; i < b->n_added; i++) {
         size = (int)tt__max(size, b->added[i].id + 1);
@@ -29743,6 +30007,9 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
         return status;
     }
     b->unk = unk ? tt__bpe_find(&b->by_text, unk, strlen(unk)) : -1;
+    if (b->wordpiece && b->unk < 0)
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
+                        j->path, unk);
     for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
     const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
     if (b->unk < 0 && !fallback && (!bytes || unmapped))
@@ -29750,7 +30017,8 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                 "'%s' has tokens for some characters only, and none for the "
                 "others: these are left out of texts", j->path);
     b->cuts = !bytes && fallback && !b->ignore_merges;
-    status = merges ? tt__bpe_merges_text(b, merges_path, merges) : tt__bpe_read_merges(b, j, model);
+    if (merges) status = tt__bpe_merges_text(b, merges_path, merges);
+    else if (!b->wordpiece) status = tt__bpe_read_merges(b, j, model);
     if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
     if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     return status;
@@ -29780,8 +30048,8 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     tt__bpe *b = k->bpe = (tt__bpe *)tt__calloc(ctx, sizeof *b);
     char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH];
     char model_path[TT__PATH];
-    tt__json j, config, map, vocab, model;
-    tt__json *const all[] = {&j, &config, &map, &vocab, &model};
+    tt__json j, config, map, vocab, model, way;
+    tt__json *const all[] = {&j, &config, &map, &vocab, &model, &way};
     tt_status status = TT_ERR_MEMORY;
     const tt__file_bytes *file = NULL, *vocab_file;
     for (int i = 0; i < TT__COUNT(all); i++) memset(all[i], 0, sizeof *all[i]);
@@ -29799,7 +30067,12 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
     if (status == TT_OK && file) {
         status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
-        if (status == TT_OK) status = tt__bpe_build(k, &j, file->bytes, NULL, NULL, NULL, &config);
+        const tt__bpe_way kind = tt__bpe_way_of(&config, &model, file);
+        const bool llama = kind == TT__WAY_LLAMA;
+        if (status == TT_OK && llama)
+            status = tt__json_parse(&way, ctx, path, 0, tt__bpe_llama, strlen(tt__bpe_llama));
+        if (status == TT_OK)
+            status = tt__bpe_build(k, &j, file->bytes, llama ? &way : NULL, kind, NULL, NULL, NULL, &config);
     } else if (status == TT_OK) {
         vocab_file = tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
         if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
@@ -29811,14 +30084,26 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
         if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, tt__bpe_classes[kind].json,
                                                      strlen(tt__bpe_classes[kind].json));
         if (status == TT_OK)
-            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, &vocab, file, path, &config);
+            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, NULL, TT__WAY_BYTES, &vocab, file, path,
+                                   &config);
     }
     if (status == TT_OK) {
         if (config.count) tt__bpe_roles(k, &config);
         if (map.count) tt__bpe_roles(k, &map);
+        static const int berts[] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_PAD, TT_TOKEN_MASK};
+        for (int i = 0; i < TT__COUNT(berts) && b->wordpiece; i++)
+            if (k->roles[berts[i]] < 0)
+                k->roles[berts[i]] = tt_tokenizer_find(k, tt__special_tokens[i]);
+        const bool told = k->roles[TT_TOKEN_EOS] >= 0; /* by a file of the tokenizer's own */
         if (model.count) tt__bpe_role_ids(k, &model);
-        const int32_t end = tt__bpe_find(&b->by_text, "<|endoftext|>", 13);
-        if (k->roles[TT_TOKEN_EOS] < 0) k->roles[TT_TOKEN_EOS] = end;
+        const int32_t own = tt__bpe_find(&b->by_text, "<|endoftext|>", 13), end = k->roles[TT_TOKEN_EOS];
+        const bool ordinary = !told && tt__bpe_is_ordinary(k, end);
+        if (end < 0 || (ordinary && own >= 0)) k->roles[TT_TOKEN_EOS] = own;
+        if (ordinary)
+            tt__log(ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
+                    "texts have too: %s", model_path, end, tt_tokenizer_token(k, end),
+                    own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
+                            : "documents end with '<|endoftext|>' instead");
     }
     bool split_special = false;
     if (status == TT_OK && config.count)
@@ -30384,6 +30669,31 @@ static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
     return NULL;
 }
 
+tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin)
+{
+    static const struct { const char *mark; size_t bytes; const char *name; } marks[] = {
+        {"\xFF\xFE\0\0", 4, "UTF-32"}, {"\0\0\xFE\xFF", 4, "UTF-32"}, {"\xFF\xFE", 2, "UTF-16"},
+        {"\xFE\xFF", 2, "UTF-16"}};
+    long long line = 1;
+    for (int i = 0; i < TT__COUNT(marks); i++)
+        if (bytes >= marks[i].bytes && memcmp(text, marks[i].mark, marks[i].bytes) == 0)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
+                            "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
+                            marks[i].name);
+    const char *nul = bytes ? (const char *)memchr(text, 0, bytes < 4 ? bytes : 4) : NULL;
+    if (nul)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: a NUL, so that this is no text in UTF-8: "
+                        "convert a text in UTF-16, as by iconv -f UTF-16%s -t UTF-8", path,
+                        (size_t)(nul - text), nul == text ? "BE" : "LE");
+    const size_t invalid = tt__utf8_invalid(text, bytes);
+    *begin = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    if (invalid == bytes) return TT_OK;
+    for (size_t i = 0; i < invalid; i++) line += text[i] == '\n';
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: 0x%02x begins no character of UTF-8: "
+                    "convert a text in Latin-1, as by iconv -f LATIN1 -t UTF-8; a file of anything but text "
+                    "is not read", path, line, invalid, (unsigned char)text[invalid]);
+}
+
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
     if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
@@ -30443,23 +30753,52 @@ typedef struct tt__table {
     long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
     const char *column[3];    /* names, by TT__COLUMN_TEXT and so on */
     char separator;
+    bool unquoted;
     bool splits; /* has a column that says so */
 } tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
+
+static const char *tt__table_separator(char separator, char name[24]) /* in words */
+{
+    if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
+    snprintf(name, 24, "the character '%c'", separator);
+    return name;
+}
+
+/* The first character of a text that often separates columns; 0: there is none. */
+static char tt__table_other_separator(const char *text, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (text[i] && strchr(",\t;|", text[i])) return text[i];
+    return 0;
+}
+
+static tt_status tt__table_behind_quote(const tt__table *t, char found)
+{
+    char separator[24];
+    if (tt__table_other_separator(&found, 1))
+        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; if columns are "
+                        "separated by %s, say so (delimiter; --delimiter)", t->path, t->line,
+                        tt__table_separator(found, separator));
+    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a "
+                    "quoted field is written twice; if quotes are characters like others, say so (unquoted; "
+                    "--quote none)", t->path, t->line);
+}
 
 /* Reads the field at t->at, unquotes it in place, and moves behind the separator or newline that ends it
    (RFC 4180; a quote that does not start the field is a character like others). */
 static tt_status tt__table_field(tt__table *t, tt__field *field)
 {
     char *text = t->text, *end;
-    if (t->at < t->bytes && text[t->at] == '"') {
+    if (t->at < t->bytes && text[t->at] == '"' && !t->unquoted) {
         long long opened = t->line;
         field->text = end = text + ++t->at;
         for (;;) {
             if (t->at == t->bytes)
                 return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here "
-                                "is not closed before the end of the file", t->path, opened);
+                                "is not closed before the end of the file; if quotes are characters like "
+                                "others, say so (unquoted; --quote none)", t->path, opened);
             char c = text[t->at++];
             if (c == '"') {
                 if (t->at == t->bytes || text[t->at] != '"') break;
@@ -30470,8 +30809,7 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         }
         if (t->at + 1 < t->bytes && text[t->at] == '\r' && text[t->at + 1] == '\n') t->at++;
         if (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n')
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote "
-                            "within a quoted field is written twice", t->path, t->line);
+            return tt__table_behind_quote(t, text[t->at]);
     } else {
         field->text = text + t->at;
         while (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n') t->at++;
@@ -30507,17 +30845,10 @@ static bool tt__field_is(const tt__field *f, const char *text)
     return strlen(text) == f->bytes && memcmp(text, f->text, f->bytes) == 0;
 }
 
-static const char *tt__table_separator(const tt__table *t, char name[24]) /* in words */
-{
-    if (t->separator == ',' || t->separator == '\t') return t->separator == ',' ? "commas" : "tabs";
-    snprintf(name, 24, "the character '%c'", t->separator);
-    return name;
-}
-
 static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *columns)
 {
     tt__field field = {NULL, 0, false};
-    char there[512] = "", separator[24];
+    char there[512] = "", separator[24], others[24];
     tt__text list = {there, sizeof there, 0};
     for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
     if (!tt__table_row(t))
@@ -30538,13 +30869,16 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         if (*columns == INT_MAX - 1)
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
     }
+    const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i != TT__COLUMN_SPLIT)
             return tt__fail(t->ctx, TT_ERR_FORMAT,
                             "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
-                            "'%.100s', but %.300s%s", t->path, t->row_line, *columns,
-                            tt__table_separator(t, separator), t->column[i], there,
-                            strlen(there) > 300 ? "..." : "");
+                            "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
+                            tt__table_separator(t->separator, separator), t->column[i], there,
+                            strlen(there) > 300 ? "..." : "", other ? "; if columns are separated by " : "",
+                            other ? tt__table_separator(other, others) : "",
+                            other ? ", say so (delimiter; --delimiter)" : "");
     return TT_OK;
 }
 
@@ -30597,7 +30931,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
             return tt__fail(ctx, TT_ERR_FORMAT,
                             "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or "
                             "newlines in double quotes", t->path, t->row_line, n, columns,
-                            tt__table_separator(t, separator));
+                            tt__table_separator(t->separator, separator));
         const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
         int is = wanted && strlen(part->text) == part->bytes ? tt__split_of(part->text) : TT__SPLIT_OTHER;
         if (wanted && !is)
@@ -30611,12 +30945,6 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         if (strlen(label->text) != label->bytes)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path,
                             t->row_line);
-        size_t valid = tt__utf8_invalid(label->text, label->bytes); /* config.json names it, and is UTF-8 */
-        unsigned char wrong = (unsigned char)label->text[valid];
-        if (valid < label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.*s' breaks off at byte "
-                            "0x%02x, which is not UTF-8: save the file as UTF-8", t->path, t->row_line,
-                            (int)tt__min((int64_t)valid, 200), label->text, wrong);
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
@@ -30707,7 +31035,7 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {"text", "label", "split", 0};
+    tt_table_options o = {"text", "label", "split", 0, false};
     return o;
 }
 
@@ -30763,9 +31091,13 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     if (status == TT_OK) {
         const bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
         const char between = o.delimiter ? o.delimiter : csv ? ',' : '\t';
-        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between, false};
-        if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
-        status = tt__table_read(d, &t, split, order);
+        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between,
+                       o.unquoted, false};
+        status = tt_text_begin(ctx, path, t.text, t.bytes, &t.at);
+        if (status == TT_OK && t.bytes && !memchr(t.text, '\n', t.bytes))
+            for (size_t i = 0; i < t.bytes; i++)
+                if (t.text[i] == '\r') t.text[i] = '\n';
+        if (status == TT_OK) status = tt__table_read(d, &t, split, order);
         splits = t.splits;
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
@@ -31761,6 +32093,7 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* ids before a document: so many of the tokenizer's */
+    int64_t spelled[2]; /* documents that spell out these, and their end */
     bool texts;         /* ids are of the tokenizer, or bytes */
 };
 
@@ -31821,12 +32154,32 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
+/* The text of a token that texts spell out; NULL: it is none. */
+static const char *tt__added_text(const tt_tokenizer *k, int id)
+{
+    bool added = false;
+    for (int i = 0; k && !k->bpe && i < TT__COUNT(tt__special_tokens); i++) added |= k->special[i] == id;
+    if (k && k->bpe && id >= 0 && id < k->size) added = k->bpe->added_of[id] >= 0;
+    return added ? tt_tokenizer_token(k, id) : NULL;
+}
+
+/* The bytes of a document up to the end that it spells out, without white space behind that; else all. */
+static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
+{
+    const char *end = tt__added_text(s->tokenizer, s->end);
+    const size_t length = end ? strlen(end) : 0;
+    size_t kept = bytes;
+    while (kept && text[kept - 1] && strchr(" \t\r\n", text[kept - 1])) kept--;
+    return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
+}
+
 /* Adds a document, what goes before it and its end. scratch (*capacity) grows as it must. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
     int64_t n = (int64_t)bytes;
     if (s->tokenizer) {
+        n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes));
         if (*capacity < n + 16) { /* most tokens are a byte or longer */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
@@ -31846,7 +32199,12 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
             return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
-    for (int k = 0; k < s->fronts; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
+    const size_t front = sizeof **scratch * (size_t)s->fronts;
+    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, s->tokenizer->before, front) == 0;
+    const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
+    s->spelled[0] += begun;
+    s->spelled[1] += ended;
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -31856,7 +32214,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
                             s->tokenizer ? "')" : "", s->vocab);
         tt__stream_push(s->store, id);
     }
-    tt__stream_push(s->store, s->end);
+    if (!ended) tt__stream_push(s->store, s->end);
     return TT_OK;
 }
 
@@ -31878,15 +32236,17 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text; those without a character but spaces and line ends are left out. */
-static tt_status tt__stream_add_text(tt_token_stream *s, const char *text, size_t bytes,
+/* Adds the documents of a text; those without a character but spaces and line ends are left out. path: of a
+   text that must be UTF-8, or NULL. */
+static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
     const char *const end = text + bytes, *next;
     int32_t *scratch = NULL;
     int64_t capacity = 0;
-    tt_status status = TT_OK;
-    for (; text < end && status == TT_OK; text = next) {
+    size_t begin = 0;
+    tt_status status = path ? tt_text_begin(s->ctx, path, text, bytes, &begin) : TT_OK;
+    for (text += begin; text < end && status == TT_OK; text = next) {
         const char *stop = tt__document_end(text, end, separator, &next), *c = text;
         while (c < stop && strchr(" \t\r\n", *c) && *c) c++;
         if (c < stop) status = tt__stream_add(s, text, (size_t)(stop - text), room, &scratch, &capacity);
@@ -31922,6 +32282,13 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
+    for (int at = 0; at < 2 && status == TT_OK; at++)
+        if (s->spelled[at])
+            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents spell out '%.60s', which is put "
+                                                      "%s "
+                    "each: they have it once", s->store->path, (long long)s->spelled[at],
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->before[0]),
+                    at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
                           s->store->path);
@@ -31937,7 +32304,9 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
     int64_t room = 0;
     if (!o) o = &defaults;
     tt_token_stream *s = tt__stream_begin(ctx, "a text", o);
-    return s ? tt__stream_done(s, tt__stream_add_text(s, text, bytes, o->separator, &room)) : NULL;
+    if (!s) return NULL;
+    const char *path = s->tokenizer ? s->store->path : NULL;
+    return tt__stream_done(s, tt__stream_add_text(s, path, text, bytes, o->separator, &room));
 }
 
 typedef struct tt__names { tt_context *ctx; char (*name)[256]; int n, capacity; bool failed; } tt__names;
@@ -31974,9 +32343,10 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     else if (folder) qsort(names.name, (size_t)names.n, sizeof *names.name, tt__by_name);
     for (int k = 0; k < (folder ? names.n : 1) && status == TT_OK; k++) {
         if (folder) status = tt__path_join(ctx, full, path, names.name[k]);
-        if (status == TT_OK) status = tt__file_open(ctx, folder ? full : path, &text);
+        const char *file = folder ? full : path;
+        if (status == TT_OK) status = tt__file_open(ctx, file, &text);
         if (status != TT_OK) break;
-        status = tt__stream_add_text(s, text.bytes, text.size, o->separator, &room);
+        status = tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
         tt__file_close(ctx, &text);
     }
     tt__free(ctx, names.name);
@@ -31987,21 +32357,23 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* of 4 */
 
-/* Bytes of an id in a file of `bytes` that does not say it. */
+/* Bytes of an id in a file of `bytes` that does not say it. Ids of 8 bytes are refused. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, low = 0, high = 0;
-    const size_t n = (bytes - (size_t)store->skip) / 4;
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: of each quarter of 8 bytes */
+    const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
                                      4 * (size_t)pairs);
-    for (int k = 0; k < pairs; k++) {
-        low |= half[2 * k];
-        high |= half[2 * k + 1];
-    }
-    *width = vocab > 65536 || (low && !high && (bytes - (size_t)store->skip) % 4 == 0) ? 4 : 2;
-    return status;
+    for (int k = 0; k < 2 * pairs; k++) any[k % 4] |= half[k];
+    const bool low = any[0] || any[2], high = any[1] || any[3];
+    *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
+    const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may just be so */
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
+                    "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
+                    store->path);
 }
 
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)
@@ -34520,6 +34892,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
     tt_lm_config c;
     memset(&c, 0, sizeof c);
     c.kind = kind;
+    c.end_token = -1;
     for (int k = 0; k < TT__COUNT(all); k++) {
         if (!kind || strcmp(all[k].kind, kind) != 0) continue;
         c.kind = all[k].kind;
@@ -35050,7 +35423,13 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
     const tt_rotary_options *r = &c->rotary;
     const tt_lm *m = (const tt_lm *)self;
     char a[32], b[32], share[32];
-    if (m->kept) tt__print(json, "%s", m->kept);
+    if (m->kept) {
+        tt__print(json, "%s", m->kept);
+    } else { /* a new model's, as transformers has defaults of its own for each kind */
+        snprintf(a, sizeof a, "%d", c->end_token);
+        tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
+                  c->end_token < 0 ? "null" : a);
+    }
     if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
         tt__print(json, "%s", m->read_shape);
         return;
@@ -35102,6 +35481,10 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     tt_lm_config c = *config;
     memset(m, 0, sizeof *m);
     const tt__architecture *a = tt__lm_complete(ctx, &c);
+    if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
+                                              "or -1 "
+                        "for none", c.end_token, c.vocab_size);
     tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;

@@ -155,8 +155,13 @@ static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char wh
     bool ok = texts || dataset_fail(why, "out of memory for %d reviews", l->count);
     for (int i = 0; i < l->count && ok; i++) {
         texts[i].label = l->reviews[i].label;
-        texts[i].text = dataset_file(l->reviews[i].path, most, &texts[i].bytes, why);
-        ok = texts[i].text != NULL;
+        char *text = dataset_file(l->reviews[i].path, most, &texts[i].bytes, why);
+        size_t begin = 0;
+        texts[i].text = text;
+        ok = text != NULL;
+        if (ok && tt_text_begin(ctx, l->reviews[i].path, text, texts[i].bytes, &begin) != TT_OK)
+            ok = dataset_fail(why, "%s", tt_error(ctx));
+        if (ok && begin) memmove(text, text + begin, texts[i].bytes -= begin);
     }
     tt_dataset *d = ok ? tt_dataset_texts(ctx, texts, l->count, imdb_classes, 2) : NULL;
     if (ok && !d) dataset_fail(why, "%s", tt_error(ctx));

@@ -295,6 +295,12 @@ def columns_and_delimiter(folder):
     _, said = planned("--data", path, "--delimiter=|", "--text-column", "body", "--label-column=kind",
                       "--out", os.path.join(folder, "plan"))
     expect("32 texts to train on, 4 for validation" in said, said)
+    path = os.path.join(folder, "glue.tsv")
+    with open(path, "w") as f:
+        f.write("text\tlabel\n" + "".join(f'"{WORDS[k % 6]}" film\t{"xy"[k % 2]}\n' for k in range(40)))
+    refused(TEXT, "--data", path, "--plan", saying="say so (unquoted; --quote none)")
+    _, said = planned("--data", path, "--quote=none", "--out", os.path.join(folder, "plan"))
+    expect("32 texts to train on, 4 for validation" in said, said)
 
 
 @check
@@ -662,6 +668,8 @@ def language_models(folder):
     tiny = (*tuned, "--layers=1", "--hidden=16", "--heads=2")
     status, out, err = call(*tiny, "--epochs=3", "--out", path("run"))
     expect(status == 0 and "bits per byte on" in out and "It is a truth" in out, status, out, err)
+    ends = json.loads(contents(path("run"), "config.json"))
+    expect((ends["bos_token_id"], ends["eos_token_id"], ends["pad_token_id"]) == (None, 256, None), ends)
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
     expect(bits < 3, bits)
     loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
@@ -736,6 +744,10 @@ def language_models(folder):
             saying="config.json'")
     refused(*tuned, "--model", path("run"), "--length=64", "--out", path("x"),
             saying="--length 64: the model has positions for 32")
+    with open(path("wide.txt"), "w", encoding="utf-16") as f:
+        f.write(text)
+    refused(GPT, "--data", path("wide.txt"), "--out", path("x"),
+            saying="begins with the byte order mark of UTF-16, and texts are read as UTF-8: convert it")
 
 
 def answers(model, loads):
@@ -768,6 +780,12 @@ def answers(model, loads):
             expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
             behind = out[len(prompt):]
             expect("\ufffd" in behind or all(ord(c) < 128 for c in behind), prompt, repr(out))
+    # What is put in front of a text is there once where the text spells it out.
+    front = [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    post = {"type": "TemplateProcessing", "single": front, "special_tokens": {"<end>": {"ids": [256]}}}
+    added = [{"id": 256, "content": "<end>", "special": True}]
+    write("tokenizer.json", {**tokenizer, "added_tokens": added, "post_processor": post})
+    expect(said("<end>the ") == "<end>" + said("the "), said("<end>the "), said("the "))
     write("tokenizer.json", {**tokenizer, "added_tokens": [{"id": 300, "content": "zebra"}]})
     refused(GPT, "--generate=a zebra", "--model", model, saying="id 300 is not in 0..256")
     with open(os.path.join(model, "zebras.txt"), "w") as f:

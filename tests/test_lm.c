@@ -774,8 +774,18 @@ TEST(new_models)
         c.intermediate_size = 40;
         c.max_positions = 16;
         c.rotary.size = 0;
+        CHECK(c.end_token == -1);
+        if (k % 2) c.end_token = 29;
         CHECK(tt_lm_new(ctx, &m, &c) == TT_OK);
         CHECK(m.config.key_heads == (c.key_heads ? c.key_heads : 4));
+        /* transformers takes what config.json does not say from the kind: GPT-2's 50256, LLaMA's 1 and 2 */
+        const char *folder = test_folder();
+        size_t bytes;
+        CHECK(tt_lm_save(&m, folder) == TT_OK);
+        char *saved = test_read(test_path(folder, "config.json"), &bytes);
+        CHECK(saved && strstr(saved, "\"bos_token_id\": null,") && strstr(saved, "\"pad_token_id\": null,") &&
+              strstr(saved, k % 2 ? "\"eos_token_id\": 29," : "\"eos_token_id\": null,"));
+        free(saved);
         tt_model model = tt_lm_model(&m);
         tt_train_options o = golden_options("32-true");
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
@@ -814,6 +824,12 @@ TEST(new_models)
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "rotary.size is 32, and all 128 columns of a head of llama turn");
     c.rotary.size = 0;
+    for (int end = -2; end <= c.vocab_size; end += c.vocab_size + 2) {
+        c.end_token = end;
+        CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected one of 32000 tokens, or -1 for none");
+    }
+    c.end_token = -1;
     c.layers = 0;
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "layers");
