@@ -25260,8 +25260,8 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
 /* Values of one size and category whose names differ in numbers only. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak, as many as make four fifths of it, in 8 to 20 lines. A group has one line, so
-   that 24 layers do. */
+/* The largest values at the peak, as many as make four fifths of it, in 8 to 20 lines. A group has one line,
+   so that 24 layers do. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
