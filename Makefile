@@ -168,6 +168,13 @@ $(B)/kernels.o: tinytrain.h $(B)/flags
 $(B)/tinytrain.o: tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -Wno-unused-function $(SHARED) -DTINYTRAIN_IMPLEMENTATION -I. \
 	    -x c -c $< -o $@
+# Where stb_image.h is found, or that it is not: what was built without it is built again once it is there.
+$(B)/stb: FORCE
+	@mkdir -p $(B)
+	@{ echo '#include <stb/stb_image.h>' | $(CC) $(CPPFLAGS) $(CFLAGS) -M -x c - 2> /dev/null | \
+	    grep -o '[^ ]*stb_image.h' || echo none; } > $@.now
+	@cmp -s $@.now $@ || cp $@.now $@
+$(B)/vit_l16.o $(B)/mpi_vit_l16 $(B)/cuda/vit_l16.c.o: $(B)/stb
 $(EXAMPLES:%=%.o): $(B)/%.o: examples/%.c $(wildcard examples/*.h) tinytrain.h $(B)/flags
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) -DTT__ELSEWHERE -I. -c $< -o $@
 $(EXAMPLES): $(B)/%: $(B)/%.o $(B)/tinytrain.o $(KERNELS)

@@ -377,9 +377,9 @@ tt_param *tt_param_find(tt_context *ctx, const char *name); /* NULL if there is 
 int tt_param_count(const tt_context *ctx);
 tt_param *tt_param_at(const tt_context *ctx, int k);
 
-/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one) as frozen or
-   trainable. A frozen parameter takes no gradient, no optimizer state and no backward work in programs
-   compiled afterwards. Returns how many matched. */
+/* Marks the parameters whose name matches a pattern ('*' any run of characters, '?' one, '[0-3a]' one of
+   these) as frozen or trainable. A frozen parameter takes no gradient, no optimizer state and no backward
+   work in programs compiled afterwards. Returns how many matched. */
 int tt_param_freeze(tt_context *ctx, const char *pattern, bool frozen);
 bool tt_param_frozen(const tt_param *p);
 
@@ -460,7 +460,8 @@ typedef enum tt_rotary_scaling {
 
 typedef struct tt_rotary_options {
     int heads;                 /* divides the width of x */
-    int size;                  /* columns of each head that turn, its first; even, at most 512. 0: all */
+    int size;                  /* columns of each head that turn, its first, at most 512. Of an odd size one
+                                  more turns, as with transformers' GPT-NeoX. 0: all */
     tt_rotary_pairs pairs;     /* default TT_ROTARY_HALVES */
     float base;                /* default 10000 */
     tt_rotary_scaling scaling; /* default TT_ROTARY_PLAIN. What follows is not read then */
@@ -487,6 +488,9 @@ typedef struct tt_attention_options {
     float alibi;   /* scores fall by alibi * slope of the head * distance of the rows (Press et al., "Train
                       short, test long", 2022; the slopes of transformers' build_alibi_tensor, unrounded).
                       1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */
+    bool alibi_rounded; /* of causal rows: slopes, the numbers of rows in their sequence, and the products of
+                           both are rounded to bf16 first, as transformers' Falcon does it, which differs from
+                           9 heads or 257 rows on. Default false */
     /* Block-sparse attention (Zaheer et al., "Big bird", 2020), of rows that are neither causal nor in a
        window nor biased. A sequence is blocks of so many rows, of which the last may have fewer. The first
        and the last see all blocks and are seen by all; block i also sees blocks i - 1, i and i + 1 and those
@@ -1006,20 +1010,22 @@ tt_status tt_safetensors_end(tt_safetensors_writer *w);
 
 /* ---------------------------------------------------------------------------------------------- tokenizer */
 
-/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and so to transformers 5.23.0), of three kinds:
+/* Texts to ids and back, equal to `tokenizers` 0.23.3 (and to transformers 5.24.0, but see
+   tt_tokenizer_load), of three kinds:
    - BERT's basic tokenizer and WordPiece (Devlin et al. 2019; greedy longest match first), from a vocab.txt:
-     one token a line, its number the id, white space at the end of a line left out.
+     one token a line, its number the id, white space at the end of a line left out; or from a tokenizer.json.
    - Byte-pair encoding (Sennrich et al. 2016) from a tokenizer.json: byte-level, as GPT-2, RoBERTa, LLaMA 3,
      Qwen2, Pythia and Falcon have it, or of characters with byte fallback, as LLaMA 2 and Mistral.
    - Unigram (Kudo 2018; of all ways to spell a word with tokens the one with the largest sum of scores) from
      a tokenizer.json, as BigBird, ALBERT, T5, XLM-RoBERTa and Pegasus have it.
    A tokenizer.json may have added tokens; the normalizers Sequence, NFC, NFD, NFKD, StripAccents, Lowercase,
-   Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip and Precompiled
-   (SentencePiece's); the pre-tokenizers Sequence, ByteLevel (not with Unigram), Split (by the regular
-   expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation, WhitespaceSplit and
-   Metaspace; the post-processors Sequence, ByteLevel, TemplateProcessing, RobertaProcessing and
-   BertProcessing; the decoders Sequence, ByteLevel, Replace (of a String), ByteFallback, Fuse, Strip and
-   Metaspace. What else a file asks for is refused by name. "truncation" and "padding" are not read.
+   Prepend, Replace (of a String, or of the regular expressions " {2,}" and "\n"), Strip, Precompiled
+   (SentencePiece's) and BertNormalizer; the pre-tokenizers Sequence, ByteLevel (of byte-pair encoding), Split
+   (by the regular expressions of GPT-2, LLaMA 3, Qwen2, cl100k and Falcon), Digits, Punctuation,
+   WhitespaceSplit, Metaspace and BertPreTokenizer; the post-processors Sequence, ByteLevel,
+   TemplateProcessing, RobertaProcessing and BertProcessing; the decoders Sequence, ByteLevel, Replace (of a
+   String), ByteFallback, Fuse, Strip, Metaspace and WordPiece. What else a file asks for is refused by name.
+   "truncation" and "padding" are not read.
    Immutable: any number of threads may use one. */
 typedef struct tt_tokenizer tt_tokenizer;
 
@@ -1035,13 +1041,22 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
    - with vocab.txt: WordPiece, with tokenizer_config.json's do_lower_case if that file is there (else true).
      TT_ERR_UNSUPPORTED if that file asks for something else (strip_accents other than do_lower_case, no CJK
      splitting, split_special_tokens).
-   - else with tokenizer.json, which alone decides ids.
+   - else with tokenizer.json, which decides ids, but for what AutoTokenizer of transformers 5 makes anew of
+     the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
+     RobertaTokenizer, Qwen2Tokenizer and GPTNeoXTokenizer (or, without such a name, by model_type) the space
+     before the first word, where add_prefix_space of tokenizer_config.json tells of it; of LlamaTokenizer
+     (not byte-level, and not of Mistral) how words are marked: the file has a mark before all that stands
+     between special tokens, also before a space, transformers before the first word alone (with "legacy":
+     true, before all), unless it has one. Of others transformers may differ: without add_prefix_space it puts
+     no space there, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
+     split at all white space first, AlbertTokenizer and BertTokenizer take do_lower_case and the like from
+     tokenizer_config.json.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
-     config.json, says of GPT-2 (also where neither says anything), RoBERTa and Qwen2, with
-     tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
+     config.json, says of GPT-2 (also where neither says anything), RoBERTa (whose <mask> takes the spaces
+     before it) and Qwen2, with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder);
-/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or of the other kinds
-   the files that it was loaded from and chat_template.jinja, unchanged. */
+/* Writes into a folder what transformers reads: vocab.txt and tokenizer_config.json, or where it was loaded
+   from other files these and chat_template.jinja, unchanged. */
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder);
 void tt_tokenizer_free(tt_tokenizer *k);
 int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
@@ -1049,17 +1064,18 @@ int tt_tokenizer_size(const tt_tokenizer *k); /* the largest id, and 1 */
    with a NUL inside, which a tokenizer.json may have, ends there, and is not found by its text. */
 const char *tt_tokenizer_token(const tt_tokenizer *k, int id);
 int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent */
-/* The id of the token that has this purpose; -1: there is none. Of byte-pair encoding and Unigram what
+/* The id of the token that has this purpose; -1: there is none. Of vocab.txt those of BERT, else what
    tokenizer_config.json, special_tokens_map.json or config.json (bos_token_id and so on) say, in this order;
-   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one. */
+   TT_TOKEN_EOS, which ends a document, is else "<|endoftext|>" if there is one, also where config.json names
+   a token that ordinary texts have, which the logger is warned of. */
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
    those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
-   of more than 64 bytes, Unigram for each text). Invalid UTF-8 bytes count as U+FFFD, which WordPiece
-   drops. A special token spelled out in a text, such as [SEP] in capitals or <|endoftext|>, becomes that
-   token if the vocabulary has it, as in transformers: a text can forge the structure of a sequence, so remove
-   these from texts that you don't trust. */
+   of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
+   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or
+   <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can forge the
+   structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
    `special`. -1: out of memory. */
@@ -1084,6 +1100,10 @@ void tt_decode_stream_free(tt_decode_stream *s);
 
 /* ----------------------------------------------------------------------------------------------- datasets */
 
+/* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
+   UTF-8. The sentence names path, line and byte, and tells how to convert UTF-16, UTF-32 or Latin-1. */
+tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
+
 /* Labelled texts in memory, or labelled images. */
 typedef struct tt_dataset tt_dataset;
 
@@ -1100,11 +1120,13 @@ typedef struct tt_table_options {
     const char *text_column, *label_column; /* default "text" and "label" */
     const char *split_column;               /* default "split"; a file need not have it */
     char delimiter;                         /* default 0: a comma where the file is a .csv, else a tab */
+    bool unquoted;                          /* double quotes are characters like others. Default false */
 } tt_table_options;
 tt_table_options tt_table_options_default(void);
 
 /* A table in a text file, such as CSV or TSV: a header that names the columns, in any order, among others;
-   UTF-8, RFC 4180 quoting, empty lines passed over. Errors name the line.
+   UTF-8 (see tt_text_begin), RFC 4180 quoting, empty lines passed over. Lines end by LF or CR LF, or in a
+   file without any LF by CR. Errors name the line.
    split: keep the rows whose split column says so; NULL keeps all. "validation", "valid", "val" and "dev"
    mean the same. Where split is one of these, "train" or "test", a row that says something else is an error.
    In a file without a split column "test" is a tenth of the rows, of each class its share, chosen by the
@@ -1183,18 +1205,26 @@ typedef struct tt_loader_options {
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
+/* How pixels are weighed when an image is resized: as the filters of Pillow, which has the same numbers. */
+typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
+
 /* What a loader makes of an image, in this order: resized, padded, cropped, flipped. */
 typedef struct tt_image_options {
     int height, width;               /* of the result, cropped out. 1..65535 */
     int channels;                    /* of the result, 1..4; an image has as many, or for 3 also 1 (grey, put
                                         into all three) or 4 (alpha is dropped). Default 3 */
     int resize_height, resize_width; /* 1..65535, see tt_image_resize; default 0, 0: not resized */
+    int resize_shortest;             /* 1..65535 instead of these: the shorter side becomes so long, and the
+                                        other keeps the proportion, rounded down. Default 0 */
+    tt_resample resample;            /* default TT_BILINEAR */
     int pad;                         /* zeros on all four sides; 0..65535. Default 0 */
     bool random_crop;                /* each place is as likely; else the centre (half of the rest, rounded
                                         down, at top and left). Default false */
     bool flip;                       /* mirror left and right with probability 1/2. Default false */
 } tt_image_options;
 tt_image_options tt_image_options_default(int height, int width);
+/* Writes what a loader makes of one image to `to` (height, width, channels), without random_crop and flip. */
+tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *o, uint8_t *to);
 
 /* What an input of a model is set to. */
 typedef struct tt_array {
@@ -1286,8 +1316,9 @@ const tt_source *tt_loader_source(tt_loader *l);
 /* ------------------------------------------------------------------------------------------ token streams */
 
 /* What language models train on: documents as tokens one after another, each with a token behind it that ends
-   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. In memory, or in a file that
-   is read where it is needed. */
+   it, and before it what the tokenizer puts in front of a text, as LLaMA's <s>. A document that spells these
+   out at its ends has them once, which the logger is warned of. In memory, or in a file that is read where it
+   is needed. */
 typedef struct tt_token_stream tt_token_stream;
 typedef struct tt_stream_options {
     const tt_tokenizer *tokenizer; /* must stay. Default NULL: tokens are bytes, and 256 ends a document */
@@ -1300,15 +1331,17 @@ typedef struct tt_stream_options {
 } tt_stream_options;
 tt_stream_options tt_stream_options_default(void);
 
-/* NULL options: defaults. NULL after an error. */
+/* NULL options: defaults. NULL after an error. With a tokenizer the text must be UTF-8, as that of a file is
+   (see tt_text_begin); of a model of bytes it may be any. */
 tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t bytes,
                                       const tt_stream_options *o);
-/* A text file, or all files of a folder whose names end in .txt, in the order of their names. */
+/* A text file in UTF-8 (see tt_text_begin), or all files of a folder whose names end in .txt, in the order of
+   their names. */
 tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const tt_stream_options *o);
 /* A file of ids, `width` bytes each (2 or 4, little-endian), as nanoGPT writes it; or with llm.c's header of
    1024 bytes (GPT-2's: ids of 2 bytes, LLaMA 3's: of 4). width 0: what the header says, or else 4 for a vocab
-   above 65536 and where the upper halves of the first ids would be 0, or else 2. Ids are 0 to vocab - 1,
-   `end` ends a document. */
+   above 65536 and where the upper halves of the first ids would be 0, or else 2; a file whose ids are of 8
+   bytes is refused then. Ids are 0 to vocab - 1, `end` ends a document. */
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end);
 /* Writes such a file without a header, of 2 bytes an id if vocab is at most 65536, else of 4. */
 tt_status tt_token_stream_write(const tt_token_stream *s, const char *path);
@@ -1477,6 +1510,12 @@ typedef struct tt_vit_config {
     float dropout;            /* of embeddings and residual branches. Default 0 */
     float attention_dropout;  /* default 0 */
     float mean[4], std[4];    /* of each channel; the model sees (pixel / 255 - mean) / std. Default 0.5 */
+    /* Images are resized to `resize` pixels in height and width (or only the shorter side, and the other
+       keeps the proportion), and of these the middle image_size are cropped; what is smaller gets zeros
+       around it. Default 0: resized to image_size; -1: not resized */
+    int resize;
+    bool resize_shortest;
+    tt_resample resample;     /* default TT_BILINEAR */
 } tt_vit_config;
 /* "Ti/16", "S/16", "B/16", "L/16", "H/14", or another patch: 224 x 224, 1000 classes. Else 0: refused. */
 tt_vit_config tt_vit_config_default(const char *size);
@@ -1501,16 +1540,23 @@ typedef struct tt_vit {
 
 /* As tt_bert_new. */
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config);
-/* path: a folder with model.safetensors, or a .safetensors file; config.json and preprocessor_config.json are
-   read if they are in that folder. The names of tensors are those of transformers (with or without "vit.") or
+/* path: a folder with model.safetensors, or with the files that model.safetensors.index.json names in place
+   of that, or a .safetensors file; config.json and preprocessor_config.json are read if they are in that
+   folder. The names of tensors are those of transformers (with or without "vit.") or
    torchvision's vit_b_16 and so on. Without config.json the shapes of the tensors tell the sizes (with heads
    of 64 columns, in H/14 of 80). image_size, classes 0: as the checkpoint's. For another image_size than the
-   checkpoint's, positions are interpolated (bicubic, as transformers does); a classifier that is missing or
-   of another size starts anew, and the logger is warned. Else as tt_bert_load. */
+   checkpoint's, positions are interpolated (bicubic, as transformers does), and `resize` changes in
+   proportion; a classifier that is missing or of another size starts anew, and the logger is warned. Of
+   preprocessor_config.json all that changes pixels is done as transformers' ViTImageProcessorPil does it, or
+   refused by name: a size as height and width or shortest_edge, the four filters of tt_resample, do_resize,
+   do_center_crop with a crop_size, image_mean, image_std, do_normalize. Else as tt_bert_load. */
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes);
 /* Writes model.safetensors, config.json and preprocessor_config.json into a folder, as tt_bert_save. */
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
+
+/* What the model's images become before it sees them, for a loader or tt_image_prepare. */
+tt_image_options tt_vit_image_options(const tt_vit *m);
 
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* these three are as BERT's */
 tt_value tt_vit_encode(const tt_vit *m, tt_tape *t, const tt_inputs *in);
@@ -1524,7 +1570,7 @@ tt_model tt_vit_classifier(const tt_vit *m); /* as tt_bert_classifier */
 typedef struct tt_lm_config {
     const char *kind;         /* model_type: "gpt2", "llama", "mistral", "qwen2", "gpt_neox", "falcon" */
     int vocab_size, hidden_size, layers, heads;
-    int key_heads;            /* of keys and values; divides heads. GPT-2, GPT-NeoX: as many */
+    int key_heads;            /* of keys and values; divides heads. 0: as many; so of GPT-2, GPT-NeoX */
     int head_size;            /* default 0: hidden_size / heads */
     int intermediate_size, max_positions;
     int window;               /* "mistral", "qwen2": keys that a token sees, its own the last; 0: all */
@@ -1534,13 +1580,17 @@ typedef struct tt_lm_config {
     bool mlp_bias;            /* so have those of the MLP: "llama", "falcon" */
     bool parallel;            /* attention and MLP read the same x: "gpt_neox", "falcon" */
     bool two_norms;           /* "falcon" with parallel: each through a norm of its own */
-    bool alibi;               /* "falcon": instead of rotary positions */
+    bool alibi;               /* "falcon": instead of rotary positions; rounded as transformers does */
     const char *activation;   /* as BERT's */
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
+    int end_token;            /* of a new model: what ends a document,
+        eos_token_id of config.json. Default -1:
+                                 none. (Of a loaded one see tt_lm.stop) */
 } tt_lm_config;
-/* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters. tt_lm_new refuses others. */
+/* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
+   "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
@@ -1553,9 +1603,9 @@ typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden);
 
 /* Low-rank adapters (Hu et al., "LoRA: low-rank adaptation of large language models", 2021), as peft's. */
 typedef struct tt_lora_options {
-    const char *targets; /* modules that get one: patterns (* and ?) of their names, or of the ends of these
-                            behind a dot, with commas between: "q_proj,v_proj". Default NULL: peft's choice,
-                            q_proj and v_proj, c_attn of "gpt2", query_key_value */
+    const char *targets; /* modules that get one: patterns (as tt_param_freeze's) of their names, or of the
+                            ends of these behind a dot, with commas between: "q_proj,v_proj". Default NULL:
+                            peft's choice, q_proj and v_proj, c_attn of "gpt2", query_key_value */
     int rank;            /* default 8 */
     float alpha;         /* what is added is scaled by alpha / rank. Default 8 */
     float dropout;       /* of what the adapter reads, in training. Default 0 */
@@ -1888,6 +1938,7 @@ typedef enum tt__act {
     X(int, window)        /* ATTENTION; 0: none */ \
     X(float, alibi)       /* ATTENTION */ \
     X(int, alibi_heads)   /* ATTENTION with alibi: heads of all tensor ranks */ \
+    X(bool, alibi_rounded) /* ATTENTION */ \
     X(int, block) X(int, dense) X(int, listed) X(int, list_rows) /* ATTENTION; tt_attention_options' */ \
     X(int, lists)         /* ATTENTION: one more than their first in tt_tape.lists; 0: all list block 0 */ \
     X(int, list_heads) X(uint32_t, lists_hash) X(bool, lists_for_training) /* ATTENTION; list_heads: of all \
@@ -2227,9 +2278,10 @@ enum { TT__FP8_STEPS = 16, TT__FP8_MARGIN = 1 };
 /* Dropout: of 16 random bits, those below this drop. */
 #define TT__DROP_THRESHOLD(p) ((int32_t)((p) * 65536.0f + 0.5f))
 
-/* Rotary positions: the frequencies of pairs 0 to size / 2 - 1, by transformers' formulas
-   (modeling_rope_utils.py). */
+/* Rotary positions: the frequencies of all pairs, by transformers' formulas (modeling_rope_utils.py). */
 enum { TT__MOST_PAIRS = 256 };
+static inline int tt__rotary_pairs(const tt_rotary_options *o) { return (o->size + 1) / 2; }
+
 static inline void tt__rotary_frequencies(const tt_rotary_options *o, double frequency[TT__MOST_PAIRS])
 {
     const double turn = 6.283185307179586, size = o->size, log_base = log(o->base);
@@ -2239,7 +2291,7 @@ static inline void tt__rotary_frequencies(const tt_rotary_options *o, double fre
     from = from > 0 ? from : 0;
     to = to < size - 1 ? to : size - 1;
     if (!(from < to)) to = from + 0.001;
-    for (int j = 0; j < o->size / 2; j++) {
+    for (int j = 0; j < tt__rotary_pairs(o); j++) {
         const double plain = pow(o->base, -2 * j / size), turns = o->original * plain / turn;
         double part = 1; /* of the frequency that is divided by the factor */
         if (o->scaling == TT_ROTARY_PLAIN) part = 0;
@@ -2698,13 +2750,26 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
-/* Does `name` match the pattern ('*': any run of characters, '?': one)? */
+/* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
+static const char *tt__match_class(const char *pattern, char c)
+{
+    const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
+    for (const char *p = pattern + 1; end && p < end; p++) {
+        const bool range = p[1] == '-' && p + 2 < end;
+        if (c >= *p && c <= (range ? p[2] : *p)) return end + 1;
+        if (range) p += 2;
+    }
+    return NULL;
+}
+
+/* Does `name` match the pattern ('*': any run of characters, '?': one, '[0-3a]': one of these)? */
 static bool tt__match(const char *pattern, const char *name)
 {
-    const char *star = NULL, *retry = NULL;
+    const char *star = NULL, *retry = NULL, *behind;
     while (*name) {
         if (*pattern == '*') { star = pattern++; retry = name; }
         else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
+        else if ((behind = tt__match_class(pattern, *name)) != NULL) { pattern = behind; name++; }
         else if (star) { pattern = star + 1; name = ++retry; }
         else return false;
     }
@@ -5666,9 +5731,9 @@ static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
     if (heads < 1 || x->cols % heads)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
                              (long long)x->cols, heads);
-    if (o->size < 2 || o->size % 2 || o->size > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+    if (o->size < 1 || 2 * tt__rotary_pairs(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
         return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
-                             "must be even, 2 to %d, and not above that of a head", o->size,
+                             "(and one if odd) must be 2 to %d, and not above that of a head", o->size,
                              (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
     const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
     if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
@@ -5714,7 +5779,7 @@ static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
 
 static size_t tt__rotary_table_bytes(const tt__instr *i)
 {
-    return tt__align_up((size_t)i->attr.rotary.size / 2 * sizeof(float));
+    return tt__align_up((size_t)tt__rotary_pairs(&i->attr.rotary) * sizeof(float));
 }
 
 static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)
@@ -5855,6 +5920,8 @@ static bool tt__shape_ATTENTION(tt_tape *t, const tt__instr *i, tt__shape *out)
                              i->attr.max_length);
     if (!isfinite(i->attr.alibi))
         return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi %g must be finite", i->attr.alibi);
+    if (i->attr.alibi_rounded && !i->attr.causal)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "attention: alibi_rounded needs causal rows");
     if (!tt__blocks_in(t, &i->attr)) return false;
     out[0] = *q;
     tt__set_shape(&out[1], TT_F32, q, heads);
@@ -5905,6 +5972,7 @@ static tt_value tt__attend(tt_tape *t, tt_value q, tt_value k, tt_value v, tt_va
     i.attr.max_length = o->max_length;
     i.attr.alibi = o->alibi;
     if (o->alibi != 0) i.attr.alibi_heads = o->heads;
+    i.attr.alibi_rounded = o->alibi != 0 && o->alibi_rounded;
     /* As many as k has, if that can be; else the shape rule tells what it expects. */
     const int64_t head = o->heads < 1 ? 0 : tt_value_width(t, q) / o->heads;
     const int64_t key_heads = head && tt_value_width(t, k) % head == 0 ? tt_value_width(t, k) / head : 0;
@@ -11493,6 +11561,7 @@ typedef struct tt__attention_args {
     bool causal; float scale; float dropout; uint64_t dropout_key;
     int64_t window;               /* 0: none                                                             */
     float alibi; int alibi_heads; /* of all ranks; 0: none                                               */
+    bool alibi_rounded;           /* see tt_attention_options                                            */
     const tt__attr *attr;         /* of block-sparse attention                                           */
     const uint16_t *lists;        /* tt__launch's                                                        */
     tt__mat q, k, v, out;
@@ -14036,15 +14105,28 @@ TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int6
     return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
 }
 
+/* ALiBi of a head. digits: where it is rounded, the slope over its power of two, which `slope` is then. */
+typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
+
+/* slope * the number of a row in its sequence, over the slope's power of two, as transformers rounds it. */
+TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
+{
+    return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
+}
+
 /* Takes from the scores of one vector of queries (tile: its column) slope * the distance of query and key.
    begin: the first row of the sequence. */
-TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin, float slope,
-                                       float *tile)
+TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
+                                       const TT__K(attention_fall) *fall, float *tile)
 {
-    const tt__vf at = __builtin_convertvector((tt__vi)(l->row - (uint32_t)(begin + l->first_key)), tt__vf);
+    tt__vf at = __builtin_convertvector((tt__vi)(l->row - (uint32_t)(begin + l->first_key)), tt__vf);
+    for (int i = 0; i < TT__LANES && fall->digits != 0; i++)
+        at[i] = TT__K(attention_rounded)(fall->digits, (int64_t)l->row[i] - begin);
     for (int64_t r = l->from; r < l->seen; r++) {
-        const tt__vf ahead = at - (float)r, x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
-        TT__K(store)(tile + r * TT__ATTENTION_TILE, x - TT__K(max)(ahead, -ahead) * slope);
+        const float key = fall->digits == 0 ? (float)r
+                        : TT__K(attention_rounded)(fall->digits, l->first_key + r);
+        const tt__vf ahead = at - key, x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        TT__K(store)(tile + r * TT__ATTENTION_TILE, x - TT__K(max)(ahead, -ahead) * fall->slope);
     }
 }
 
@@ -14202,13 +14284,20 @@ TT__INLINE TT__K(attention_block) TT__K(attention_block_of)(const TT__K(attentio
     return s;
 }
 
-/* In units of log 2; 0 without ALiBi. */
-TT__INLINE float TT__K(attention_slope)(const TT__K(attention_task) *t)
+/* The slope in units of log 2; 0 without ALiBi. */
+TT__INLINE TT__K(attention_fall) TT__K(attention_fall_of)(const TT__K(attention_task) *t)
 {
     const tt__attention_args *a = t->a;
-    const int head = a->first_head + t->head;
-    if (!a->alibi_heads) return 0;
-    return a->alibi * 1.44269504088896341f * exp2f((float)tt__alibi_exponent(head, a->alibi_heads));
+    TT__K(attention_fall) fall = {0, 0};
+    if (!a->alibi_heads) return fall;
+    fall.slope = exp2f((float)tt__alibi_exponent(a->first_head + t->head, a->alibi_heads));
+    if (a->alibi_rounded) {
+        int exponent;
+        fall.digits = 2 * frexpf(tt__from_bf16(tt__to_bf16(fall.slope)), &exponent);
+        fall.slope = ldexpf(0.5f, exponent);
+    }
+    fall.slope *= a->alibi * 1.44269504088896341f;
+    return fall;
 }
 
 /* One block of queries against one block of keys. key, query: the first of them, in the sequence. first: out
@@ -14220,14 +14309,14 @@ TT__FN void TT__K(attention_forward_tile)(const TT__K(attention_task) *t, bool f
     const tt__attention_args *a = t->a;
     const tt__attention_buffers *b = &t->b;
     const int64_t d = a->head_size, stride = tt__attention_stride(d);
-    const float slope = TT__K(attention_slope)(t);
+    const TT__K(attention_fall) fall = TT__K(attention_fall_of)(t);
     TT__K(attention_block) s = TT__K(attention_block_of)(t, key, keys, query, n);
     float correction[TT__ATTENTION_QUERIES];
     if (s.keys <= s.skip) return;
     TT__K(attention_scores)(&s, t->call->query_scale, a->bf16 ? b->k_pairs : b->k, qt, b->weights);
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
-        if (slope != 0) TT__K(attention_alibi)(&l, t->x.begin, slope, b->weights + i);
+        if (fall.slope != 0) TT__K(attention_alibi)(&l, t->x.begin, &fall, b->weights + i);
         tt__vf c = l.drop ? TT__K(attention_softmax)(true, &l, s.keys, b->weights + i, most + i, sum + i)
                           : TT__K(attention_softmax)(false, &l, s.keys, b->weights + i, most + i, sum + i);
         TT__K(store)(correction + i, c);
@@ -14381,7 +14470,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     const float query_scale = t->call->query_scale, keep_scale = t->call->keep_scale;
     const int64_t d = a->head_size, stride = tt__attention_stride(d), dq_stride = tt__attention_padded(d);
     const int64_t column = t->head * d, row = t->x.first + query;
-    const float slope = TT__K(attention_slope)(t);
+    const TT__K(attention_fall) fall = TT__K(attention_fall_of)(t);
     const TT__K(attention_block) s = TT__K(attention_block_of)(t, key, keys, query, n);
     if (s.keys <= s.skip) return;
     TT__K(attention_pack)(&a->q, a->query_at, row, n, column, d, 1.0f, b->q, stride);
@@ -14398,7 +14487,7 @@ TT__FN void TT__K(attention_backward_tile)(const TT__K(attention_task) *t, bool 
     }
     for (int64_t i = 0; i < n; i += TT__LANES) {
         TT__K(attention_lanes) l = TT__K(attention_lanes_at)(t, key, &s, query + i);
-        if (slope != 0) TT__K(attention_alibi)(&l, t->x.begin, slope, b->weights + i);
+        if (fall.slope != 0) TT__K(attention_alibi)(&l, t->x.begin, &fall, b->weights + i);
         float *w = b->weights + i, *ds = b->dscores + i;
         if (l.drop) TT__K(attention_softmax_backward)(true, &l, s.keys, w, ds, lses + i, deltas + i);
         else TT__K(attention_softmax_backward)(false, &l, s.keys, w, ds, lses + i, deltas + i);
@@ -14680,7 +14769,7 @@ TT__ROWS_FN(rotary_rows)
 {
     const tt__instr *i = l->instr;
     const tt_rotary_options *o = &i->attr.rotary;
-    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = o->size / 2;
+    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
     const int32_t *position = (const int32_t *)l->in[1].data;
     const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
     float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* that of n floats holds both */
@@ -14707,7 +14796,8 @@ TT__ROWS_FN(rotary_rows)
                 head[2 * j] = a * c[j] - b * s[j];
                 head[2 * j + 1] = b * c[j] + a * s[j];
             }
-            if (head != from_head) memcpy(head + o->size, from_head + o->size, (size_t)(size - o->size) * 4);
+            const int64_t turn = 2 * pairs;
+            if (head != from_head) memcpy(head + turn, from_head + turn, (size_t)(size - turn) * 4);
         }
         TT__K(row_end)(&l->out[0], l->add[0], r, y, scratch, 2);
     }
@@ -14718,7 +14808,7 @@ TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
     double frequency[TT__MOST_PAIRS];
     const tt_rotary_options *o = &l->instr->attr.rotary;
     tt__rotary_frequencies(o, frequency);
-    for (int j = 0; j < o->size / 2; j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
+    for (int j = 0; j < tt__rotary_pairs(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
     return tt__for_rows(l, &l->out[0], tt__rotary_table_bytes(l->instr), TT__K(rotary_rows));
 }
 
@@ -14886,6 +14976,7 @@ TT__INLINE tt__attention_args TT__K(attention_args)(const tt__launch *l, int q, 
     a.window = l->instr->attr.window;
     a.alibi = l->instr->attr.alibi;
     a.alibi_heads = l->instr->attr.alibi_heads;
+    a.alibi_rounded = l->instr->attr.alibi_rounded;
     a.attr = &l->instr->attr;
     a.lists = l->lists;
     a.scale = l->instr->attr.scale;
@@ -25393,8 +25484,8 @@ static void tt__without_numbers(const char *name, char *to, size_t capacity)
 /* Values of one size and category whose names differ in numbers only. */
 typedef struct tt__plan_group { char name[72]; const tt_plan_value *first; int count; } tt__plan_group;
 
-/* The largest values at the peak, as many as make four fifths of it, but 8 to 20 lines; those of a group share
-   a line: one for 24 layers. */
+/* The largest values at the peak, as many as make four fifths of it, in 8 to 20 lines. A group has one line,
+   so that 24 layers do. */
 static void tt__print_largest(const tt_program *p, tt__text *text)
 {
     const int n = tt_plan_values(p, NULL, 0);
@@ -26701,7 +26792,8 @@ static tt_status tt__safetensors_check(tt_safetensors *s)
     const tt__json *j = &s->json;
     size_t data_bytes = s->size - s->data, expected = 0;
     int members = j->nodes[0].count, metadata = tt__json_get(j, 0, "__metadata__");
-    if (metadata >= 0 && j->nodes[metadata].kind != TT__JSON_OBJECT)
+    const uint8_t kind = metadata >= 0 ? j->nodes[metadata].kind : (uint8_t)TT__JSON_NULL;
+    if (kind != TT__JSON_OBJECT && kind != TT__JSON_NULL)
         return tt__json_wrong(j, "__metadata__", metadata, NULL, "an object of strings");
     if (metadata >= 0)
         for (int i = 0, node = metadata + 1; i < j->nodes[metadata].count; i++, node = j->nodes[node].after)
@@ -27472,11 +27564,11 @@ enum {
 
 typedef enum tt__stage_kind {
     TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM,
-    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS,
-    TT__STAGE_LOWER,                                                                        /* normalizers */
+    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER,
+    TT__STAGE_CLEAN, TT__STAGE_CJK, TT__STAGE_NONSPACING,            /* normalizers, of BERT these three */
     TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
-    TT__STAGE_METASPACE, TT__STAGE_BYTES,                                                   /* splitters */
-    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP                                /* decoders */
+    TT__STAGE_METASPACE, TT__STAGE_BERT, TT__STAGE_BYTES,                                   /* splitters */
+    TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP, TT__STAGE_WORDPIECE           /* decoders */
 } tt__stage_kind;
 
 /* The regular expressions that GPT-2 began:
@@ -27507,7 +27599,8 @@ static const char tt__three_digits[] = "[0-9][0-9][0-9]"; /* Falcon's */
 typedef struct tt__stage {
     tt__stage_kind kind;
     tt__pattern pattern;
-    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run */
+    bool each;                     /* DIGITS, PUNCTUATION: each is a word; else each run. WORDPIECE: spaces
+                                      before some punctuation and contractions are left out */
     bool splits;                   /* BYTES: by GPT-2's pattern; METASPACE: before each replacement */
     bool prefix_space;             /* BYTES */
     bool prefix_always, prefix_first; /* METASPACE */
@@ -27564,6 +27657,8 @@ struct tt__bpe {
     tt_context *ctx;
     tt__letters *letters;
     const uint8_t *bits;
+    tt__unicode *unicode;         /* of BERT's stages; NULL: there are none */
+    uint8_t *low;                 /* (TT__LOW) what it says of the code points that most words have */
     tt__chunk *chunks;            /* the texts of stages and added tokens */
     tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
     int n_kept;
@@ -27576,6 +27671,10 @@ struct tt__bpe {
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
+    bool wordpiece;
+    const char *piece;            /* what the tokens that continue a word begin with, of so many bytes */
+    size_t piece_bytes;
+    int64_t word_chars;           /* a word of more is unknown */
     bool unigram;
     tt__prefixes prefixes;        /* of Unigram, as the two that follow */
     double *scores;               /* (vocab) */
@@ -27600,9 +27699,10 @@ static void tt__bpe_free(tt__bpe *b)
     if (!b) return;
     tt__chunks_free(b->ctx, &b->chunks);
     for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
-    void *const owned[] = {b->letters, b->texts, b->words_text, b->text, b->word, b->by_text.slots,
-                           b->by_word.slots, b->whole, b->merges, b->added, b->added_of, b->tries[0].nodes,
-                           b->tries[1].nodes, b->prefixes.edges, b->prefixes.ids, b->scores, b};
+    void *const owned[] = {b->letters, b->unicode, b->low, b->texts, b->words_text, b->text, b->word,
+                           b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added,
+                           b->added_of, b->tries[0].nodes, b->tries[1].nodes, b->prefixes.edges,
+                           b->prefixes.ids, b->scores, b};
     tt__free_all(b->ctx, owned, TT__COUNT(owned));
 }
 
@@ -27916,9 +28016,42 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     }
 }
 
+/* WordPiece: the longest token that a word begins with, the longest that goes on behind it, and so on. */
+static void tt__bpe_pieces(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__bpe *b = e->b;
+    const int64_t before = e->count;
+    const size_t front = b->piece_bytes;
+    int64_t chars = 0;
+    for (size_t at = 0; at < bytes && chars <= b->word_chars; chars++) tt__utf8_next(text, bytes, &at);
+    char *rest = chars <= b->word_chars ? (char *)tt__encoder_room(e, &e->heap, front + bytes, 1) : NULL;
+    bool known = rest != NULL;
+    if (known && front) memcpy(rest, b->piece, front);
+    for (size_t at = 0, end; at < bytes && known; at = end) {
+        const size_t skip = at ? front : 0, most = b->longest > skip ? b->longest - skip : 0;
+        const char *from = at ? rest : text;
+        int id = -1;
+        if (at) memcpy(rest + front, text + at, bytes - at);
+        for (end = at + (size_t)tt__min((int64_t)(bytes - at), (int64_t)most); end > at; end--) {
+            if (end < bytes && ((uint8_t)text[end] & 0xC0) == 0x80) continue; /* within a character */
+            id = tt__bpe_find(&b->by_word, from, skip + end - at);
+            if (id >= 0) break;
+        }
+        known = id >= 0;
+        if (known) tt__encoder_id(e, id);
+    }
+    if (known || e->failed) return;
+    e->count = before;
+    tt__encoder_id(e, b->unk);
+}
+
 static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__bpe *b = e->b;
+    if (b->wordpiece) {
+        tt__bpe_pieces(e, text, bytes);
+        return;
+    }
     if (b->unigram) {
         tt__unigram_word(e, text, bytes);
         return;
@@ -28058,6 +28191,28 @@ static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, siz
     }
 }
 
+static int tt__bpe_class_of(const tt__bpe *b, uint32_t c) /* a TT__CLASS_... */
+{
+    return c < TT__LOW ? b->low[c] : tt__class(b->unicode, c);
+}
+
+/* Words between white space, and each character of punctuation. */
+static void tt__bpe_split_bert(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt__bpe *b = e->b;
+    size_t from = 0;
+    for (size_t at = 0; at <= bytes && !tt__encoder_done(e);) {
+        const size_t start = at;
+        const uint32_t c = at < bytes ? tt__utf8_next(text, bytes, &at) : (at++, (uint32_t)' ');
+        const bool alone = tt__bpe_class_of(b, c) == TT__CLASS_PUNCTUATION;
+        if (!alone && !(b->bits[c] & TT__IS_SPACE)) continue;
+        tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
+        if (alone && !tt__encoder_done(e))
+            tt__bpe_split(e, stage + 1, text + start, at - start, tt__is_first(e, first, text, start));
+        from = at;
+    }
+}
+
 /* Three digits are a word. */
 static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
 {
@@ -28139,6 +28294,7 @@ static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t by
     case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
     case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
     case TT__STAGE_WHITE: tt__bpe_split_white(e, stage, text, bytes, first); return;
+    case TT__STAGE_BERT: tt__bpe_split_bert(e, stage, text, bytes, first); return;
     default: break;
     }
     if (s->kind == TT__STAGE_BYTES) {
@@ -28397,13 +28553,24 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
     return n;
 }
 
-/* What a character becomes by NFD, NFKD, StripAccents or Lowercase: so many code points. */
+/* What a character becomes by NFD, NFKD, StripAccents, Lowercase or one of BERT's: so many code points. */
 static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint32_t to[TT__DECOMPOSED])
 {
     if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
-    if (kind != TT__STAGE_ACCENTS) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
+    if (kind <= TT__STAGE_NFKD) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
+    const int of = kind >= TT__STAGE_CLEAN ? tt__bpe_class_of(b, c) : (int)TT__CLASS_LETTER;
     to[0] = c;
-    return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    switch (kind) {
+    case TT__STAGE_CLEAN:
+        if (of == TT__CLASS_SPACE) to[0] = ' ';
+        return of == TT__CLASS_DROP || c == 0xFFFD ? 0 : 1;
+    case TT__STAGE_CJK:
+        to[1] = c;
+        if (tt__is_cjk(c)) to[0] = to[2] = ' ';
+        return tt__is_cjk(c) ? 3 : 1;
+    case TT__STAGE_NONSPACING: return of == TT__CLASS_ACCENT || of == TT__CLASS_STARTER_ACCENT ? 0 : 1;
+    default: return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    }
 }
 
 /* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. */
@@ -28476,7 +28643,8 @@ static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text
     switch (s->kind) {
     case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD: tt__front_decomposed(e, s, &f); break;
     case TT__STAGE_PRECOMPILED: tt__precompiled(b, s, text, bytes, NULL, &f); break;
-    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
+    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: case TT__STAGE_CLEAN: case TT__STAGE_CJK:
+    case TT__STAGE_NONSPACING: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
     case TT__STAGE_PREPEND: f.to = e->front ? e->front + s->to_bytes : 0; break;
     case TT__STAGE_TRIM:
         if (s->left) at = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, 0, SIZE_MAX);
@@ -28498,6 +28666,13 @@ static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text
     e->front = f.to;
 }
 
+static bool tt__is_ascii(const char *text, size_t bytes)
+{
+    uint8_t all = 0;
+    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
+    return all < 0x80;
+}
+
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
 static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
@@ -28511,6 +28686,9 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
         tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
         const char *before = text;
         char *out = NULL;
+        const bool decomposes = s->kind == TT__STAGE_NFD || s->kind == TT__STAGE_NFKD;
+        const bool marks = s->kind == TT__STAGE_ACCENTS || s->kind == TT__STAGE_NONSPACING;
+        if ((decomposes || marks || s->kind == TT__STAGE_CJK) && tt__is_ascii(text, *bytes)) continue;
         if (fronts) tt__front_after(e, s, text, *bytes);
         if (e->failed) break;
         if (s->kind == TT__STAGE_NFC) {
@@ -28534,7 +28712,7 @@ static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *b
             if (!out) break;
             *bytes = tt__precompiled(b, s, text, *bytes, out, NULL);
             text = out;
-        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_LOWER) {
+        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_NONSPACING) {
             out = (char *)tt__encoder_room(e, to, tt__map(b, s->kind, text, *bytes, NULL), 1);
             if (!out) break;
             *bytes = tt__map(b, s->kind, text, *bytes, out);
@@ -28723,6 +28901,35 @@ static void tt__parts_bytes(tt__parts *to, char *bytes, size_t *n)
     *n = 0;
 }
 
+/* Replaces every `from` by a text that is no longer, in place. Returns the bytes. */
+static size_t tt__shorten(char *text, size_t bytes, const char *from, const char *to)
+{
+    const size_t from_bytes = strlen(from), to_bytes = strlen(to);
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        const bool here = bytes - at >= from_bytes && memcmp(text + at, from, from_bytes) == 0;
+        if (here) memcpy(text + n, to, to_bytes);
+        else text[n] = text[at];
+        n += here ? to_bytes : 1;
+        at += here ? from_bytes : 1;
+    }
+    return n;
+}
+
+/* A token that goes on is joined to the one before; others get a space in front, or are cleaned of it. */
+static void tt__decode_piece(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
+{
+    static const char *const cleaned[][2] = {
+        {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"},
+        {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"}};
+    const size_t used = to->used;
+    const bool goes_on = !first && bytes >= s->from_bytes && memcmp(text, s->from, s->from_bytes) == 0;
+    if (!first && !goes_on) tt__parts_add(to, " ", 1);
+    tt__parts_add(to, text + (goes_on ? s->from_bytes : 0), bytes - (goes_on ? s->from_bytes : 0));
+    for (int i = 0; i < TT__COUNT(cleaned) && s->each && !to->failed && to->used > used; i++)
+        to->used = used + tt__shorten(to->text + used, to->used - used, cleaned[i][0], cleaned[i][1]);
+}
+
 static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, bool first, tt__parts *to)
 {
     size_t end = bytes, at = 0;
@@ -28742,6 +28949,7 @@ static void tt__decode_part(const tt__stage *s, const char *text, size_t bytes, 
             if (memcmp(text + end - s->from_bytes, s->from, s->from_bytes) != 0) break;
         tt__parts_add(to, text + at, end - at);
         break;
+    case TT__STAGE_WORDPIECE: tt__decode_piece(s, text, bytes, first, to); break;
     default: tt__parts_add(to, text, bytes);
     }
     tt__parts_end(to);
@@ -28975,6 +29183,36 @@ static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt
     return TT_OK;
 }
 
+/* What classes of characters there are for BERT's stages. */
+static tt_status tt__bpe_classes_of_bert(tt__bpe *b)
+{
+    if (b->low) return TT_OK;
+    b->unicode = tt__unicode_new(b->ctx);
+    b->low = b->unicode ? (uint8_t *)tt__alloc(b->ctx, TT__LOW) : NULL;
+    for (uint32_t c = 0; c < TT__LOW && b->low; c++) b->low[c] = (uint8_t)tt__class(b->unicode, c);
+    return b->low ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+static tt_status tt__bpe_read_bert(tt__bpe *b, const tt__json *j, int node)
+{
+    bool clean = true, cjk = true, lower = true, accents = true;
+    tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "handle_chinese_chars", &cjk);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
+    accents = lower;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
+    if (status == TT_OK) status = tt__bpe_classes_of_bert(b);
+    if (status != TT_OK) return status;
+    const struct { bool asked; tt__stage_kind kind; } steps[] = {
+        {clean, TT__STAGE_CLEAN}, {cjk, TT__STAGE_CJK}, {accents, TT__STAGE_NFD},
+        {accents, TT__STAGE_NONSPACING}, {lower, TT__STAGE_LOWER}};
+    for (int i = 0; i < TT__COUNT(steps); i++)
+        if (steps[i].asked && !tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, steps[i].kind))
+            return TT_ERR_UNSUPPORTED;
+    return TT_OK;
+}
+
 static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
 {
     static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
@@ -28988,12 +29226,13 @@ static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node
     if (!type) return j->ctx->status;
     if (strcmp(type, "Sequence") == 0)
         return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
+    if (strcmp(type, "BertNormalizer") == 0) return tt__bpe_read_bert(b, j, node);
     for (int i = 0; i < TT__COUNT(kinds); i++)
         if (strcmp(type, kinds[i].type) == 0) known = i;
     if (known < 0)
         return tt__bpe_unknown(j, node, "normalizer", type,
-                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip "
-                               "or Precompiled");
+                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip, "
+                               "Precompiled or BertNormalizer");
     tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
     switch (s->kind) {
@@ -29071,12 +29310,13 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
     const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
     const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
-    const bool white = strcmp(type, "WhitespaceSplit") == 0;
-    if (!bytes && !metaspace && !digits && !punctuation && !white)
+    const bool white = strcmp(type, "WhitespaceSplit") == 0, bert = strcmp(type, "BertPreTokenizer") == 0;
+    if (!bytes && !metaspace && !digits && !punctuation && !white && !bert)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "Sequence, ByteLevel, Split, Digits, "
-                               "Punctuation, WhitespaceSplit or Metaspace");
-    if (bytes && b->unigram) return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
-    if ((bytes || metaspace || white) && b->mapped_at < b->n_splitters)
+                               "Punctuation, WhitespaceSplit, Metaspace or BertPreTokenizer");
+    if (bytes && (b->unigram || b->wordpiece))
+        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
+    if ((bytes || metaspace || white || bert) && b->mapped_at < b->n_splitters)
         return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
     for (int i = 0; i < b->n_splitters && metaspace; i++)
         if (b->splitters[i].kind == TT__STAGE_METASPACE)
@@ -29084,7 +29324,8 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
     const int place = b->n_splitters;
     s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
                       bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
-                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE : TT__STAGE_PUNCTUATION);
+                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE
+                      : bert ? TT__STAGE_BERT : TT__STAGE_PUNCTUATION);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (bytes) b->mapped_at = place;
     s->splits = true;
@@ -29093,8 +29334,8 @@ static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
         if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
     } else if (digits) {
         status = tt__json_read_bool(j, node, "individual_digits", &s->each);
-    } else if (white) {
-        return TT_OK;
+    } else if (white || bert) {
+        return bert ? tt__bpe_classes_of_bert(b) : TT_OK;
     } else if (punctuation) {
         status = tt__json_read_string(j, node, "behavior", false, &behavior);
         s->each = strcmp(behavior, "Isolated") == 0;
@@ -29117,7 +29358,7 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
     static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
         {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
         {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
-        {"Metaspace", TT__STAGE_METASPACE}};
+        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
     const char *scheme;
     int known = -1;
     size_t at = 0;
@@ -29131,7 +29372,8 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
         if (strcmp(type, kinds[i].type) == 0) known = i;
     if (known < 0)
         return tt__bpe_unknown(j, node, "decoder", type,
-                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip or Metaspace");
+                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                               "WordPiece");
     tt__stage *s = tt__bpe_stage(j, node, b->decoders, &b->n_decoders, kinds[known].kind);
     if (!s) return TT_ERR_UNSUPPORTED;
     if (s->kind == TT__STAGE_REPLACE) return tt__bpe_replace(b, j, node, s);
@@ -29141,6 +29383,10 @@ static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
         s->prefix_first = strcmp(scheme, "never") != 0;
         s->to = " ";
         s->to_bytes = 1;
+    } else if (s->kind == TT__STAGE_WORDPIECE) {
+        s->each = true;
+        tt_status status = tt__bpe_string(b, j, node, "prefix", &s->from, &s->from_bytes);
+        return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
     } else if (s->kind == TT__STAGE_STRIP) {
         tt_status status = tt__bpe_string(b, j, node, "content", &s->from, &s->from_bytes);
         if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
@@ -29476,6 +29722,18 @@ static tt_status tt__bpe_read_merges(tt__bpe *b, const tt__json *j, int model)
     return TT_OK;
 }
 
+static tt_status tt__bpe_read_wordpiece(tt__bpe *b, const tt__json *j, int model, const char *prefix,
+                                        const char **unk)
+{
+    b->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+    if (!*unk) *unk = "[UNK]";
+    if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
+    b->piece_bytes = strlen(prefix);
+    b->piece = tt__chunks_text(b->ctx, &b->chunks, prefix, b->piece_bytes);
+    if (!b->piece) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    return tt__json_read_int(j, model, "max_input_chars_per_word", false, 0, INT32_MAX, &b->word_chars);
+}
+
 /* What decides ids beside vocabulary and merges. */
 static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, const char **unk)
 {
@@ -29493,11 +29751,15 @@ static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, co
         b->unk = (int)id;
         return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback) : status;
     }
-    if (status == TT_OK && strcmp(type, "BPE") != 0)
-        return tt__bpe_unknown(j, model, "model", type,
-                               "BPE, Unigram, or WordPiece with a vocab.txt beside it");
+    /* older files of DistilBERT have no "type" */
+    const bool untyped = tt__json_get(j, model, "type") < 0;
+    b->wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
+                 : status == TT_OK && strcmp(type, "WordPiece") == 0;
+    if (status == TT_OK && !b->wordpiece && strcmp(type, "BPE") != 0)
+        return tt__bpe_unknown(j, model, "model", type, "BPE, Unigram or WordPiece");
     if (status == TT_OK) status = tt__json_read_string(j, model, "unk_token", false, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
+    if (status == TT_OK && b->wordpiece) return tt__bpe_read_wordpiece(b, j, model, prefix, unk);
     if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
     if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
     if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &b->fuse_unk);
@@ -29802,6 +30064,14 @@ static void tt__bpe_role_ids(tt_tokenizer *k, const tt__json *j)
     }
 }
 
+/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+static bool tt__bpe_is_ordinary(const tt_tokenizer *k, int32_t id)
+{
+    if (id < 0 || k->bpe->added_of[id] >= 0 || !k->bpe->text[id].bytes) return false;
+    const char *text = tt_tokenizer_token(k, id), first = text[0], last = text[k->bpe->text[id].bytes - 1];
+    return !(first == '<' && last == '>') && !(first == '[' && last == ']');
+}
+
 /* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
    are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
 static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] = {
@@ -29824,18 +30094,58 @@ static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] 
      "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
 };
 
-/* Which of them a folder's tokenizer_config.json or config.json (either may be empty) names. */
+/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+static const char tt__bpe_llama[] =
+    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
+    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\\u2581\"},\"content\":\" \"},"
+    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+    "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
+    "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
+
+/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+static const char *tt__folder_text(const tt__json *j, const char *key)
+{
+    return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
+}
+
+/* Is that the name of the class, or of its twin of transformers 4? */
+static bool tt__bpe_class_is(const char *name, const char *which)
+{
+    const size_t n = strlen(which);
+    return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
+}
+
+/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
+   as "add_prefix_space" of tokenizer_config.json says, or as tt__bpe_llama. */
+typedef enum tt__bpe_way { TT__WAY_FILE, TT__WAY_BYTES, TT__WAY_LLAMA } tt__bpe_way;
+
+static tt__bpe_way tt__bpe_way_of(const tt__json *config, const tt__json *model, const tt__file_bytes *file)
+{
+    static const struct { const char *name, *model_type; } bytes[] = {
+        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
+        {"GPTNeoXTokenizer", "gpt_neox"}};
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    if (!name) name = tt__folder_text(model, "tokenizer_class");
+    if (type && strcmp(type, "mistral") == 0) return TT__WAY_FILE;
+    if (tt__bpe_class_is(name, "LlamaTokenizer") && (!type || strcmp(type, "llama") == 0))
+        return strstr(file->bytes, "\"ByteLevel\"") ? TT__WAY_FILE : TT__WAY_LLAMA;
+    for (int i = 0; i < TT__COUNT(bytes); i++)
+        if (name ? tt__bpe_class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
+            return TT__WAY_BYTES;
+    return TT__WAY_FILE;
+}
+
+/* Which of tt__bpe_classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
 static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
 {
-    const char *name = tt__json_text(config, config->count ? tt__json_get(config, 0, "tokenizer_class") : -1);
-    const char *type = tt__json_text(model, model->count ? tt__json_get(model, 0, "model_type") : -1);
-    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++) {
-        const size_t n = strlen(tt__bpe_classes[i].name);
-        const bool begins = name && strncmp(name, tt__bpe_classes[i].name, n) == 0;
-        if (name ? begins && (!name[n] || strcmp(name + n, "Fast") == 0)
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++)
+        if (name ? tt__bpe_class_is(name, tt__bpe_classes[i].name)
                  : !type || strcmp(type, tt__bpe_classes[i].model_type) == 0)
             return i;
-    }
     tt__fail(ctx, TT_ERR_UNSUPPORTED,
              "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
              "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
@@ -29843,10 +30153,32 @@ static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *co
     return -1;
 }
 
-/* The tokenizer that `j` describes. text: what j was parsed from; vocab: of vocab.json, NULL: in j; merges:
-   those of merges.txt, or NULL; config: tokenizer_config.json, or empty. */
-static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *vocab,
-                               const tt__file_bytes *merges, const char *merges_path, const tt__json *config)
+/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
+static tt_status tt__bpe_prefixes(tt__bpe *b, tt__bpe_way kind, const tt__json *config)
+{
+    bool prefix = kind == TT__WAY_LLAMA, legacy = false;
+    tt_status status = TT_OK;
+    if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
+    if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
+    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
+    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+    for (int i = 0; i < b->n_splitters; i++) {
+        tt__stage *s = &b->splitters[i];
+        if (s->kind == TT__STAGE_BYTES && kind == TT__WAY_BYTES && given) s->prefix_space = prefix;
+        if (kind != TT__WAY_LLAMA) continue;
+        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
+        s->prefix_first = prefix && !legacy;
+    }
+    if (kind == TT__WAY_LLAMA && !prefix) b->n_decoders--; /* which strips it */
+    return status;
+}
+
+/* The tokenizer that `j` describes. text: what j was parsed from; way: what has the pipeline in its place, or
+   NULL; vocab: of vocab.json, NULL: in j; merges: those of merges.txt, or NULL; config:
+   tokenizer_config.json, or empty. */
+static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *way,
+                               tt__bpe_way kind, const tt__json *vocab, const tt__file_bytes *merges,
+                               const char *merges_path, const tt__json *config)
 {
     tt__bpe *b = k->bpe;
     const char *unk;
@@ -29857,17 +30189,19 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__bpe_read_model(b, j, model, &unk);
-    const struct { const char *key; tt__bpe_reader read; } parts[] = {
-        {"normalizer", tt__bpe_read_normalizer}, {"pre_tokenizer", tt__bpe_read_splitter},
-        {"decoder", tt__bpe_read_decoder}, {"added_tokens", tt__bpe_read_added_list}};
+    if (way && (b->unigram || b->wordpiece)) way = NULL, kind = TT__WAY_FILE; /* that class has neither */
+    if (way && status == TT_OK) status = tt__bpe_read_model(b, way, tt__json_get(way, 0, "model"), &unk);
+    const struct { const tt__json *from; const char *key; tt__bpe_reader read; } parts[] = {
+        {way ? way : j, "normalizer", tt__bpe_read_normalizer},
+        {way ? way : j, "pre_tokenizer", tt__bpe_read_splitter},
+        {way ? way : j, "decoder", tt__bpe_read_decoder}, {j, "added_tokens", tt__bpe_read_added_list}};
     b->mapped_at = INT_MAX;
     for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
-        const int node = tt__json_get(j, 0, parts[i].key);
-        if (node >= 0) status = parts[i].read(b, j, node);
+        const int node = tt__json_get(parts[i].from, 0, parts[i].key);
+        if (node >= 0) status = parts[i].read(b, parts[i].from, node);
     }
     b->mapped_at = (int)tt__min(b->mapped_at, b->n_splitters);
     if (vocab) { /* what the configuration adds */
-        bool prefix = false;
         int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
         if (list >= 0 && j->nodes[0].kind == TT__JSON_OBJECT && config->nodes[list].kind == TT__JSON_OBJECT)
             for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
@@ -29880,11 +30214,8 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                                            "numbers as keys of added_tokens_decoder");
                 status = tt__bpe_read_added(b, config, child, (int)id);
             }
-        if (status == TT_OK && config->count)
-            status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
-        for (int i = 0; i < b->n_splitters; i++)
-            if (b->splitters[i].kind == TT__STAGE_BYTES) b->splitters[i].prefix_space = prefix;
     }
+    if (status == TT_OK && kind != TT__WAY_FILE) status = tt__bpe_prefixes(b, kind, config);
     if (status != TT_OK) return status;
     for (int i = 0; i < b->n_added; i++) {
         size = (int)tt__max(size, b->added[i].id + 1);
@@ -29900,6 +30231,9 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
         return status;
     }
     b->unk = unk ? tt__bpe_find(&b->by_text, unk, strlen(unk)) : -1;
+    if (b->wordpiece && b->unk < 0)
+        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
+                        j->path, unk);
     for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
     const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
     if (b->unk < 0 && !fallback && (!bytes || unmapped))
@@ -29907,7 +30241,8 @@ static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *t
                 "'%s' has tokens for some characters only, and none for the "
                 "others: these are left out of texts", j->path);
     b->cuts = !bytes && fallback && !b->ignore_merges;
-    status = merges ? tt__bpe_merges_text(b, merges_path, merges) : tt__bpe_read_merges(b, j, model);
+    if (merges) status = tt__bpe_merges_text(b, merges_path, merges);
+    else if (!b->wordpiece) status = tt__bpe_read_merges(b, j, model);
     if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
     if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
     return status;
@@ -29937,8 +30272,8 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     tt__bpe *b = k->bpe = (tt__bpe *)tt__calloc(ctx, sizeof *b);
     char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH];
     char model_path[TT__PATH];
-    tt__json j, config, map, vocab, model;
-    tt__json *const all[] = {&j, &config, &map, &vocab, &model};
+    tt__json j, config, map, vocab, model, way;
+    tt__json *const all[] = {&j, &config, &map, &vocab, &model, &way};
     tt_status status = TT_ERR_MEMORY;
     const tt__file_bytes *file = NULL, *vocab_file;
     for (int i = 0; i < TT__COUNT(all); i++) memset(all[i], 0, sizeof *all[i]);
@@ -29956,7 +30291,12 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
     if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
     if (status == TT_OK && file) {
         status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
-        if (status == TT_OK) status = tt__bpe_build(k, &j, file->bytes, NULL, NULL, NULL, &config);
+        const tt__bpe_way kind = tt__bpe_way_of(&config, &model, file);
+        const bool llama = kind == TT__WAY_LLAMA;
+        if (status == TT_OK && llama)
+            status = tt__json_parse(&way, ctx, path, 0, tt__bpe_llama, strlen(tt__bpe_llama));
+        if (status == TT_OK)
+            status = tt__bpe_build(k, &j, file->bytes, llama ? &way : NULL, kind, NULL, NULL, NULL, &config);
     } else if (status == TT_OK) {
         vocab_file = tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
         if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
@@ -29968,14 +30308,26 @@ static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
         if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, tt__bpe_classes[kind].json,
                                                      strlen(tt__bpe_classes[kind].json));
         if (status == TT_OK)
-            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, &vocab, file, path, &config);
+            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, NULL, TT__WAY_BYTES, &vocab, file, path,
+                                   &config);
     }
     if (status == TT_OK) {
         if (config.count) tt__bpe_roles(k, &config);
         if (map.count) tt__bpe_roles(k, &map);
+        static const int berts[] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_PAD, TT_TOKEN_MASK};
+        for (int i = 0; i < TT__COUNT(berts) && b->wordpiece; i++)
+            if (k->roles[berts[i]] < 0)
+                k->roles[berts[i]] = tt_tokenizer_find(k, tt__special_tokens[i]);
+        const bool told = k->roles[TT_TOKEN_EOS] >= 0; /* by a file of the tokenizer's own */
         if (model.count) tt__bpe_role_ids(k, &model);
-        const int32_t end = tt__bpe_find(&b->by_text, "<|endoftext|>", 13);
-        if (k->roles[TT_TOKEN_EOS] < 0) k->roles[TT_TOKEN_EOS] = end;
+        const int32_t own = tt__bpe_find(&b->by_text, "<|endoftext|>", 13), end = k->roles[TT_TOKEN_EOS];
+        const bool ordinary = !told && tt__bpe_is_ordinary(k, end);
+        if (end < 0 || (ordinary && own >= 0)) k->roles[TT_TOKEN_EOS] = own;
+        if (ordinary)
+            tt__log(ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
+                    "texts have too: %s", model_path, end, tt_tokenizer_token(k, end),
+                    own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
+                            : "documents end with '<|endoftext|>' instead");
     }
     bool split_special = false;
     if (status == TT_OK && config.count)
@@ -30237,20 +30589,33 @@ const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
    first[x] + t, t < used[x]. */
 typedef struct tt__filter {
     int in, out, taps;
+    tt_resample kind;
     int32_t *first, *used; /* (out) */
     /* (out, taps) times 2^TT__WEIGHT_BITS; those of an output add up to 1, but for their rounding */
     int32_t *weights;
     tt__buffer memory;
 } tt__filter;
 
+static double tt__nearest(double x) { (void)x; return 1; }
 static double tt__triangle(double x) { x = fabs(x); return x < 1 ? 1 - x : 0; }
-
-/* The bilinear filter of Pillow (src/libImaging/Resample.c): a triangle over one input to both sides,
-   stretched by the factor of a reduction, and normalised over the inputs that there are. */
-static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
+static double tt__cubic(double x) /* Keys 1981, a = -1/2 */
 {
-    double scale = (double)in / out, support = scale < 1 ? 1 : scale, narrow = 1 / support;
-    if (f->in == in && f->out == out) return true;
+    x = fabs(x);
+    return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : x < 2 ? -0.5 * (((x - 5) * x + 8) * x - 4) : 0;
+}
+static double tt__sinc(double x) { x *= 3.14159265358979323846; return x == 0 ? 1 : sin(x) / x; }
+static double tt__lanczos(double x) { return x >= -3 && x < 3 ? tt__sinc(x) * tt__sinc(x / 3) : 0; }
+
+/* A filter of Pillow (src/libImaging/Resample.c): a function over some inputs to both sides, stretched by the
+   factor of a reduction, and normalised over the inputs that there are. The nearest input is where Pillow's
+   sum of steps leads (src/libImaging/Geometry.c). */
+static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out, tt_resample kind)
+{
+    static const struct { double (*weight)(double); int inputs; } kinds[] = {
+        {tt__nearest, 0}, {tt__lanczos, 3}, {tt__triangle, 1}, {tt__cubic, 2}}; /* as tt_resample */
+    double scale = (double)in / out, stretch = scale < 1 ? 1 : scale, narrow = 1 / stretch;
+    const double support = kinds[kind].inputs * stretch;
+    if (f->in == in && f->out == out && f->kind == kind) return true;
     f->in = 0;
     f->taps = 2 * (int)ceil(support) + 1;
     /* the rounding of more weights could add up to a level of 256: truncate those */
@@ -30260,24 +30625,36 @@ static bool tt__filter_make(tt_context *ctx, tt__filter *f, int in, int out)
         return false;
     f->used = f->first + out;
     f->weights = f->used + out;
-    for (int x = 0; x < out; x++) {
+    double nearest = 0.5 * scale;
+    for (int x = 0; x < out; x++, nearest += scale) {
         double center = (x + 0.5) * scale, sum = 0;
         int first = (int)tt__max(0, (int)(center - support + 0.5));
         int end = (int)tt__min(in, (int)(center + support + 0.5));
         int32_t *w = f->weights + (size_t)x * (size_t)f->taps;
-        for (int k = first; k < end; k++) sum += tt__triangle((k - center + 0.5) * narrow);
+        if (kind == TT_NEAREST) first = (int)tt__min(in - 1, (int)nearest), end = first + 1;
+        for (int k = first; k < end; k++) sum += kinds[kind].weight((k - center + 0.5) * narrow);
         for (int k = first; k < end; k++) {
-            double weight = tt__triangle((k - center + 0.5) * narrow) / sum;
-            w[k - first] = (int32_t)(half + weight * (1 << TT__WEIGHT_BITS));
+            double weight = kinds[kind].weight((k - center + 0.5) * narrow) / sum * (1 << TT__WEIGHT_BITS);
+            w[k - first] = (int32_t)(weight < 0 ? weight - half : weight + half);
         }
         /* so that without resizing there is one tap, of weight 1 */
         while (end > first + 1 && !w[end - 1 - first]) end--;
-        f->first[x] = first;
-        f->used[x] = end - first;
+        int zeros = 0;
+        while (first + zeros + 1 < end && !w[zeros]) zeros++;
+        memmove(w, w + zeros, sizeof *w * (size_t)(end - first - zeros));
+        f->first[x] = first + zeros;
+        f->used[x] = end - first - zeros;
     }
     f->in = in;
     f->out = out;
+    f->kind = kind;
     return true;
+}
+
+/* The grey level of a sum of weighed levels, which negative weights may lead out of 0 to 255. */
+static uint32_t tt__level(uint32_t sum)
+{
+    return sum < 1u << 30 ? sum >> TT__WEIGHT_BITS : (int32_t)sum < 0 ? 0 : 255;
 }
 
 /* Rows [top, top + height) and columns [left, left + width), these from right to left if mirrored. */
@@ -30302,21 +30679,21 @@ static void tt__resample_across(const tt__filter *f, const tt__window *window, c
                 sum1 += (uint32_t)w[t] * from[step];
                 sum2 += (uint32_t)w[t] * from[2 * step];
             }
-            out[0] = sum0 >> TT__WEIGHT_BITS;
-            out[1] = sum1 >> TT__WEIGHT_BITS;
-            out[2] = sum2 >> TT__WEIGHT_BITS;
+            out[0] = tt__level(sum0);
+            out[1] = tt__level(sum1);
+            out[2] = tt__level(sum2);
         } else {
             for (int c = 0; c < channels; c++) {
                 uint32_t sum = half;
                 for (int t = 0; t < used; t++) sum += (uint32_t)w[t] * from[t * stride + c * step];
-                out[c] = sum >> TT__WEIGHT_BITS;
+                out[c] = tt__level(sum);
             }
         }
     }
 }
 
 /* Weighs `taps` rows of `pitch` numbers, a multiple of 4, to one row of n outputs. A multiplication does two
-   at once, as no sum has over 32 bits. */
+   at once, as each sum is an int32_t: the lower half borrows from the upper one where it is negative. */
 static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, size_t pitch, size_t n,
                               uint8_t *out)
 {
@@ -30330,14 +30707,21 @@ static void tt__resample_down(const int32_t *w, int taps, const uint32_t *in, si
         uint64_t sum0 = half, sum1 = half, two[2];
         uint8_t four[4];
         for (int t = 0; t < taps; t++, from += pitch) {
+            const uint64_t weight = (uint64_t)(int64_t)w[t];
             memcpy(two, from, sizeof two);
-            sum0 += (uint32_t)w[t] * two[0];
-            sum1 += (uint32_t)w[t] * two[1];
+            sum0 += weight * two[0];
+            sum1 += weight * two[1];
         }
         four[0] = (uint8_t)(sum0 >> TT__WEIGHT_BITS);
         four[1] = (uint8_t)(sum0 >> (TT__WEIGHT_BITS + 32));
         four[2] = (uint8_t)(sum1 >> TT__WEIGHT_BITS);
         four[3] = (uint8_t)(sum1 >> (TT__WEIGHT_BITS + 32));
+        if (__builtin_expect(((sum0 | sum1) & 0xC0000000C0000000u) != 0, 0))
+            for (int k = 0; k < 4; k++) { /* out of 0 to 255 */
+                const uint64_t sum = k < 2 ? sum0 : sum1;
+                const uint32_t low = (uint32_t)sum;
+                four[k] = (uint8_t)tt__level(k % 2 ? (uint32_t)(sum >> 32) + (low >> 31) : low);
+            }
         if (n - i >= 4) memcpy(out + i, four, 4);
         else memcpy(out + i, four, n - i);
     }
@@ -30372,17 +30756,17 @@ static void tt__resampler_free(tt_context *ctx, tt__resampler *r)
    apart. channels: the image's; or 3 of 4; or any number of 1, which is repeated. Returns false when memory
    is out. */
 static bool tt__resample(tt_context *ctx, tt__resampler *r, const tt_image *image, int height, int width,
-                         int channels, const tt__window *window, uint8_t *to, size_t pitch)
+                         tt_resample kind, int channels, const tt__window *window, uint8_t *to, size_t pitch)
 {
     int stride = image->channels, end = 0;
-    if (!tt__filter_make(ctx, &r->across, image->width, width) ||
-        !tt__filter_make(ctx, &r->down, image->height, height))
+    if (!tt__filter_make(ctx, &r->across, image->width, width, kind) ||
+        !tt__filter_make(ctx, &r->down, image->height, height, kind))
         return false;
     int first = r->down.first[window->top];
     for (int y = window->top; y < window->top + window->height; y++)
         end = (int)tt__max(end, r->down.first[y] + r->down.used[y]);
-    bool alpha = channels == stride && channels % 2 == 0 && (height != image->height ||
-        width != image->width);
+    bool alpha = channels == stride && channels % 2 == 0 && kind != TT_NEAREST &&
+        (height != image->height || width != image->width);
     size_t n = (size_t)window->width * (size_t)channels, row = (n + 3) & ~(size_t)3,
         image_row = (size_t)image->width * (size_t)stride;
     uint32_t *rows = (uint32_t *)tt__buffer_get(ctx, &r->rows, (size_t)(end - first), row * sizeof *rows);
@@ -30420,7 +30804,7 @@ tt_status tt_image_resize(tt_context *ctx, const tt_image *image, int height, in
                         "expected sides of 1 to %d and 1 to 4 channels", image->height, image->width,
                         image->pixels ? "" : " (NULL)", image->channels, height, width, TT__IMAGE_SIDE);
     memset(&r, 0, sizeof r);
-    bool ok = tt__resample(ctx, &r, image, height, width, image->channels, &whole, to,
+    bool ok = tt__resample(ctx, &r, image, height, width, TT_BILINEAR, image->channels, &whole, to,
                            (size_t)width * (size_t)image->channels);
     tt__resampler_free(ctx, &r);
     return ok ? TT_OK : tt__fail(ctx, TT_ERR_MEMORY, "tt_image_resize: out of memory for %d x %d pixels to "
@@ -30509,6 +30893,31 @@ static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
     return NULL;
 }
 
+tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin)
+{
+    static const struct { const char *mark; size_t bytes; const char *name; } marks[] = {
+        {"\xFF\xFE\0\0", 4, "UTF-32"}, {"\0\0\xFE\xFF", 4, "UTF-32"}, {"\xFF\xFE", 2, "UTF-16"},
+        {"\xFE\xFF", 2, "UTF-16"}};
+    long long line = 1;
+    for (int i = 0; i < TT__COUNT(marks); i++)
+        if (bytes >= marks[i].bytes && memcmp(text, marks[i].mark, marks[i].bytes) == 0)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
+                            "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
+                            marks[i].name);
+    const char *nul = bytes ? (const char *)memchr(text, 0, bytes < 4 ? bytes : 4) : NULL;
+    if (nul)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: a NUL, so that this is no text in UTF-8: "
+                        "convert a text in UTF-16, as by iconv -f UTF-16%s -t UTF-8", path,
+                        (size_t)(nul - text), nul == text ? "BE" : "LE");
+    const size_t invalid = tt__utf8_invalid(text, bytes);
+    *begin = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    if (invalid == bytes) return TT_OK;
+    for (size_t i = 0; i < invalid; i++) line += text[i] == '\n';
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: 0x%02x begins no character of UTF-8: "
+                    "convert a text in Latin-1, as by iconv -f LATIN1 -t UTF-8; a file of anything but text "
+                    "is not read", path, line, invalid, (unsigned char)text[invalid]);
+}
+
 static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
 {
     if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
@@ -30568,23 +30977,52 @@ typedef struct tt__table {
     long long line, row_line; /* now, and where the row started: a quoted field may hold newlines */
     const char *column[3];    /* names, by TT__COLUMN_TEXT and so on */
     char separator;
+    bool unquoted;
     bool splits; /* has a column that says so */
 } tt__table;
 
 typedef struct tt__field { char *text; size_t bytes; bool last; } tt__field;
+
+static const char *tt__table_separator(char separator, char name[24]) /* in words */
+{
+    if (separator == ',' || separator == '\t') return separator == ',' ? "commas" : "tabs";
+    snprintf(name, 24, "the character '%c'", separator);
+    return name;
+}
+
+/* The first character of a text that often separates columns; 0: there is none. */
+static char tt__table_other_separator(const char *text, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        if (text[i] && strchr(",\t;|", text[i])) return text[i];
+    return 0;
+}
+
+static tt_status tt__table_behind_quote(const tt__table *t, char found)
+{
+    char separator[24];
+    if (tt__table_other_separator(&found, 1))
+        return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; if columns are "
+                        "separated by %s, say so (delimiter; --delimiter)", t->path, t->line,
+                        tt__table_separator(found, separator));
+    return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote within a "
+                    "quoted field is written twice; if quotes are characters like others, say so (unquoted; "
+                    "--quote none)", t->path, t->line);
+}
 
 /* Reads the field at t->at, unquotes it in place, and moves behind the separator or newline that ends it
    (RFC 4180; a quote that does not start the field is a character like others). */
 static tt_status tt__table_field(tt__table *t, tt__field *field)
 {
     char *text = t->text, *end;
-    if (t->at < t->bytes && text[t->at] == '"') {
+    if (t->at < t->bytes && text[t->at] == '"' && !t->unquoted) {
         long long opened = t->line;
         field->text = end = text + ++t->at;
         for (;;) {
             if (t->at == t->bytes)
                 return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: the quoted field that starts here "
-                                "is not closed before the end of the file", t->path, opened);
+                                "is not closed before the end of the file; if quotes are characters like "
+                                "others, say so (unquoted; --quote none)", t->path, opened);
             char c = text[t->at++];
             if (c == '"') {
                 if (t->at == t->bytes || text[t->at] != '"') break;
@@ -30595,8 +31033,7 @@ static tt_status tt__table_field(tt__table *t, tt__field *field)
         }
         if (t->at + 1 < t->bytes && text[t->at] == '\r' && text[t->at + 1] == '\n') t->at++;
         if (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n')
-            return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: text behind a closing quote; a quote "
-                            "within a quoted field is written twice", t->path, t->line);
+            return tt__table_behind_quote(t, text[t->at]);
     } else {
         field->text = text + t->at;
         while (t->at < t->bytes && text[t->at] != t->separator && text[t->at] != '\n') t->at++;
@@ -30632,17 +31069,10 @@ static bool tt__field_is(const tt__field *f, const char *text)
     return strlen(text) == f->bytes && memcmp(text, f->text, f->bytes) == 0;
 }
 
-static const char *tt__table_separator(const tt__table *t, char name[24]) /* in words */
-{
-    if (t->separator == ',' || t->separator == '\t') return t->separator == ',' ? "commas" : "tabs";
-    snprintf(name, 24, "the character '%c'", t->separator);
-    return name;
-}
-
 static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *columns)
 {
     tt__field field = {NULL, 0, false};
-    char there[512] = "", separator[24];
+    char there[512] = "", separator[24], others[24];
     tt__text list = {there, sizeof there, 0};
     for (int i = 0; i < TT__COLUMNS; i++) column[i] = -1;
     if (!tt__table_row(t))
@@ -30663,13 +31093,16 @@ static tt_status tt__table_header(tt__table *t, int column[TT__COLUMNS], int *co
         if (*columns == INT_MAX - 1)
             return tt__fail(t->ctx, TT_ERR_FORMAT, "'%s', line %lld: too many columns", t->path, t->row_line);
     }
+    const char other = *columns == 1 ? tt__table_other_separator(there, strlen(there)) : 0;
     for (int i = 0; i < TT__COLUMNS; i++)
         if (column[i] < 0 && i != TT__COLUMN_SPLIT)
             return tt__fail(t->ctx, TT_ERR_FORMAT,
                             "'%.300s', line %lld: the header's %d columns, separated by %s, have none named "
-                            "'%.100s', but %.300s%s", t->path, t->row_line, *columns,
-                            tt__table_separator(t, separator), t->column[i], there,
-                            strlen(there) > 300 ? "..." : "");
+                            "'%.100s', but %.300s%s%s%s%s", t->path, t->row_line, *columns,
+                            tt__table_separator(t->separator, separator), t->column[i], there,
+                            strlen(there) > 300 ? "..." : "", other ? "; if columns are separated by " : "",
+                            other ? tt__table_separator(other, others) : "",
+                            other ? ", say so (delimiter; --delimiter)" : "");
     return TT_OK;
 }
 
@@ -30722,7 +31155,7 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
             return tt__fail(ctx, TT_ERR_FORMAT,
                             "'%s', line %lld: %d columns; the header has %d: put fields that hold %s or "
                             "newlines in double quotes", t->path, t->row_line, n, columns,
-                            tt__table_separator(t, separator));
+                            tt__table_separator(t->separator, separator));
         const tt__field *label = &fields[TT__COLUMN_LABEL], *part = &fields[TT__COLUMN_SPLIT];
         int is = wanted && strlen(part->text) == part->bytes ? tt__split_of(part->text) : TT__SPLIT_OTHER;
         if (wanted && !is)
@@ -30736,12 +31169,6 @@ static tt_status tt__table_read(tt_dataset *d, tt__table *t, const char *split, 
         if (strlen(label->text) != label->bytes)
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label holds a NUL", t->path,
                             t->row_line);
-        size_t valid = tt__utf8_invalid(label->text, label->bytes); /* config.json names it, and is UTF-8 */
-        unsigned char wrong = (unsigned char)label->text[valid];
-        if (valid < label->bytes)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld: the label '%.*s' breaks off at byte "
-                            "0x%02x, which is not UTF-8: save the file as UTF-8", t->path, t->row_line,
-                            (int)tt__min((int64_t)valid, 200), label->text, wrong);
         tt__example *e = tt__dataset_add(d, t->path);
         if (!e) return ctx->status;
         e->text = fields[TT__COLUMN_TEXT].text;
@@ -30832,7 +31259,7 @@ static tt_status tt__table_given(tt_dataset *d, const char *const *classes, int 
 
 tt_table_options tt_table_options_default(void)
 {
-    tt_table_options o = {"text", "label", "split", 0};
+    tt_table_options o = {"text", "label", "split", 0, false};
     return o;
 }
 
@@ -30888,9 +31315,13 @@ tt_dataset *tt_dataset_table(tt_context *ctx, const char *path, const char *spli
     if (status == TT_OK) {
         const bool csv = tt__match("*.csv", path) || tt__match("*.CSV", path);
         const char between = o.delimiter ? o.delimiter : csv ? ',' : '\t';
-        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between, false};
-        if (t.bytes >= 3 && memcmp(t.text, "\xEF\xBB\xBF", 3) == 0) t.at = 3; /* byte order mark */
-        status = tt__table_read(d, &t, split, order);
+        tt__table t = {ctx, path, d->file.bytes, d->file.size, 0, 1, 1, {text, label, part}, between,
+                       o.unquoted, false};
+        status = tt_text_begin(ctx, path, t.text, t.bytes, &t.at);
+        if (status == TT_OK && t.bytes && !memchr(t.text, '\n', t.bytes))
+            for (size_t i = 0; i < t.bytes; i++)
+                if (t.text[i] == '\r') t.text[i] = '\n';
+        if (status == TT_OK) status = tt__table_read(d, &t, split, order);
         splits = t.splits;
     }
     if (status == TT_OK && !classes) status = tt__table_classes(d);
@@ -31224,6 +31655,24 @@ static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, i
     return step * whole + within;
 }
 
+/* What an image of that size is resized to. */
+static bool tt__image_resized(const tt_image_options *o, int *height, int *width, char why[256])
+{
+    const int shorter = (int)tt__min(*height, *width), longer = (int)tt__max(*height, *width);
+    const int64_t resized = (int64_t)o->resize_shortest * longer / shorter;
+    if (resized > TT__IMAGE_SIDE) {
+        snprintf(why, 256, "%d x %d pixels resized to a shorter side of %d have a longer one of %lld; at "
+                 "most %d are possible", *height, *width, o->resize_shortest, (long long)resized,
+                 TT__IMAGE_SIDE);
+        return false;
+    }
+    const bool upright = *height >= *width;
+    if (o->resize_height) *height = o->resize_height, *width = o->resize_width;
+    if (o->resize_shortest) *height = (int)resized, *width = o->resize_shortest;
+    if (o->resize_shortest && !upright) *height = o->resize_shortest, *width = (int)resized;
+    return true;
+}
+
 /* Does a result fit into an image of that size (after resizing), padded? */
 static bool tt__image_fits(const tt_image_options *o, int height, int width, char why[256])
 {
@@ -31255,14 +31704,14 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     const uint32_t zero[4] = {0, 0, 0, 0};
     uint32_t u[4];
     if (!tt__image_valid(image)) {
-        snprintf(why, 256, "read gave %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to 4 "
-                 "channels", image->height, image->width, image->pixels ? "" : " (NULL)", image->channels,
+        snprintf(why, 256, "there are %d x %d pixels%s of %d channels; expected sides of 1 to %d and 1 to "
+                 "4 channels", image->height, image->width, image->pixels ? "" : " (NULL)", image->channels,
                  TT__IMAGE_SIDE);
         return TT_ERR_ARGUMENT;
     }
-    int height = o->resize_height ? o->resize_height : image->height;
-    int width = o->resize_width ? o->resize_width : image->width;
-    if (!tt__image_channels(o, image->channels, why) || !tt__image_fits(o, height, width, why))
+    int height = image->height, width = image->width;
+    if (!tt__image_channels(o, image->channels, why) || !tt__image_resized(o, &height, &width, why) ||
+        !tt__image_fits(o, height, width, why))
         return TT_ERR_ARGUMENT;
     tt__philox(zero, key, u);
     int top = tt__crop_at(o, u[0], height, o->height), left = tt__crop_at(o, u[1], width, o->width);
@@ -31276,7 +31725,7 @@ static tt_status tt__image_transform(tt_context *ctx, tt__resampler *r, const tt
     if (w.height < 1 || w.width < 1) return TT_OK; /* all of it is padding */
     int x = w.mirror ? left + o->width - w.left - w.width : w.left - left;
     to += (size_t)(w.top - top) * pitch + (size_t)x * (size_t)o->channels;
-    if (tt__resample(ctx, r, image, height, width, o->channels, &w, to, pitch)) return TT_OK;
+    if (tt__resample(ctx, r, image, height, width, o->resample, o->channels, &w, to, pitch)) return TT_OK;
     snprintf(why, 256, "out of memory for %d x %d pixels to %d x %d", image->height, image->width, height,
              width);
     return TT_ERR_MEMORY;
@@ -31543,8 +31992,31 @@ tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenize
 
 tt_image_options tt_image_options_default(int height, int width)
 {
-    tt_image_options o = {height, width, 3, 0, 0, 0, false, false};
+    tt_image_options o = {height, width, 3, 0, 0, 0, TT_BILINEAR, 0, false, false};
     return o;
+}
+
+static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options *o)
+{
+    if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
+                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
+                        TT__IMAGE_SIDE);
+    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
+                        "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
+                        TT__IMAGE_SIDE);
+    if (o->resize_shortest && (!tt__side(o->resize_shortest) || o->resize_height))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest = %d beside resize_height = "
+                        "%d; expected one of them 0, the other 0 to %d", o->resize_shortest,
+                        o->resize_height, TT__IMAGE_SIDE);
+    if ((int)o->resample < TT_NEAREST || o->resample > TT_BICUBIC)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resample = %d; expected one of tt_resample, "
+                        "%d to %d", (int)o->resample, TT_NEAREST, TT_BICUBIC);
+    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
+                        TT__IMAGE_SIDE);
+    return TT_OK;
 }
 
 /* What can be said before an image is read. */
@@ -31557,23 +32029,29 @@ static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_
     if (!d->images)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use "
                         "tt_loader_new");
-    if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
-                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
-                        TT__IMAGE_SIDE);
-    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
-                        "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
-                        TT__IMAGE_SIDE);
-    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
-                        TT__IMAGE_SIDE);
+    if (tt__image_options_check(ctx, o) != TT_OK) return ctx->status;
     int height = o->resize_height ? o->resize_height : d->source.height;
     int width = o->resize_width ? o->resize_width : d->source.width, channels = d->source.channels;
-    if ((height && !tt__image_fits(o, height, width, why)) ||
+    if ((height && !(tt__image_resized(o, &height, &width, why) && tt__image_fits(o, height, width, why))) ||
         (channels && !tt__image_channels(o, channels, why)))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: %s", why);
     return TT_OK;
+}
+
+tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *options,
+                           uint8_t *to)
+{
+    tt__resampler r;
+    tt_image_options o = *options;
+    char why[256];
+    if (tt__image_options_check(ctx, &o) != TT_OK) return ctx->status;
+    o.random_crop = o.flip = false;
+    memset(&r, 0, sizeof r);
+    tt__float_mode mode = tt__float_default();
+    tt_status status = tt__image_transform(ctx, &r, &o, image, 0, to, why);
+    tt__float_restore(mode);
+    tt__resampler_free(ctx, &r);
+    return status == TT_OK ? TT_OK : tt__fail(ctx, status, "tt_image_prepare: %s", why);
 }
 
 tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
@@ -31634,6 +32112,8 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
         tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
                   "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
                   i->resize_width, i->pad, i->random_crop, i->flip);
+    if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
+    if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
 }
 
 /* Images of other processes are not made. */
@@ -31837,6 +32317,7 @@ struct tt_token_stream {
     int64_t first, count;
     int vocab, end;
     int fronts;         /* ids before a document: so many of the tokenizer's */
+    int64_t spelled[2]; /* documents that spell out these, and their end */
     bool texts;         /* ids are of the tokenizer, or bytes */
 };
 
@@ -31897,12 +32378,32 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
     else ((uint32_t *)store->ids)[store->count++] = (uint32_t)id;
 }
 
+/* The text of a token that texts spell out; NULL: it is none. */
+static const char *tt__added_text(const tt_tokenizer *k, int id)
+{
+    bool added = false;
+    for (int i = 0; k && !k->bpe && i < TT__COUNT(tt__special_tokens); i++) added |= k->special[i] == id;
+    if (k && k->bpe && id >= 0 && id < k->size) added = k->bpe->added_of[id] >= 0;
+    return added ? tt_tokenizer_token(k, id) : NULL;
+}
+
+/* The bytes of a document up to the end that it spells out, without white space behind that; else all. */
+static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
+{
+    const char *end = tt__added_text(s->tokenizer, s->end);
+    const size_t length = end ? strlen(end) : 0;
+    size_t kept = bytes;
+    while (kept && text[kept - 1] && strchr(" \t\r\n", text[kept - 1])) kept--;
+    return length && kept >= length && memcmp(text + kept - length, end, length) == 0 ? kept : bytes;
+}
+
 /* Adds a document, what goes before it and its end. scratch (*capacity) grows as it must. */
 static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t bytes, int64_t *room,
                                 int32_t **scratch, int64_t *capacity)
 {
     int64_t n = (int64_t)bytes;
     if (s->tokenizer) {
+        n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes));
         if (*capacity < n + 16) { /* most tokens are a byte or longer */
             tt__free(s->ctx, *scratch);
             *capacity = 0;
@@ -31922,7 +32423,12 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
             return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", s->store->path);
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
-    for (int k = 0; k < s->fronts; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
+    const size_t front = sizeof **scratch * (size_t)s->fronts;
+    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, s->tokenizer->before, front) == 0;
+    const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
+    s->spelled[0] += begun;
+    s->spelled[1] += ended;
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -31932,7 +32438,7 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
                             s->tokenizer ? "')" : "", s->vocab);
         tt__stream_push(s->store, id);
     }
-    tt__stream_push(s->store, s->end);
+    if (!ended) tt__stream_push(s->store, s->end);
     return TT_OK;
 }
 
@@ -31954,15 +32460,17 @@ static const char *tt__document_end(const char *text, const char *end, const cha
     return end;
 }
 
-/* Adds the documents of a text; those without a character but spaces and line ends are left out. */
-static tt_status tt__stream_add_text(tt_token_stream *s, const char *text, size_t bytes,
+/* Adds the documents of a text; those without a character but spaces and line ends are left out. path: of a
+   text that must be UTF-8, or NULL. */
+static tt_status tt__stream_add_text(tt_token_stream *s, const char *path, const char *text, size_t bytes,
                                      const char *separator, int64_t *room)
 {
     const char *const end = text + bytes, *next;
     int32_t *scratch = NULL;
     int64_t capacity = 0;
-    tt_status status = TT_OK;
-    for (; text < end && status == TT_OK; text = next) {
+    size_t begin = 0;
+    tt_status status = path ? tt_text_begin(s->ctx, path, text, bytes, &begin) : TT_OK;
+    for (text += begin; text < end && status == TT_OK; text = next) {
         const char *stop = tt__document_end(text, end, separator, &next), *c = text;
         while (c < stop && strchr(" \t\r\n", *c) && *c) c++;
         if (c < stop) status = tt__stream_add(s, text, (size_t)(stop - text), room, &scratch, &capacity);
@@ -31998,6 +32506,13 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
 static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
 {
     s->count = s->store->count;
+    for (int at = 0; at < 2 && status == TT_OK; at++)
+        if (s->spelled[at])
+            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents spell out '%.60s', which is put "
+                                                      "%s "
+                    "each: they have it once", s->store->path, (long long)s->spelled[at],
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->before[0]),
+                    at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
                           s->store->path);
@@ -32013,7 +32528,9 @@ tt_token_stream *tt_token_stream_text(tt_context *ctx, const char *text, size_t 
     int64_t room = 0;
     if (!o) o = &defaults;
     tt_token_stream *s = tt__stream_begin(ctx, "a text", o);
-    return s ? tt__stream_done(s, tt__stream_add_text(s, text, bytes, o->separator, &room)) : NULL;
+    if (!s) return NULL;
+    const char *path = s->tokenizer ? s->store->path : NULL;
+    return tt__stream_done(s, tt__stream_add_text(s, path, text, bytes, o->separator, &room));
 }
 
 typedef struct tt__names { tt_context *ctx; char (*name)[256]; int n, capacity; bool failed; } tt__names;
@@ -32050,9 +32567,10 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
     else if (folder) qsort(names.name, (size_t)names.n, sizeof *names.name, tt__by_name);
     for (int k = 0; k < (folder ? names.n : 1) && status == TT_OK; k++) {
         if (folder) status = tt__path_join(ctx, full, path, names.name[k]);
-        if (status == TT_OK) status = tt__file_open(ctx, folder ? full : path, &text);
+        const char *file = folder ? full : path;
+        if (status == TT_OK) status = tt__file_open(ctx, file, &text);
         if (status != TT_OK) break;
-        status = tt__stream_add_text(s, text.bytes, text.size, o->separator, &room);
+        status = tt__stream_add_text(s, file, text.bytes, text.size, o->separator, &room);
         tt__file_close(ctx, &text);
     }
     tt__free(ctx, names.name);
@@ -32063,21 +32581,23 @@ tt_token_stream *tt_token_stream_read(tt_context *ctx, const char *path, const t
 #define TT__LLMC_HALVES 20240520 /* ids of 2 bytes */
 #define TT__LLMC_WORDS 20240801  /* of 4 */
 
-/* Bytes of an id in a file of `bytes` that does not say it. */
+/* Bytes of an id in a file of `bytes` that does not say it. Ids of 8 bytes are refused. */
 static tt_status tt__ids_width(const tt__token_store *store, tt_context *ctx, size_t bytes, int vocab,
                                int *width)
 {
-    uint16_t half[1024] = {0}, low = 0, high = 0;
-    const size_t n = (bytes - (size_t)store->skip) / 4;
+    uint16_t half[1024] = {0}, any[4] = {0}; /* any: of each quarter of 8 bytes */
+    const size_t all = bytes - (size_t)store->skip, n = all / 4;
     const int pairs = n < 512 ? (int)n : 512;
     tt_status status = tt__file_read(ctx, store->path, store->file, (size_t)store->skip, half,
                                      4 * (size_t)pairs);
-    for (int k = 0; k < pairs; k++) {
-        low |= half[2 * k];
-        high |= half[2 * k + 1];
-    }
-    *width = vocab > 65536 || (low && !high && (bytes - (size_t)store->skip) % 4 == 0) ? 4 : 2;
-    return status;
+    for (int k = 0; k < 2 * pairs; k++) any[k % 4] |= half[k];
+    const bool low = any[0] || any[2], high = any[1] || any[3];
+    *width = vocab > 65536 || (low && !high && all % 4 == 0) ? 4 : 2;
+    const bool eights = any[0] && !any[2] && !any[3] && all % 8 == 0;
+    if (status != TT_OK || !eights || pairs < 16) return status; /* few ids may just be so */
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s': each second 4 bytes are 0, as of ids of 8 bytes (int64), and "
+                    "ids of 2 or 4 bytes are read: convert them, as by NumPy's astype('uint32').tofile(...)",
+                    store->path);
 }
 
 tt_token_stream *tt_token_stream_open(tt_context *ctx, const char *path, int width, int vocab, int end)
@@ -33286,6 +33806,10 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
     if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
+    const int quantized = tt__json_get(j, 0, "quantization_config");
+    if (quantized >= 0 && j->nodes[quantized].kind != TT__JSON_NULL)
+        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is left out: the "
+                "weights are taken as they are in the file, and saved without it", j->path);
     return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
 }
 
@@ -34055,6 +34579,14 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__sh
     return status;
 }
 
+static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s)
+{
+    if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
+    if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
+    s->files = 1;
+    return TT_OK;
+}
+
 static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
 {
     char path[TT__PATH];
@@ -34075,11 +34607,7 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
         if (status != TT_OK) return status;
     }
     status = tt__path_join(ctx, path, folder, "model.safetensors");
-    s->file = status == TT_OK ? (tt_safetensors **)tt__alloc(ctx, sizeof *s->file) : NULL;
-    if (status == TT_OK && !s->file) return TT_ERR_MEMORY;
-    if (status == TT_OK && !(s->file[0] = tt_safetensors_open(ctx, path))) status = ctx->status;
-    if (status == TT_OK) s->files = 1;
-    return status;
+    return status == TT_OK ? tt__shards_one(ctx, path, s) : status;
 }
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
@@ -34129,6 +34657,7 @@ tt_vit_config tt_vit_config_default(const char *size)
     c.initializer_range = 0.02f;
     c.qkv_bias = true;
     for (int k = 0; k < 4; k++) c.mean[k] = c.std[k] = 0.5f;
+    c.resample = TT_BILINEAR;
     char letters[3];
     int patch = 0, end = 0;
     bool named = size && sscanf(size, "%2[^/]/%5d%n", letters, &patch, &end) == 2 && !size[end];
@@ -34167,6 +34696,12 @@ static void tt__vit_check(tt__text *all, const void *config)
     for (int k = 0; k < c->channels && k < 4; k++)
         if (!isfinite(c->mean[k]) || !(c->std[k] >= FLT_MIN) || !isfinite(c->std[k]))
             tt__print(all, "; mean %g and std %g of channel %d", c->mean[k], c->std[k], k);
+    if (c->resize < -1 || c->resize > TT__IMAGE_SIDE || (c->resize_shortest && c->resize < 1))
+        tt__print(all, "; resize is %d%s, expected %d to %d", c->resize,
+                  c->resize_shortest ? " with resize_shortest" : "", c->resize_shortest ? 1 : -1,
+                  TT__IMAGE_SIDE);
+    if ((int)c->resample < TT_NEAREST || c->resample > TT_BICUBIC)
+        tt__print(all, "; resample is %d, expected one of tt_resample", (int)c->resample);
 }
 
 /* Weights of the four pixels around, at distance x in [0, 1) from the second (Keys 1981, with a = -3/4). */
@@ -34363,6 +34898,18 @@ static tt_value tt__vit_record(const void *self, tt_tape *t, const tt_train_opti
     return tt__classify(t, *output, &in, o);
 }
 
+tt_image_options tt_vit_image_options(const tt_vit *m)
+{
+    const tt_vit_config *c = &m->config;
+    tt_image_options o = tt_image_options_default(c->image_size, c->image_size);
+    o.channels = c->channels;
+    o.resample = c->resample;
+    if (c->resize) o.pad = c->image_size; /* as much as any image needs */
+    if (c->resize_shortest) o.resize_shortest = c->resize;
+    else if (c->resize >= 0) o.resize_height = o.resize_width = c->resize ? c->resize : c->image_size;
+    return o;
+}
+
 tt_model tt_vit_classifier(const tt_vit *m)
 {
     const tt_vit_config *c = &m->config;
@@ -34384,15 +34931,16 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt_safetensors *s, const char *name, int k)
+static int tt__tensor_size(const tt__shards *s, const char *name, int k)
 {
-    int index = tt__find_tensor(s, name, "vit.");
-    const tt_tensor_info *info = tt_safetensors_info(s, index);
+    const tt_tensor_info *info = NULL;
+    for (int f = 0; f < s->files && !info; f++)
+        info = tt_safetensors_info(s->file[f], tt__find_tensor(s->file[f], name, "vit."));
     return info && k < info->ndim && info->dims[k] <= INT32_MAX / 4 ? (int)info->dims[k] : 0;
 }
 
-/* The config of a file without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_vit_config *config)
+/* The config of files without one, from the shapes of its tensors. */
+static tt_status tt__vit_infer_config(const tt__shards *s, int spelling, tt_vit_config *config)
 {
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
@@ -34406,8 +34954,8 @@ static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_
     config->patch_size = tt__tensor_size(s, patch[spelling], 2);
     config->channels = tt__tensor_size(s, patch[spelling], 1);
     if (config->patch_size > TT__MAX_PATCH)
-        return tt__fail(s->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d", s->path,
-                        config->patch_size, TT__MAX_PATCH);
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT, "'%s': patches of %d pixels, more than %d",
+                        s->file[0]->path, config->patch_size, TT__MAX_PATCH);
     config->image_size = tt__square_root(tt__tensor_size(s, position[spelling], 1) - 1) * config->patch_size;
     int head_size = config->hidden_size == 1280 ? 80 : 64; /* of the published sizes Ti, S, B, L; H */
     config->heads = config->hidden_size / head_size;
@@ -34426,22 +34974,94 @@ static tt_status tt__vit_infer_config(const tt_safetensors *s, int spelling, tt_
     int classes = tt__tensor_size(s, head[spelling], 0);
     if (classes) config->classes = classes;
     if (config->hidden_size % head_size)
-        return tt__fail(s->ctx, TT_ERR_FORMAT,
+        return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
                         "'%s': a width of %d does not tell how many heads there are: put a config.json "
-                        "beside the file", s->path, config->hidden_size);
+                        "beside the file", s->file[0]->path, config->hidden_size);
     if (config->hidden_size && config->patch_size && config->image_size && config->layers) return TT_OK;
-    return tt__fail(s->ctx, TT_ERR_FORMAT,
+    return tt__fail(s->file[0]->ctx, TT_ERR_FORMAT,
                     "'%s' is no ViT: '%s', '%s' or the first layer is not there, or not of the shape of one",
-                    s->path, position[spelling], patch[spelling]);
+                    s->file[0]->path, position[spelling], patch[spelling]);
 }
 
-/* image_mean and image_std of preprocessor_config.json, and whether they are used. */
-static tt_status tt__vit_read_preprocessor(const tt__json *j, tt_vit_config *c)
+/* A size of preprocessor_config.json: a number, {"height", "width"}, or {"shortest_edge"} if `shortest` is
+   not NULL. Absent: *size stays. */
+static tt_status tt__vit_read_size(const tt__json *j, const char *key, int *size, bool *shortest)
+{
+    static const char *const keys[] = {"height", "width", "shortest_edge", "longest_edge", "max_height",
+                                       "max_width"};
+    int64_t n[6] = {0, 0, 0, 0, 0, 0};
+    tt_status status = TT_OK;
+    const int node = tt__json_get(j, 0, key);
+    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const bool object = j->nodes[node].kind == TT__JSON_OBJECT;
+    if (!object) status = tt__json_read_int(j, 0, key, true, 1, TT__IMAGE_SIDE, &n[0]), n[1] = n[0];
+    for (int k = 0; k < TT__COUNT(keys) && object && status == TT_OK; k++)
+        status = tt__json_read_int(j, node, keys[k], false, 1, TT__IMAGE_SIDE, &n[k]);
+    if (status != TT_OK) return status;
+    const bool square = n[0] && n[0] == n[1] && !n[2], short_side = shortest && n[2] && !n[0] && !n[1];
+    if (n[3] || n[4] || n[5] || (!square && !short_side))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: \"%s\" has neither a \"height\" and "
+                        "\"width\" that are equal%s", j->path, j->base + j->nodes[node].offset, key,
+                        shortest ? " nor a \"shortest_edge\" alone: other sizes are not supported"
+                                 : ": other sizes are not supported");
+    *size = (int)(square ? n[0] : n[2]);
+    if (shortest) *shortest = short_side;
+    return TT_OK;
+}
+
+/* How preprocessor_config.json says that images get the model's size; transformers' defaults for what it
+   leaves open. image_size: the caller's, or 0. */
+static tt_status tt__vit_read_resizing(const tt__json *j, int image_size, tt_vit_config *c)
+{
+    const char *type = NULL;
+    bool resizes = true, crops, pads = false;
+    int size = c->image_size, crop = size;
+    int64_t resample;
+    tt_status status = tt__json_read_string(j, 0, "image_processor_type", false, &type);
+    if (status == TT_OK && !type)
+        status = tt__json_read_string(j, 0, "feature_extractor_type", false, &type);
+    const bool deit = type && strncmp(type, "DeiT", 4) == 0;
+    if (status == TT_OK && type && !deit && strncmp(type, "ViTImage", 8) != 0 &&
+        strncmp(type, "ViTFeature", 10) != 0)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': images are prepared by '%s'; supported are "
+                        "ViTImageProcessor and DeiTImageProcessor", j->path, type);
+    if (deit) size = 256, crop = 224;
+    crops = deit;
+    resample = deit ? TT_BICUBIC : TT_BILINEAR;
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_resize", &resizes);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_center_crop", &crops);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_pad", &pads);
+    if (status == TT_OK)
+        status = tt__json_read_int(j, 0, "resample", false, TT_NEAREST, TT_BICUBIC, &resample);
+    if (status == TT_OK && resizes) status = tt__vit_read_size(j, "size", &size, &c->resize_shortest);
+    if (status == TT_OK && crops) status = tt__vit_read_size(j, "crop_size", &crop, NULL);
+    if (status != TT_OK) return status;
+    if (pads)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"do_pad\" is true, which is not supported",
+                        j->path);
+    if (c->resize_shortest && !crops)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': \"shortest_edge\" without \"do_center_crop\" "
+                        "leaves images that are not square, which is not supported", j->path);
+    const int model = c->image_size, side = crops ? crop : resizes ? size : model;
+    if (!image_size && side != model)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s': images become %d x %d pixels, and \"image_size\" of "
+                        "config.json is %d: correct one of them, or ask for an image size", j->path, side,
+                        side, model);
+    c->resample = (tt_resample)resample;
+    c->resize = !resizes ? -1 : !crops || (size == crop && !c->resize_shortest) ? 0 : size;
+    if (c->resize > 0 && image_size) /* the same share of an image is cropped */
+        c->resize = (int)tt__min(TT__IMAGE_SIDE, ((int64_t)size * image_size + crop / 2) / crop);
+    return TT_OK;
+}
+
+/* What preprocessor_config.json says of images. image_size: the caller's, or 0. */
+static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt_vit_config *c)
 {
     if (c->channels < 1 || c->channels > 4) return TT_OK; /* tt__vit_check refuses it: mean has room for 4 */
     bool rescales = true, normalizes = true;
     float factor = 1.0f / 255;
-    tt_status status = tt__json_read_bool(j, 0, "do_rescale", &rescales);
+    tt_status status = tt__vit_read_resizing(j, image_size, c);
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_rescale", &rescales);
     if (status == TT_OK)
         status = tt__json_read_float(j, 0, "rescale_factor", -FLT_MAX, INFINITY, &factor);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "do_normalize", &normalizes);
@@ -34471,6 +35091,8 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     tt__json j, preprocessor;
     tt_vit_config config;
     bool is_file = tt__match("*.safetensors", path);
+    int spelling = 0;
+    tt__shards s = {NULL, 0};
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
     memset(&j, 0, sizeof j);
@@ -34479,23 +35101,24 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
-    tt_safetensors *s = tt_safetensors_open(ctx, is_file ? path : file);
-    if (!s) return ctx->status;
-    const int spelling = tt_safetensors_find(s, "class_token") >= 0 ||
-                         tt_safetensors_find(s, "conv_proj.weight") >= 0;
-    status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
+    status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
+    for (int k = 0; k < s.files && !spelling; k++)
+        spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+                   tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
+    if (status == TT_OK) status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
     if (status == TT_OK)
         status = j.count ? tt__vit_read_config(&j, &config)
-                         : tt__vit_infer_config(s, spelling, &config);
+                         : tt__vit_infer_config(&s, spelling, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
-    if (status == TT_OK && preprocessor.count) status = tt__vit_read_preprocessor(&preprocessor, &config);
+    if (status == TT_OK && preprocessor.count)
+        status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
     if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, &s, 1);
+        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s.file, s.files);
     if (status == TT_OK) m->torchvision = spelling == 1;
     tt__json_free(&preprocessor);
     tt__json_free(&j);
-    tt_safetensors_close(s);
+    tt__shards_close(ctx, &s);
     return status;
 }
 
@@ -34503,11 +35126,17 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
 {
     const tt_vit_config *c = (const tt_vit_config *)arg;
     char number[32];
-    tt__print(json,
-              "{\n  \"image_processor_type\": \"ViTImageProcessor\",\n  \"do_resize\": true,\n"
-              "  \"size\": {\"height\": %d, \"width\": %d},\n  \"resample\": 2,\n  \"do_rescale\": true,\n"
-              "  \"rescale_factor\": 0.00392156862745098,\n  \"do_normalize\": true",
-              c->image_size, c->image_size);
+    const int size = c->resize > 0 ? c->resize : c->image_size;
+    tt__print(json, "{\n  \"image_processor_type\": \"%s\",\n  \"do_resize\": %s,\n  \"size\": {",
+              c->resize ? "DeiTImageProcessor" : "ViTImageProcessor", c->resize < 0 ? "false" : "true");
+    if (c->resize_shortest) tt__print(json, "\"shortest_edge\": %d", size);
+    else tt__print(json, "\"height\": %d, \"width\": %d", size, size);
+    tt__print(json, "},\n  \"resample\": %d,\n", (int)c->resample);
+    if (c->resize) /* transformers 4 crops in DeiT's processor alone */
+        tt__print(json, "  \"do_center_crop\": true,\n"
+                  "  \"crop_size\": {\"height\": %d, \"width\": %d},\n", c->image_size, c->image_size);
+    tt__print(json, "  \"do_rescale\": true,\n  \"rescale_factor\": 0.00392156862745098,\n"
+              "  \"do_normalize\": true");
     for (int side = 0; side < 2; side++) {
         tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
         for (int k = 0; k < c->channels; k++)
@@ -34564,6 +35193,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
     tt_lm_config c;
     memset(&c, 0, sizeof c);
     c.kind = kind;
+    c.end_token = -1;
     for (int k = 0; k < TT__COUNT(all); k++) {
         if (!kind || strcmp(all[k].kind, kind) != 0) continue;
         c.kind = all[k].kind;
@@ -34571,7 +35201,7 @@ tt_lm_config tt_lm_config_default(const char *kind)
         c.hidden_size = all[k].hidden;
         c.layers = all[k].layers;
         c.heads = all[k].heads;
-        c.key_heads = all[k].key_heads;
+        c.key_heads = all[k].key_heads == all[k].heads ? 0 : all[k].key_heads;
         c.intermediate_size = all[k].intermediate;
         c.max_positions = all[k].positions;
         c.activation = all[k].activation;
@@ -34765,6 +35395,7 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
         return NULL;
     }
     c->kind = a->name;
+    if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
     if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
@@ -34817,11 +35448,12 @@ typedef enum tt__lm_writer {
 static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key)
 {
     static const char *const own[] = {
-        "architectures", "model_type", "dtype", "torch_dtype", "transformers_version"};
+        "architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "quantization_config"};
     static const char *const shape[] = {
         "rope_theta", "rope_scaling", "rope_parameters", "rotary_pct", "rotary_emb_base",
-        "partial_rotary_factor", "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
-        "alibi", "multi_query", "new_decoder_architecture", "num_kv_heads", "num_ln_in_parallel_attn"};
+        "original_max_position_embeddings", "partial_rotary_factor", "sliding_window", "use_sliding_window",
+        "max_window_layers", "layer_types", "alibi", "multi_query", "new_decoder_architecture",
+        "num_kv_heads", "num_ln_in_parallel_attn"};
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
     for (int k = 0; k < TT__COUNT(shape); k++) if (strcmp(key, shape[k]) == 0) return TT__LM_SHAPE;
@@ -34884,7 +35516,7 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
     if (c->rotary.size == 0 || (!neox && c->rotary.size != c->head_size))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
                         "would turn; %s", j->path, share, c->head_size,
-                        neox ? "at least 2 must" : "only gpt_neox may have another than 1");
+                        neox ? "at least one must" : "only gpt_neox may have another than 1");
     return TT_OK;
 }
 
@@ -34920,8 +35552,10 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
         original = (float)c->max_positions;
         r->scaling = all[k].scaling;
         status = tt__json_read_float(j, at, "factor", 1, INFINITY, &r->factor);
-        if (status == TT_OK)
-            status = tt__json_read_float(j, at, "original_max_position_embeddings", 1, 1e9f, &original);
+        /* transformers 5 lets that of the file itself have the last word */
+        for (int own = 0; own < 2 && status == TT_OK && all[k].low; own++)
+            status = tt__json_read_float(j, own ? 0 : at, "original_max_position_embeddings", 1, 1e9f,
+                                         &original);
         r->original = (int)original;
         if (status == TT_OK && all[k].low)
             status = tt__json_read_float(j, at, all[k].low, 0, INFINITY, &r->low);
@@ -35001,7 +35635,7 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads gpt2, "
                         "llama, mistral, qwen2, gpt_neox and falcon", j->path, kind);
     *c = tt_lm_config_default(kind);
-    if (!tt__lm_is(c, "mistral")) c->key_heads = 0;
+    if (tt__lm_is(c, "falcon")) c->key_heads = 0;
     c->intermediate_size = tt__lm_gated(c) || tt__lm_is(c, "gpt_neox") ? c->intermediate_size : 0;
     c->attention_bias = tt__lm_is(c, "gpt_neox") || tt__lm_is(c, "gpt2");
     /* names of older versions, which the rows' replace */
@@ -35014,7 +35648,6 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     }
     if (status == TT_OK) status = tt__config_read(j, *a, 0, c);
     if (status != TT_OK) return status;
-    if (!c->key_heads) c->key_heads = c->heads;
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
     if (!tt__lm_complete(j->ctx, c)) return j->ctx->status;
     if (tt__lm_is(c, "falcon")) status = tt__lm_read_falcon(j, c);
@@ -35044,10 +35677,12 @@ static void tt__lm_check(tt__text *all, const void *config)
         tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
-    if (!tt__lm_is(c, "gpt2") && (c->rotary.size < 0 || c->rotary.size > c->head_size || c->rotary.size % 2))
+    const bool turns = !tt__lm_is(c, "gpt2") && !c->alibi, odd = c->rotary.size % 2 != 0;
+    if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
+        tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
+    else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
-    else if (!tt__lm_is(c, "gpt2") && !tt__lm_is(c, "gpt_neox") && c->rotary.size &&
-             c->rotary.size != c->head_size)
+    else if (turns && !tt__lm_is(c, "gpt_neox") && c->rotary.size && c->rotary.size != c->head_size)
         tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
                   c->head_size, c->kind);
     if (c->window < 0) tt__print(all, "; window is %d", c->window);
@@ -35131,7 +35766,14 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_lm *m = (const tt_lm *)self;
-    if (m->kept) tt__print(json, "%s", m->kept);
+    if (m->kept) {
+        tt__print(json, "%s", m->kept);
+    } else { /* a new model's, as transformers has defaults of its own for each kind */
+        char end[16] = "null";
+        if (c->end_token >= 0) snprintf(end, sizeof end, "%d", c->end_token);
+        tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
+                  end);
+    }
     if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
         tt__print(json, "%s", m->read_shape);
         tt__lm_print_rotary(json, c, m->read_shape);
@@ -35160,6 +35802,9 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     tt_lm_config c = *config;
     memset(m, 0, sizeof *m);
     const tt__architecture *a = tt__lm_complete(ctx, &c);
+    if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
+                        "or -1 for none", c.end_token, c.vocab_size);
     tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;
@@ -35741,6 +36386,7 @@ static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, c
     o.dropout = c->attention_dropout;
     o.window = k >= c->window_from ? c->window : 0;
     if (c->alibi) o.alibi = 1 / sqrtf((float)c->head_size);
+    o.alibi_rounded = c->alibi;
     if (!cache) {
         if (m->position) o.max_length = c->max_positions;
         return tt_attention(t, q, key, v, in->seq_start, &o);

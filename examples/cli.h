@@ -229,9 +229,16 @@ static inline int cli_distance(const char *a, const char *b)
     return row[n];
 }
 
-/* Ends the program for an argument that is no option, naming the option that is most like it. */
+/* Ends the program for an argument that is no option, naming the option that is most like it, or that other
+   programs call so. */
 static inline void cli_unknown(const cli_flag *flags, int count, const char *argument)
 {
+    static const char *const known[][2] = {
+        {"--learning-rate", "--lr"}, {"--num-train-epochs", "--epochs"}, {"--batch-size", "--batch"},
+        {"--per-device-train-batch-size", "--batch"}, {"--gradient-accumulation-steps", "--accumulate"},
+        {"--weight-decay", "--decay"}, {"--warmup-ratio", "--warmup"}, {"--lr-scheduler-type", "--schedule"},
+        {"--max-grad-norm", "--clip"}, {"--output-dir", "--out"}, {"--model-name-or-path", "--model"},
+        {"--max-seq-length", "--max-length"}, {"--image-size", "--size"}, {"--dataset", "--data"}};
     char given[64];
     const char *nearest = NULL, *bare = argument + strspn(argument, "-");
     int least = strlen(bare) > 3 ? 3 : 1; /* a longer way is none */
@@ -242,6 +249,10 @@ static inline void cli_unknown(const cli_flag *flags, int count, const char *arg
             distance = 0; /* its beginning */
         if (distance < least) nearest = flags[k].name, least = distance;
     }
+    for (char *c = given; *c; c++) if (*c == '_') *c = '-';
+    for (int n = 0; n < CLI_COUNT(known); n++)
+        for (int k = 0; k < count && strcmp(given, known[n][0]) == 0; k++)
+            if (strcmp(flags[k].name, known[n][1]) == 0) nearest = flags[k].name;
     if (nearest) die("there is no option '%s'; is %s meant? --help lists all", argument, nearest);
     die("there is no option '%s'; --help lists all", argument);
 }
@@ -585,7 +596,7 @@ typedef struct cli_training {
     {"--label-smoothing", "X", CLI_NUMBER, &(run).label_smoothing, .help = "below 1: share of each target " \
      "that is spread over all classes or tokens, in training alone", .most = 1}, \
     {"--freeze", "LIST", CLI_TEXT, &(run).freeze, \
-     .help = "parameters to keep as they are: name patterns with commas between, * and ?"}, \
+     .help = "parameters to keep as they are: name patterns with commas between, *, ? and [0-3]"}, \
     {"--precision", "P", CLI_CHOICE, &(run).precision, \
      .help = "of weights and activations", .choices = "32-true 16-mixed 16-true bf16-mixed bf16-true"}, \
     {"--matmul", "M", CLI_CHOICE, &(run).matmul, .help = "how matrices are multiplied; on a GPU, tf32 " \

@@ -1,4 +1,5 @@
-/* Readers of IMDb's reviews and of CIFAR-10's images, on tinytrain's public API; to be included after it.
+/* Readers of IMDb's reviews, of CIFAR-10's images and of image files, on tinytrain's public API; to be
+   included after it.
 
    A reader that fails returns NULL and writes one sentence to `why`: what is wrong with which file, and at
    which byte. */
@@ -154,8 +155,13 @@ static inline tt_dataset *imdb_read(tt_context *ctx, const imdb_list *l, char wh
     bool ok = texts || dataset_fail(why, "out of memory for %d reviews", l->count);
     for (int i = 0; i < l->count && ok; i++) {
         texts[i].label = l->reviews[i].label;
-        texts[i].text = dataset_file(l->reviews[i].path, most, &texts[i].bytes, why);
-        ok = texts[i].text != NULL;
+        char *text = dataset_file(l->reviews[i].path, most, &texts[i].bytes, why);
+        size_t begin = 0;
+        texts[i].text = text;
+        ok = text != NULL;
+        if (ok && tt_text_begin(ctx, l->reviews[i].path, text, texts[i].bytes, &begin) != TT_OK)
+            ok = dataset_fail(why, "%s", tt_error(ctx));
+        if (ok && begin) memmove(text, text + begin, texts[i].bytes -= begin);
     }
     tt_dataset *d = ok ? tt_dataset_texts(ctx, texts, l->count, imdb_classes, 2) : NULL;
     if (ok && !d) dataset_fail(why, "%s", tt_error(ctx));
@@ -319,6 +325,92 @@ static inline tt_dataset *cifar_open(tt_context *ctx, cifar *c, const char *fold
     free(meta);
     if (!d) cifar_free(c);
     return d;
+}
+
+/* -------------------------------------------------------------------------------------------- image files */
+
+static inline bool pnm_space(uint8_t byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
+
+/* A number of a PNM's header, which ends with white space; -1: there is none. */
+static inline int pnm_number(const uint8_t *bytes, size_t n, size_t *at)
+{
+    int64_t number = 0;
+    while (*at < n && (bytes[*at] == '#' || pnm_space(bytes[*at])))
+        if (bytes[*at] != '#') ++*at;
+        else while (*at < n && bytes[*at] != '\n') ++*at;
+    const size_t first = *at;
+    while (*at < n && bytes[*at] >= '0' && bytes[*at] <= '9' && number < 1000000)
+        number = 10 * number + bytes[(*at)++] - '0';
+    return *at == first || *at == n || !pnm_space(bytes[*at]) ? -1 : (int)number;
+}
+
+/* Reads the header of a binary PPM or PGM of 8 bits, of which `pixels` then points into bytes. Returns NULL,
+   or words that say what is wrong. whole: false where bytes are only the file's first. */
+static inline const char *pnm_read(const uint8_t *bytes, size_t n, bool whole, tt_image *image)
+{
+    size_t at = 2;
+    if (n < 3 || bytes[0] != 'P' || (bytes[1] != '5' && bytes[1] != '6')) return "it is no PPM or PGM";
+    image->channels = bytes[1] == '6' ? 3 : 1;
+    image->width = pnm_number(bytes, n, &at);
+    image->height = pnm_number(bytes, n, &at);
+    const int most = pnm_number(bytes, n, &at);
+    const bool sides = image->width >= 1 && image->height >= 1 && image->width <= 65535 &&
+                       image->height <= 65535;
+    if (!sides || most != 255) return "the header is not that of a PPM or PGM of 8 bits";
+    const size_t pixels = (size_t)image->width * (size_t)image->height * (size_t)image->channels;
+    if (whole && n - at - 1 < pixels) return "the file ends before its last pixel";
+    image->pixels = bytes + at + 1;
+    return NULL;
+}
+
+/* How the pixels of a JPEG lie, as EXIF numbers it, 1 to 8; 1, upright, where the file does not say. */
+static inline int jpeg_orientation(const uint8_t *bytes, size_t n)
+{
+    size_t at = 2, end;
+    if (n < 2 || bytes[0] != 0xFF || bytes[1] != 0xD8) return 1;
+    for (; at + 4 <= n && bytes[at] == 0xFF; at = end) {
+        const int marker = bytes[at + 1];
+        end = marker == 0xFF ? at + 1 : at + 2 + ((size_t)bytes[at + 2] << 8 | bytes[at + 3]);
+        if (marker == 0xFF) continue; /* what fills up */
+        if (marker == 0xDA || end > n || end < at + 4) break;
+        if (marker != 0xE1 || end < at + 18 || memcmp(bytes + at + 4, "Exif\0", 6) != 0) continue;
+        const uint8_t *tiff = bytes + at + 10; /* offsets count from here */
+        const size_t size = end - at - 10;
+        const size_t low = tiff[0] == 'I' ? 0 : 1; /* the place of a number's low byte */
+#define EXIF_2(p) ((size_t)tiff[(p) + low] | (size_t)tiff[(p) + 1 - low] << 8)
+        const size_t first = low ? EXIF_2(4) << 16 | EXIF_2(6) : EXIF_2(6) << 16 | EXIF_2(4);
+        const size_t entries = first + 2 <= size ? EXIF_2(first) : 0;
+        for (size_t e = first + 2, k = 0; k < entries && e + 12 <= size; k++, e += 12)
+            if (EXIF_2(e) == 0x0112 && EXIF_2(e + 8) >= 1 && EXIF_2(e + 8) <= 8) return (int)EXIF_2(e + 8);
+#undef EXIF_2
+        break;
+    }
+    return 1;
+}
+
+/* Makes the image upright, whose pixels malloc gave. Returns false, and leaves it, where memory is out. */
+static inline bool image_turn(tt_image *image, int orientation)
+{
+    const bool swap = orientation >= 5, up = orientation == 3 || orientation == 4 || orientation == 6 ||
+               orientation == 7;
+    const bool mirror = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
+    const int H = image->height, W = image->width, height = swap ? W : H, width = swap ? H : W;
+    const size_t channels = (size_t)image->channels;
+    if (orientation == 1) return true;
+    uint8_t *pixels = (uint8_t *)malloc((size_t)H * (size_t)W * channels), *to = pixels;
+    if (!pixels) return false;
+    for (int y = 0; y < height; y++)
+        for (int x = 0; x < width; x++, to += channels) {
+            const int row = swap ? x : y, column = swap ? y : x;
+            const size_t from = (size_t)(up ? H - 1 - row : row) * (size_t)W +
+                                (size_t)(mirror ? W - 1 - column : column);
+            memcpy(to, image->pixels + from * channels, channels);
+        }
+    free((void *)(uintptr_t)image->pixels);
+    image->pixels = pixels;
+    image->height = height;
+    image->width = width;
+    return true;
 }
 
 #endif

@@ -18,11 +18,11 @@
 
 /* ------------------------------------------------------------------------------------------------ options */
 static struct {
-    const char *data, *text_column, *label_column, *delimiter, *model, *predict;
+    const char *data, *text_column, *label_column, *delimiter, *quote, *model, *predict;
     int train, test, epochs, batch, accumulate, max_length, max_tokens;
     bool largest; /* --batch max */
     cli_training run;
-} opt = {.text_column = "text", .label_column = "label", .batch = 16, .accumulate = 1,
+} opt = {.text_column = "text", .label_column = "label", .quote = "double", .batch = 16, .accumulate = 1,
          .run = {CLI_CLASSIFIER_DEFAULT, .schedule = "linear"}};
 
 static const cli_flag flags[] = {
@@ -35,6 +35,8 @@ static const cli_flag flags[] = {
      .help = "a table's column of labels", .least = 1, .most = 1000},
     {"--delimiter", "C", CLI_TEXT, &opt.delimiter, .help = "what divides a table's columns, such as ';' or "
      "\\t (a comma in .csv, else a tab)", .least = 1, .most = 2},
+    {"--quote", "Q", CLI_CHOICE, &opt.quote, .help = "whether double quotes enclose a table's fields, or are "
+     "characters like others", .choices = "double none"},
     {"--model", "DIR", CLI_TEXT, &opt.model, .help = "Hugging Face folder to start from: config.json, "
      "model.safetensors, vocab.txt or tokenizer.json (none: from scratch)"},
     {"--train", "N", CLI_INTEGER, &opt.train,
@@ -95,6 +97,7 @@ static tt_dataset *read_split(tt_context *ctx, const char *split, const char *co
     o.text_column = opt.text_column;
     o.label_column = opt.label_column;
     o.delimiter = opt.delimiter ? opt.delimiter[0] : 0;
+    o.unquoted = strcmp(opt.quote, "none") == 0;
     if (is_table())
         return (tt_dataset *)made(ctx, tt_dataset_table(ctx, opt.data, split, classes, n_classes, &o));
     char why[DATASET_WHY];

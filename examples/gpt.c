@@ -46,7 +46,7 @@ static const cli_flag flags[] = {
     {"--lora", "N", CLI_INTEGER, &opt.lora, .help = "with --model: train adapters of rank N alone, and save "
      "these as a peft folder (0: train the model)", .most = 65536},
     {"--lora-targets", "LIST", CLI_TEXT, &opt.lora_targets, .help = "... of modules of these names, with "
-     "commas between, * and ? (peft's choice, as q_proj,v_proj)", .least = 1, .most = 1000},
+     "commas between, *, ? and [0-3] (peft's choice, as q_proj,v_proj)", .least = 1, .most = 1000},
     {"--lora-alpha", "X", CLI_NUMBER, &opt.lora_alpha,
      .help = "... scaled by X / N (0: twice --lora)", .most = 1e9},
     {"--adapter", "DIR", CLI_TEXT, &opt.adapter,
@@ -145,8 +145,10 @@ static void make_model(tt_context *ctx, tt_lm *m)
         must(ctx, tt_lm_load(ctx, m, opt.model));
     } else {
         tt_lm_config c = tt_lm_config_default(opt.kind);
-        const int each = c.heads / c.key_heads; /* heads that share keys, as far as these can */
+        /* heads that share keys, as far as these can */
+        const int each = c.key_heads ? c.heads / c.key_heads : 1;
         c.vocab_size = BYTES;
+        c.end_token = BYTES - 1;
         c.layers = opt.layers, c.hidden_size = opt.hidden, c.heads = opt.heads;
         c.key_heads = c.heads % each ? c.heads : c.heads / each;
         c.intermediate_size = opt.hidden * (strcmp(c.activation, "silu") == 0 ? 8 : 12) / 3;
@@ -236,6 +238,12 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     int64_t n = bytes;
     if (k) n = tt_tokenizer_encode(k, text, (size_t)bytes, true, ids, room);
     else for (int64_t i = 0; i < bytes; i++) ids[i] = (uint8_t)text[i];
+    int32_t first; /* of what the tokenizer puts around a text */
+    if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
+        fprintf(stderr, "note: --generate spells out '%s', which is put in front of a text: it has it once\n",
+                tt_tokenizer_token(k, first));
+        memmove(ids, ids + 1, sizeof *ids * (size_t)--n);
+    }
     const int end = document_end(k, &m);
     int32_t *stop = (int32_t *)made(NULL, malloc(sizeof *stop * (size_t)(m.n_stop + 1)));
     for (int i = 0; i < m.n_stop; i++) stop[i] = m.stop[i];

@@ -15,12 +15,15 @@
    Classify with what was trained:
        build/vit_l16 --out run --predict cat.jpg
 
-   Image files are decoded by stb_image.h, where it is installed (Debian: libstb-dev) when this is built. */
+   Image files are decoded by stb_image.h, where it is installed (Debian: libstb-dev) when this is built;
+   without it only PPM and PGM are read. JPEGs are turned upright as their EXIF says. */
 
 #define TINYTRAIN_IMPLEMENTATION
 #include "../tinytrain.h"
 #include "cli.h"
 #include "datasets.h"
+
+#include <pthread.h>
 
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
@@ -29,24 +32,32 @@
 #define HAS_STB
 #endif
 #endif
+#ifdef HAS_STB
+#define FORMATS "PNG, JPEG and others"
+#else
+#define FORMATS "PPM and PGM alone, as this program was built without stb_image.h"
+#endif
 
 /* ------------------------------------------------------------------------------------------------ options */
 static struct {
     const char *data, *model, *vit, *predict;
     int size, train, test, epochs, batch, accumulate;
-    bool augment;
+    bool augment, skip_unreadable;
     cli_training run;
 } opt = {.accumulate = 1, .run = {CLI_CLASSIFIER_DEFAULT, .schedule = "cosine"}};
 
 static const cli_flag flags[] = {
     {"--data", "DIR", CLI_TEXT, &opt.data, .help = "cifar-10-batches-bin, or a folder of images: "
-     "DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE (none: shapes, drawn here)"},
+     "DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE, of " FORMATS " (none: shapes, drawn here)"},
+    {"--skip-unreadable", "", CLI_SWITCH, &opt.skip_unreadable,
+     .help = "leave out files that cannot be read, by their first bytes, instead of ending before training"},
     {"--model", "PATH", CLI_TEXT, &opt.model, .help = "checkpoint to start from: a folder or a .safetensors "
      "file, of transformers or torchvision (none: from scratch)"},
     {"--vit", "SIZE", CLI_TEXT, &opt.vit, .help = "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with "
      "patches of another size (none: L/16 for CIFAR-10 at --size 224, else a small one)"},
     {"--size", "N", CLI_INTEGER, &opt.size, .help = "height and width of what the model sees; images are "
-     "resized to it (0: as the model says; from scratch 32)", .most = 16384},
+     "resized to it (0: as the model says; from scratch 32, or with --vit 224, but 32 for CIFAR-10)",
+     .most = 16384},
     {"--augment", "", CLI_SWITCH, &opt.augment,
      .help = "training images: shifted by up to an eighth and mirrored at random"},
     {"--train", "N", CLI_INTEGER, &opt.train,
@@ -155,7 +166,61 @@ static const char *draw_shape(void *user, int64_t i, tt_image *image)
 static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)(uintptr_t)image->pixels); }
 
 /* ---------------------------------------------------------------------------------------- images of files */
-typedef struct folder { char **path; int *label; char **class_name; int count, classes; } folder;
+/* Of a file only the first bytes: NULL if they are those of an image, or words. */
+static const char *look_at(const char *path)
+{
+#ifdef HAS_STB
+    int width, height, channels;
+    return stbi_info(path, &width, &height, &channels) ? NULL : stbi_failure_reason();
+#else
+    uint8_t bytes[4096];
+    tt_image image;
+    FILE *f = fopen(path, "rb");
+    if (!f) return "it cannot be opened";
+    size_t n = fread(bytes, 1, sizeof bytes, f);
+    fclose(f);
+    return pnm_read(bytes, n, false, &image);
+#endif
+}
+
+/* Reads an image file, upright. Returns NULL, or words that are valid until the thread's next call. */
+static const char *decode(const char *path, tt_image *image)
+{
+    static __thread char why[DATASET_WHY];
+    size_t n;
+    char *file = dataset_file(path, (size_t)1 << 30, &n, why);
+    const uint8_t *bytes = (const uint8_t *)file;
+    if (!file) return why;
+#ifdef HAS_STB
+    image->pixels = stbi_load_from_memory(bytes, (int)n, &image->width, &image->height, NULL, 3);
+    image->channels = 3;
+    const char *wrong = image->pixels ? NULL : stbi_failure_reason();
+    if (!wrong && !image_turn(image, jpeg_orientation(bytes, n))) {
+        free_pixels(NULL, image);
+        wrong = "no memory";
+    }
+#else
+    const char *wrong = pnm_read(bytes, n, true, image);
+    if (!wrong) { /* the pixels take the file's place */
+        memmove(file, image->pixels, n - (size_t)(image->pixels - bytes));
+        image->pixels = bytes;
+        file = NULL;
+    } else if (!strncmp(wrong, "it is no", 8)) {
+        wrong = "it is no PPM or PGM, and this program was built without stb_image.h, which reads PNG and "
+                "JPEG (Debian: apt-get install libstb-dev, then make again)";
+    }
+#endif
+    free(file);
+    return wrong;
+}
+
+typedef struct folder {
+    char *root, **path;
+    int *label;
+    const char **wrong; /* of each file: why it cannot be read; NULL: it can, so far */
+    char **class_name;
+    int count, classes;
+} folder;
 
 static int by_name(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
@@ -173,16 +238,19 @@ static bool is_number(const char *name)
     return c > whole && c[*c == '.' ? 1 + strspn(c + 1, digits) : 0] == 0;
 }
 
-/* The sorted names of what lies in a folder, dot files left out; how many. */
-static int list(const char *path, char ***names)
+/* The sorted names of what lies in a folder, but for hidden files, which *hidden counts; how many. */
+static int list(const char *path, char ***names, int *hidden)
 {
     DIR *d = opendir(path);
     int n = 0;
     *names = NULL;
     for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        if (e->d_name[0] == '.') continue;
-        *names = (char **)made(NULL, realloc(*names, (size_t)(n + 1) * sizeof **names));
-        (*names)[n++] = (char *)made(NULL, strdup(e->d_name));
+        const char *name = e->d_name;
+        if (name[0] == '.') *hidden += strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+        else {
+            *names = (char **)made(NULL, realloc(*names, (size_t)(n + 1) * sizeof **names));
+            (*names)[n++] = (char *)made(NULL, strdup(name));
+        }
     }
     if (d) closedir(d);
     if (n) qsort(*names, (size_t)n, sizeof **names, by_name);
@@ -191,64 +259,137 @@ static int list(const char *path, char ***names)
 
 static bool is_folder(const char *path) { struct stat s; return stat(path, &s) == 0 && S_ISDIR(s.st_mode); }
 
-/* Images of DIR/split/CLASS, or of DIR/CLASS: then every tenth of a class is "test". */
-static folder *read_folder(const char *split)
+/* Several threads look at the files, as a disk or a network serves several at a time. */
+enum { LOOKERS = 16 };
+typedef struct looker { folder *f; int first; } looker;
+
+static void *look(void *arg)
 {
-    folder *f = (folder *)made(NULL, calloc(1, sizeof *f));
-    char *root = join(opt.data, split), **files;
-    bool splits = is_folder(root);
-    int names = list(splits ? root : opt.data, &f->class_name), numbers = 0;
-    while (numbers < names && is_number(f->class_name[numbers])) numbers++;
-    if (names && numbers == names) qsort(f->class_name, (size_t)names, sizeof *f->class_name, by_number);
-    for (int c = 0; c < names; c++) {
-        char *path = join(splits ? root : opt.data, f->class_name[c]);
-        int n = list(path, &files);
-        if (!is_folder(path)) free(f->class_name[c]);
-        else f->class_name[f->classes++] = f->class_name[c];
+    const looker *l = (const looker *)arg;
+    for (int k = l->first; k < l->f->count; k += LOOKERS) l->f->wrong[k] = look_at(l->f->path[k]);
+    return NULL;
+}
+
+/* Looks at all files; leaves out what cannot be read, or ends the program with its name. */
+static void check_files(folder *f)
+{
+    looker lookers[LOOKERS];
+    pthread_t thread[LOOKERS];
+    int bad = 0, first = 0, kept = 0;
+    f->wrong = (const char **)made(NULL, calloc((size_t)f->count + 1, sizeof *f->wrong));
+    for (int t = 0; t < LOOKERS; t++) {
+        lookers[t].f = f, lookers[t].first = t;
+        if (pthread_create(&thread[t], NULL, look, &lookers[t]) != 0) die("no memory for threads");
+    }
+    for (int t = 0; t < LOOKERS; t++) pthread_join(thread[t], NULL);
+    for (int k = 0; k < f->count; k++) if (f->wrong[k] && !bad++) first = k;
+    if (!bad) return;
+    char more[64] = "";
+    if (bad > 1) snprintf(more, sizeof more, ", nor can %d more", bad - 1);
+    if (!opt.skip_unreadable)
+        die("'%s' cannot be read (%s)%s: take away what is no image, or leave it out with --skip-unreadable "
+            "(this reads %s)", f->path[first], f->wrong[first], more, FORMATS);
+    printf("note: left out: '%s' cannot be read (%s)%s\n", f->path[first], f->wrong[first], more);
+    for (int k = 0; k < f->count; k++)
+        if (f->wrong[k]) free(f->path[k]);
+        else f->path[kept] = f->path[k], f->label[kept++] = f->label[k];
+    f->count = kept;
+}
+
+/* Classes without a file are none. */
+static void drop_empty_classes(folder *f, char *left_out, size_t room)
+{
+    int *number = (int *)made(NULL, calloc((size_t)f->classes + 1, sizeof *number)), kept = 0;
+    for (int k = 0; k < f->count; k++) number[f->label[k]] = 1;
+    for (int c = 0; c < f->classes; c++) {
+        size_t n = strlen(left_out);
+        if (!number[c]) {
+            snprintf(left_out + n, room - n, ", '%s' (no image in it)", f->class_name[c]);
+            free(f->class_name[c]);
+        } else number[c] = kept, f->class_name[kept++] = f->class_name[c];
+    }
+    for (int k = 0; k < f->count; k++) f->label[k] = number[f->label[k]];
+    f->classes = kept;
+    free(number);
+}
+
+static bool holds_class(const char *root, const char *name)
+{
+    char *path = join(root, name);
+    const bool is_class = is_folder(path) && strcmp(name, "__MACOSX") != 0; /* of archives */
+    free(path);
+    return is_class;
+}
+
+/* Images of root/CLASS. Each folder is read and looked through once. */
+static const folder *read_classes(const char *root)
+{
+    static folder read[2]; /* DIR/train and DIR/test, or DIR */
+    folder *f = &read[read[0].root && strcmp(read[0].root, root) != 0];
+    char **names, **files, left_out[400] = "";
+    int hidden = 0, n_names = f->root ? 0 : list(root, &names, &hidden);
+    if (f->root) return f;
+    f->root = (char *)made(NULL, strdup(root));
+    f->class_name = (char **)made(NULL, calloc((size_t)n_names + 1, sizeof *f->class_name));
+    int words = 0;
+    for (int c = 0; c < n_names; c++) words += holds_class(root, names[c]) && !is_number(names[c]);
+    if (n_names && !words) qsort(names, (size_t)n_names, sizeof *names, by_number);
+    for (int c = 0; c < n_names; c++) {
+        char *path = join(root, names[c]);
+        const bool is_class = holds_class(root, names[c]);
+        int n = is_class ? list(path, &files, &hidden) : 0;
+        size_t said = strlen(left_out);
+        if (!is_class) snprintf(left_out + said, sizeof left_out - said, ", '%s'", names[c]), free(names[c]);
+        else f->class_name[f->classes++] = names[c];
+        f->path = (char **)made(NULL, realloc(f->path, (size_t)(f->count + n + 1) * sizeof *f->path));
+        f->label = (int *)made(NULL, realloc(f->label, (size_t)(f->count + n + 1) * sizeof *f->label));
         for (int k = 0; k < n; k++) {
-            bool test = k % 10 == 9;
-            if (splits || test == (strcmp(split, "test") == 0)) {
-                f->path = (char **)made(NULL, realloc(f->path, (size_t)(f->count + 1) * sizeof *f->path));
-                f->label = (int *)made(NULL, realloc(f->label, (size_t)(f->count + 1) * sizeof *f->label));
-                f->path[f->count] = join(path, files[k]);
-                f->label[f->count++] = f->classes - 1;
-            }
+            f->path[f->count] = join(path, files[k]);
+            f->label[f->count++] = f->classes - 1;
             free(files[k]);
         }
-        free(files), free(path);
+        if (is_class) free(files);
+        free(path);
     }
-    free(root);
-    if (!f->count)
-        die("'%s' has no images to %s: it needs folders of images, one a class%s", opt.data, split,
-            exists(opt.data) ? "" : " (and is not there)");
+    free(names);
+    check_files(f);
+    drop_empty_classes(f, left_out, sizeof left_out);
+    size_t said = strlen(left_out);
+    if (hidden) snprintf(left_out + said, sizeof left_out - said, ", %d hidden", hidden);
+    if (*left_out) printf("note: left out of '%s': %s\n", root, left_out + 2);
     return f;
 }
 
-static void free_folder(folder *f)
-{
-    for (int k = 0; k < f->count; k++) free(f->path[k]);
-    for (int c = 0; c < f->classes; c++) free(f->class_name[c]);
-    free(f->path), free(f->label), free(f->class_name), free(f);
-}
+/* Images of DIR/split/CLASS, or of DIR/CLASS: then every tenth of a class is "test". */
+typedef struct chosen { const folder *all; const char **path; int *label, count; } chosen;
 
-static const char *decode(const char *path, tt_image *image)
+static chosen *read_folder(const char *split)
 {
-#ifdef HAS_STB
-    image->pixels = stbi_load(path, &image->width, &image->height, NULL, 3);
-    image->channels = 3;
-    return image->pixels ? NULL : stbi_failure_reason();
-#else
-    (void)path, (void)image;
-    return "this program was built without stb_image.h (Debian: apt-get install libstb-dev, build again)";
-#endif
+    chosen *s = (chosen *)made(NULL, calloc(1, sizeof *s));
+    char *root = join(opt.data, split);
+    bool splits = is_folder(root), test = strcmp(split, "test") == 0;
+    const folder *f = s->all = read_classes(splits ? root : opt.data);
+    s->path = (const char **)made(NULL, calloc((size_t)f->count + 1, sizeof *s->path));
+    s->label = (int *)made(NULL, calloc((size_t)f->count + 1, sizeof *s->label));
+    for (int k = 0, of_class = 0; k < f->count; k++) {
+        of_class = k && f->label[k] == f->label[k - 1] ? of_class + 1 : 0;
+        if (!splits && test != (of_class % 10 == 9)) continue;
+        s->path[s->count] = f->path[k];
+        s->label[s->count++] = f->label[k];
+    }
+    free(root);
+    if (!s->count)
+        die("'%s' has no images to %s: it needs folders of images, one a class%s", opt.data, split,
+            exists(opt.data) ? "" : " (and is not there)");
+    return s;
 }
 
 static const char *read_file(void *user, int64_t i, tt_image *image)
-{ return decode(((const folder *)user)->path[i], image); }
-static const char *file_name(void *user, int64_t i) { return ((const folder *)user)->path[i]; }
+{ return decode(((const chosen *)user)->path[i], image); }
+static const char *file_name(void *user, int64_t i) { return ((const chosen *)user)->path[i]; }
 
 /* --------------------------------------------------------------------------------------------------- data */
-typedef struct images { tt_dataset *d; shapes drawn; folder *files; cifar cifar; } images;
+typedef struct images { tt_dataset *d; shapes drawn; chosen *files; cifar cifar; } images;
 
 static bool is_cifar(void)
 {
@@ -270,7 +411,8 @@ static void read_images(tt_context *ctx, images *x, const char *split, int n)
     } else if (opt.data) {
         x->files = read_folder(split);
         s.count = x->files->count, s.labels = x->files->label;
-        s.class_names = (const char *const *)x->files->class_name, s.classes = x->files->classes;
+        s.class_names = (const char *const *)x->files->all->class_name;
+        s.classes = x->files->all->classes;
         s.read = read_file, s.name = file_name, s.user = x->files;
     } else {
         s.count = n ? n : train ? SHAPES_TRAIN : SHAPES_TEST;
@@ -309,18 +451,21 @@ static void check_classes(const tt_dataset *d, const char *split, const tt_vit *
 static void free_images(images *x)
 {
     tt_dataset_free(x->d);
-    if (x->files) free_folder(x->files);
+    if (x->files) free(x->files->path), free(x->files->label), free(x->files);
     cifar_free(&x->cifar);
 }
 
 static tt_loader *loader_of(tt_context *ctx, const tt_dataset *d, const tt_vit *m, bool train)
 {
-    int side = m->config.image_size;
-    tt_image_options image = tt_image_options_default(side, side);
+    tt_image_options image = tt_vit_image_options(m);
     tt_loader_options o = tt_loader_options_default();
-    image.resize_height = image.resize_width = side;
+    const int side = image.height, short_side = image.resize_shortest, tall = image.resize_height;
     image.flip = image.random_crop = train && opt.augment;
-    image.pad = image.random_crop ? side / 8 : 0;
+    if (image.random_crop) { /* an eighth of what the model sees, of which a larger image has some already */
+        const int lacks = side - (short_side ? short_side : tall ? tall : side);
+        const int pad = (2 * (side / 8) + lacks + 1) / 2;
+        image.pad = pad < 0 ? 0 : pad;
+    }
     o.batch = opt.batch;
     o.accumulate = opt.accumulate;
     o.parallel = opt.run.parallel;
@@ -341,7 +486,7 @@ static void make_model(tt_context *ctx, tt_vit *m, tt_dataset *d, tt_dataset *he
         if (!c.hidden_size || c.patch_size < 1)
             die("--vit '%s' is unknown: use Ti, S, B, L or H, a slash and the size of a patch, as in S/16",
                 opt.vit);
-        c.image_size = opt.size ? opt.size : opt.vit ? 224 : 32;
+        c.image_size = opt.size ? opt.size : opt.vit && !is_cifar() ? 224 : 32;
         c.classes = tt_dataset_classes(d);
         must(ctx, tt_vit_new(ctx, m, &c));
     }
@@ -452,13 +597,14 @@ static void predict(void)
     tt_batch b;
     must(ctx, tt_vit_load(ctx, &m, opt.run.out, 0, 0));
     must_be_trained(opt.run.out, m.new_head);
+    const tt_image_options prepared = tt_vit_image_options(&m);
     int side = m.config.image_size, best = 0;
     tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     const char *wrong = decode(opt.predict, &image);
     if (wrong) die("cannot read '%s': %s", opt.predict, wrong);
     uint8_t *pixels = (uint8_t *)made(NULL, malloc((size_t)side * (size_t)side * 3));
     float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));
-    must(ctx, tt_image_resize(ctx, &image, side, side, pixels));
+    must(ctx, tt_image_prepare(ctx, &image, &prepared, pixels));
     memset(&b, 0, sizeof b);
     b.seqs = 1;
     b.pixels = pixels;

@@ -2,6 +2,7 @@
 """Checks that the examples behave as programs do: options, exit statuses, signals, folders. Standard library
 only; run from the repository's root; B: folder of the built examples (build), from the environment.
 """
+import base64
 import csv
 import fcntl
 import json
@@ -84,6 +85,9 @@ def wrong_options_are_named(folder):
     refused(TEXT, "--lrr=3", saying="there is no option '--lrr=3'; is --lr meant?")
     refused(TEXT, "--optimiser", "adam", saying="is --optimizer meant?")
     refused(TEXT, "stop", saying="there is no option 'stop'")
+    refused(TEXT, "--learning-rate", "1e-4", saying="is --lr meant?")
+    refused(IMAGES, "--per_device_train_batch_size=8", saying="is --batch meant?")
+    refused(IMAGES, "--max-seq-length=8", saying="there is no option '--max-seq-length=8'; --help lists all")
     refused(TEXT, "--optimizer=adagrad", saying="--optimizer is sgd, adam or adamw, not 'adagrad'")
     refused(TEXT, "--lr=fast", saying="--lr takes a number, not 'fast'")
     refused(TEXT, "--lr=nan", saying="--lr is a number from 0 to")
@@ -293,6 +297,12 @@ def columns_and_delimiter(folder):
     _, said = planned("--data", path, "--delimiter=|", "--text-column", "body", "--label-column=kind",
                       "--out", os.path.join(folder, "plan"))
     expect("32 texts to train on, 4 for validation" in said, said)
+    path = os.path.join(folder, "glue.tsv")
+    with open(path, "w") as f:
+        f.write("text\tlabel\n" + "".join(f'"{WORDS[k % 6]}" film\t{"xy"[k % 2]}\n' for k in range(40)))
+    refused(TEXT, "--data", path, "--plan", saying="say so (unquoted; --quote none)")
+    _, said = planned("--data", path, "--quote=none", "--out", os.path.join(folder, "plan"))
+    expect("32 texts to train on, 4 for validation" in said, said)
 
 
 @check
@@ -423,9 +433,8 @@ def classes_are_shown_and_odd_ones_told_of(folder):
            notes == ["there are 30 classes for 30 texts: are these the labels?"], line, notes)
     photos = os.path.join(folder, "photos")
     for name in "train/10", "train/9", "test/9", "test/10", "test/11":
-        os.makedirs(os.path.join(photos, name))
         for k in range(6):
-            open(os.path.join(photos, name, f"{k}.png"), "w").close()
+            picture(os.path.join(photos, name, f"{k}.ppm"), k)
     options = [IMAGES, "--data", photos, *plan[2:], "--size=16"]
     refused(*options, saying=f"'{photos}' has 3 classes to test on, those to train on 2")
     shutil.rmtree(os.path.join(photos, "test/9"))
@@ -795,6 +804,8 @@ def language_models(folder):
     tiny = (*tuned, "--layers=1", "--hidden=16", "--heads=2")
     status, out, err = call(*tiny, "--epochs=3", "--out", path("run"))
     expect(status == 0 and "bits per byte on" in out and "It is a truth" in out, status, out, err)
+    ends = json.loads(contents(path("run"), "config.json"))
+    expect((ends["bos_token_id"], ends["eos_token_id"], ends["pad_token_id"]) == (None, 256, None), ends)
     bits = float(re.search(r"([0-9.]+) bits per byte", out)[1])
     expect(bits < 3, bits)
     loads = (GPT, "--generate", "the ", "--tokens=20", "--temperature=0")
@@ -869,6 +880,10 @@ def language_models(folder):
             saying="config.json'")
     refused(*tuned, "--model", path("run"), "--length=64", "--out", path("x"),
             saying="--length 64: the model has positions for 32")
+    with open(path("wide.txt"), "w", encoding="utf-16") as f:
+        f.write(text)
+    refused(GPT, "--data", path("wide.txt"), "--out", path("x"),
+            saying="begins with the byte order mark of UTF-16, and texts are read as UTF-8: convert it")
 
 
 def answers(model, loads):
@@ -901,12 +916,127 @@ def answers(model, loads):
             expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
             behind = out[len(prompt):]
             expect("\ufffd" in behind or all(ord(c) < 128 for c in behind), prompt, repr(out))
+    # What is put in front of a text is there once where the text spells it out.
+    front = [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    post = {"type": "TemplateProcessing", "single": front, "special_tokens": {"<end>": {"ids": [256]}}}
+    added = [{"id": 256, "content": "<end>", "special": True}]
+    write("tokenizer.json", {**tokenizer, "added_tokens": added, "post_processor": post})
+    expect(said("<end>the ") == "<end>" + said("the "), said("<end>the "), said("the "))
     write("tokenizer.json", {**tokenizer, "added_tokens": [{"id": 300, "content": "zebra"}]})
     refused(GPT, "--generate=a zebra", "--model", model, saying="id 300 is not in 0..256")
     with open(os.path.join(model, "zebras.txt"), "w") as f:
         f.write("one zebra\n")
     refused(GPT, "--model", model, "--data", os.path.join(model, "zebras.txt"), "--out", model + "_tuned",
             saying="has the token 300 ('zebra'), and the model 257 tokens")
+
+
+def picture(path, number, height=9, width=12):
+    """a PPM, which the example reads with and without stb_image.h"""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "wb") as f:
+        f.write(b"P6 %d %d 255\n" % (width, height))
+        f.write(bytes((number * 37 + k * (1 + number % 5)) % 256 for k in range(height * width * 3)))
+
+
+@check
+def folders_of_images(folder):
+    photos, run = os.path.join(folder, "photos"), os.path.join(folder, "run")
+    for k in range(24):
+        picture(os.path.join(photos, "cat" if k < 12 else "dog", f"{k}.ppm"), k)
+    plan = [IMAGES, "--data", photos, "--out", run, "--plan"]
+    status, clean, err = call(*plan)
+    expect(status == 0 and "20 images to train on, 2 for validation" in clean, clean, err)
+    expect("note" not in clean, clean)
+    picture(os.path.join(photos, "__MACOSX", "._1.ppm"), 1)
+    picture(os.path.join(photos, "__MACOSX", "2.ppm"), 1)
+    picture(os.path.join(photos, "cat", "._1.ppm"), 1)
+    os.mkdir(os.path.join(photos, "empty"))
+    with open(os.path.join(photos, "README"), "w") as f:
+        f.write("photos")
+    status, out, err = call(*plan)
+    note = f"note: left out of '{photos}': 'README', '__MACOSX', 'empty' (no image in it), 1 hidden\n"
+    expect(status == 0 and out == note + clean, out, err)
+    bad = os.path.join(photos, "dog", "13x.ppm")
+    with open(bad, "w") as f:
+        f.write("no image")
+    os.mkdir(os.path.join(photos, "dog", "more"))
+    refused(*plan, saying=f"'{bad}' cannot be read (")
+    refused(*plan, saying=", nor can 1 more: take away")
+    status, out, err = call(*plan, "--skip-unreadable")
+    expect(status == 0 and f"note: left out: '{bad}' cannot be read (" in out, out, err)
+    expect(out.endswith(clean), out)
+    shutil.rmtree(photos)
+    for split in "train", "test":
+        for k in range(8):
+            picture(os.path.join(photos, split, "cat" if k < 4 else "dog", f"{k}.ppm"), k)
+    status, out, err = call(*plan[:-1], "--epochs=1", "--batch=4", "--augment", "--skip-unreadable")
+    expect(status == 0 and "on 8 test images" in out, out, err)
+    path = os.path.join(photos, "test", "cat", "0.ppm")
+    status, out, err = call(IMAGES, "--out", run, "--predict", path)
+    expect(status == 0 and out.endswith(path + "\n"), out, err)
+
+
+# 2 x 3 blocks of one grey each, upright and turned left
+JPEG = ("/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRT"
+        "c4UG1RV19iZ2hnPk1xeXBkeFxlZ2P/wAAL")
+UPRIGHT = ("CAAQABgBAREA/8QAFQABAQAAAAAAAAAAAAAAAAAABgf/xAAUEAEAAAAAAAAA"
+           "AAAAAAAAAAAA/9oACAEBAAA/ABKtBClpKRv/2Q==")
+TURNED = ("CAAYABABAREA/8QAFgABAQEAAAAAAAAAAAAAAAAABQcG/8QAFBABAAAAAAAA"
+          "AAAAAAAAAAAAAP/aAAgBAQAAPwAwo0aci1uf/9k=")
+
+
+@check
+def jpegs_are_upright(folder):
+    run = os.path.join(folder, "run")
+    status, out, err = call(IMAGES, "--out", run, "--train=40", "--test=20", "--epochs=1")
+    expect(status == 0, err)
+    exif = b"\xff\xe1\x00\x22Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    upright, turned = (base64.b64decode(JPEG + part) for part in (UPRIGHT, TURNED))
+    found = []
+    for k, data in enumerate((upright, turned[:2] + exif + turned[2:], turned)):
+        path = os.path.join(folder, f"{k}.jpg")
+        with open(path, "wb") as f:
+            f.write(data)
+        if "without stb_image.h" in " ".join(call(IMAGES, "--help")[1].split()):
+            refused(IMAGES, "--out", run, "--predict", path, saying="apt-get install libstb-dev")
+            return
+        status, out, err = call(IMAGES, "--out", run, "--predict", path)
+        expect(status == 0, err)
+        found.append(out.split()[:-1])
+    expect(found[0] == found[1] != found[2], found)
+
+
+@check
+def images_of_cifar_keep_their_size(folder):
+    data = os.path.join(folder, "cifar")
+    os.mkdir(data)
+    for name in "data_batch_1.bin", "test_batch.bin":
+        with open(os.path.join(data, name), "wb") as f:
+            for k in range(20):
+                f.write(bytes([k % 10]) + bytes((k * 11 + p) % 256 for p in range(3072)))
+    options = ["--data", data, "--vit=Ti/4", "--batch=4", "--out", os.path.join(folder, "plan")]
+    expect(planned(*options, program=IMAGES) == planned(*options, "--size=32", program=IMAGES))
+
+
+@check
+def what_asks_for_stb_is_built_again_with_it(folder):
+    stamp = os.path.join(folder, "b", "stb")
+
+    def made(include):
+        environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        done = subprocess.run(["make", "B=" + os.path.dirname(stamp), stamp], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, env={**environment, "CPATH": include})
+        expect(done.returncode == 0, done.stdout)
+        with open(stamp) as f:
+            return f.read(), os.stat(stamp).st_mtime_ns
+    os.makedirs(os.path.join(folder, "include", "stb"))
+    before, again = made(folder), made(folder)
+    open(os.path.join(folder, "include", "stb", "stb_image.h"), "w").close()
+    after = made(os.path.join(folder, "include"))
+    expect(before == again and before[0] != after[0] and folder in after[0], before, again, after)
+    rules = subprocess.run(["make", "-pn", "B=" + os.path.dirname(stamp), stamp], stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, text=True).stdout
+    expect(re.search(r"/b/vit_l16\.o: .*/b/stb", rules), "no rule")
 
 
 @check

@@ -444,6 +444,23 @@ TEST(safetensors_hostile)
     TEST_CLOSE(ctx, &a);
 }
 
+TEST(safetensors_null_metadata) /* as safetensors reads it: there is none */
+{
+    static const char header[] = "{\"__metadata__\":null," T_("a", "U8", "[2]", 0, 2) "}";
+    char file[200] = {0};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    file[0] = (char)(sizeof header - 1);
+    memcpy(file + 8, header, sizeof header - 1);
+    const char *path = test_write(test_path(test_folder(), "a.safetensors"), file, 8 + sizeof header - 1 + 2);
+    tt_safetensors *s = tt_safetensors_open(ctx, path);
+    REQUIRE(s);
+    CHECK(tt_safetensors_count(s) == 1 && tt_safetensors_find(s, "a") == 0);
+    CHECK(!tt_safetensors_metadata(s, "format") && tt_safetensors_find(s, "__metadata__") == -1);
+    tt_safetensors_close(s);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(safetensors_truncated) /* at every byte, and with every byte too many */
 {
     test_allocator a;
@@ -781,7 +798,7 @@ TEST(tokenizer_golden_bpe)
     static const char *const kinds[] = {"albert", "big_bird", "cl100k", "falcon", "gpt2", "llama2", "llama3",
                                         "metaspace", "mistral", "neox", "qwen2", "roberta", "starcoder", "t5",
                                         "unknown", "front_precompiled", "front_nfc", "front_strip",
-                                        "front_replace"};
+                                        "front_replace", "wordpiece", "wordpiece_lower", "wordpiece_cased"};
     char folder[1000];
     for (int k = 0; k < TEST_COUNT(kinds); k++) {
         snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), kinds[k]);
@@ -839,7 +856,7 @@ TEST(text_of_ids_that_come)
 TEST(tokenizer_bpe_damaged)
 {
     static const char *const kinds[] = {"gpt2", "llama2", "mistral", "llama3", "big_bird", "t5", "albert",
-                                        "front_nfc"};
+                                        "front_nfc", "wordpiece"};
     static const char text[] = "It's  12345 \xc3\xa9t\xc3\xa9 <s>\n\n\xff <|endoftext|> \xe2\x96\x81x";
     uint64_t random = 1;
     int loaded = 0, refused = 0;
@@ -914,6 +931,57 @@ TEST(tokenizer_files_are_kept)
     }
     tt_tokenizer_free(t);
     TEST_CLOSE(ctx, &a);
+}
+
+/* Folders whose tokenizer_config.json names a class that AutoTokenizer of transformers 5 makes anew: its ids
+   (golden/compare_bpe.py). */
+TEST(tokenizer_classes_of_transformers)
+{
+#define LLAMA "\"tokenizer_class\":\"LlamaTokenizer\""
+    static const struct { const char *kind, *config, *type, *text; int n; int32_t ids[8]; } rows[] = {
+        {"llama2", LLAMA, "llama", " a", 2, {1, 335}}, {"llama2", LLAMA, "llama", "a", 2, {1, 335}},
+        {"llama2", LLAMA, "llama", "</s>cd", 4, {1, 2, 291, 292}},
+        {"llama2", LLAMA ",\"legacy\":true", "llama", "</s>cd", 4, {1, 2, 360, 292}},
+        {"llama2", LLAMA ",\"legacy\":false", "llama", "\xE2\x96\x81" "a", 2, {1, 335}},
+        {"llama2", LLAMA ",\"legacy\":null,\"add_prefix_space\":null", "llama", " a", 2, {1, 335}},
+        {"llama2", LLAMA ",\"add_prefix_space\":false", "llama", "a  b", 4, {1, 289, 316, 350}},
+        {"llama2", "\"tokenizer_class\":\"LlamaTokenizerFast\"", "llama", " a", 2, {1, 335}},
+        {"llama2", LLAMA, "mistral", " a", 3, {1, 316, 335}}, /* the file's */
+        {"llama2", "\"legacy\":false", "llama", " a", 3, {1, 316, 335}},
+        {"llama2", "\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "llama", " a", 3, {1, 316, 335}},
+        {"gpt2", "\"add_prefix_space\":true", "gpt2", "</s>cd", 6, {424, 15, 83, 30, 67, 68}},
+        {"gpt2", "\"add_prefix_space\":false", "gpt2", "a", 1, {65}},
+        {"gpt2", "\"add_prefix_space\":true", "falcon", "a", 1, {65}},
+        {"gpt2", "\"add_prefix_space\":true,\"tokenizer_class\":\"PreTrainedTokenizerFast\"", "gpt2", "a", 1,
+         {65}},
+        {"qwen2", "\"add_prefix_space\":true,\"tokenizer_class\":\"Qwen2Tokenizer\"", "x", "a", 1, {280}},
+        {"roberta", "\"add_prefix_space\":true", "roberta", "a", 3, {0, 275, 2}},
+        {"roberta", "\"add_prefix_space\":false", "roberta", "a", 3, {0, 69, 2}},
+        {"roberta", "\"tokenizer_class\":\"RobertaTokenizer\"", "roberta", "a", 3, {0, 275, 2}}};
+#undef LLAMA
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        char path[1100], folder[600], json[300];
+        int32_t ids[20];
+        size_t n;
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        snprintf(path, sizeof path, "%s/%s/tokenizer.json", TEST_GOLDEN("bpe"), rows[k].kind);
+        char *file = test_read(path, &n);
+        REQUIRE(file);
+        test_write(test_path(folder, "tokenizer.json"), file, n);
+        free(file);
+        snprintf(json, sizeof json, "{%s}", rows[k].config);
+        test_write(test_path(folder, "tokenizer_config.json"), json, strlen(json));
+        snprintf(json, sizeof json, "{\"model_type\":\"%s\"}", rows[k].type);
+        test_write(test_path(folder, "config.json"), json, strlen(json));
+        tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
+        REQUIRE(t);
+        const int64_t count = tt_tokenizer_encode(t, rows[k].text, strlen(rows[k].text), true, ids, 20);
+        CHECK(count == rows[k].n && memcmp(ids, rows[k].ids, sizeof *ids * (size_t)rows[k].n) == 0);
+        tt_tokenizer_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
 }
 
 /* Each normalizer reads what the one before has written, also where some between leave the text in place. */
@@ -1030,6 +1098,108 @@ TEST(tokenizer_nasty_strings)
     const char *vocab = point_vocabulary();
     golden(vocab, TEST_GOLDEN("points_uncased.tsv"), true);
     golden(vocab, TEST_GOLDEN("points_cased.tsv"), false);
+}
+
+/* A vocab.txt as tokenizer.json, as transformers 5 saves it; of an older version, which says less. */
+static void write_as_json(const char *folder, const char *vocab, bool lowercase, bool older)
+{
+    size_t n;
+    char *file = test_read(vocab, &n), *json = (char *)malloc(4 * n + 4000);
+    size_t to = (size_t)sprintf(json, "{\"added_tokens\":[");
+    static const char *const special[] = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+    for (int k = 0; k < 5; k++)
+        to += (size_t)sprintf(json + to, "%s{\"id\":%d,\"content\":\"%s\",\"special\":true}", k ? "," : "", k,
+                              special[k]);
+    to += (size_t)sprintf(json + to,
+        "],\"normalizer\":{\"type\":\"BertNormalizer\",\"lowercase\":%s,\"clean_text\":true,"
+        "\"handle_chinese_chars\":true,\"strip_accents\":null},"
+        "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},"
+        "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"[CLS]\",2],\"sep\":[\"[SEP]\",3]},"
+        "\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\"},"
+        "\"model\":{%s\"max_input_chars_per_word\":100,\"vocab\":{", lowercase ? "true" : "false",
+        older ? "" : "\"type\":\"WordPiece\",\"unk_token\":\"[UNK]\",\"continuing_subword_prefix\":\"##\",");
+    int id = 0;
+    for (char *line = file; *line; id++) {
+        char *end = strchr(line, '\n');
+        to += (size_t)sprintf(json + to, "%s\"", id ? "," : "");
+        for (; line < end; line++) {
+            if (*line == '"' || *line == '\\') json[to++] = '\\';
+            json[to++] = *line;
+        }
+        to += (size_t)sprintf(json + to, "\":%d", id);
+        line = end + 1;
+    }
+    to += (size_t)sprintf(json + to, "}}}");
+    test_write(test_path(folder, "tokenizer.json"), json, to);
+    free(file);
+    free(json);
+}
+
+/* A tokenizer.json without vocab.txt gives the ids of that vocab.txt, has its special tokens,
+    and is saved. */
+TEST(wordpiece_of_a_tokenizer_json)
+{
+    char folder[600], saved[600], case_path[600];
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    snprintf(saved, sizeof saved, "%s", test_folder());
+    for (int kind = 0; kind < 4; kind++) {
+        test_allocator a;
+        tt_context *ctx = test_open(&a);
+        char vocab[600];
+        size_t n;
+        const bool lowercase = kind % 2;
+        snprintf(vocab, sizeof vocab, "%s/vocab_%scased.txt", TEST_GOLDEN(""), lowercase ? "un" : "");
+        snprintf(case_path, sizeof case_path, "%s/tokens_%scased.tsv", TEST_GOLDEN(""), lowercase ? "un" :
+            "");
+        write_as_json(folder, vocab, lowercase, kind > 1);
+        tt_tokenizer *k = tt_tokenizer_load(ctx, folder), *other = tt_tokenizer_open(ctx, vocab, lowercase);
+        char *file = test_read(case_path, &n);
+        if (!k) printf("%s\n", tt_error(ctx));
+        REQUIRE(k && other && file);
+        int lines = 0;
+        for (const char *line = file; *line; lines++) {
+            const char *at = line, *end = strchr(line, '\n');
+            int32_t ids[2000], want[2000];
+            size_t bytes;
+            char *text = field(&at, end, &bytes);
+            const int count = tt_tokenize(other, text, bytes, want, 2000);
+            CHECK(tt_tokenize(k, text, bytes, ids, 2000) == count);
+            CHECK(memcmp(ids, want, (size_t)count * sizeof *ids) == 0);
+            free(text);
+            line = end + 1;
+        }
+        CHECK(lines > 150);
+        free(file);
+        for (int role = 0; role < TT_TOKEN_COUNT; role++)
+            CHECK(tt_tokenizer_special(k, (tt_special_token)role) ==
+                  tt_tokenizer_special(other, (tt_special_token)role));
+        CHECK(tt_tokenizer_size(k) == tt_tokenizer_size(other) && tt_tokenizer_save(k, saved) == TT_OK);
+        tt_tokenizer *again = tt_tokenizer_load(ctx, saved);
+        CHECK(again && tt_tokenizer_size(again) == tt_tokenizer_size(k));
+        tt_tokenizer_free(again);
+        tt_tokenizer_free(other);
+        tt_tokenizer_free(k);
+        TEST_CLOSE(ctx, &a);
+    }
+#define MODEL(rest) "\"model\":{\"type\":\"WordPiece\"," rest "}}"
+    static const struct { const char *json, *error; } bad[] = {
+        {"{" MODEL("\"unk_token\":\"<unk>\",\"vocab\":{\"a\":0}"),
+         "the vocabulary has no '<unk>', the \"unk_token\""},
+        {"{" MODEL("\"max_input_chars_per_word\":-1,\"vocab\":{\"[UNK]\":0}"),
+         "\"max_input_chars_per_word\""},
+        {"{\"pre_tokenizer\":{\"type\":\"ByteLevel\"}," MODEL("\"vocab\":{\"[UNK]\":0}"),
+         "the pre_tokenizer ByteLevel is not supported; expected none that maps bytes"},
+        {"{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"[UNK]\":0}}}",
+         "the model WordLevel is not supported; expected BPE, Unigram or WordPiece"}};
+#undef MODEL
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    for (int k = 0; k < TEST_COUNT(bad); k++) {
+        test_write(test_path(folder, "tokenizer.json"), bad[k].json, strlen(bad[k].json));
+        CHECK(!tt_tokenizer_load(ctx, folder));
+        CHECK(strstr(tt_error(ctx), bad[k].error) != NULL);
+    }
+    TEST_CLOSE(ctx, &a);
 }
 
 TEST(tokenizer_code_points) /* all 1,112,064; golden/compare_tokens.py tells which ones of a block differ */
@@ -1306,9 +1476,9 @@ TEST(dataset_table)
         {"text\tlabel\tsplit\na\tb\ttest\n", 0, "train", "no row whose split is 'train'"},
         {"text\tlabel\na\tb\0c\n", 17, NULL, "line 2: the label holds a NUL"},
         {"text\tlabel\na\t", 0, NULL, "the label is empty"},
-        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3: the label 'caf' breaks off at byte 0xe9, "
-         "which is not UTF-8"},
-        {"text\tlabel\na\t\xED\xA0\x80\n", 0, NULL, "line 2: the label '' breaks off at byte 0xed"}};
+        {"text\tlabel\na\tx\nb\tcaf\xE9 noir\n", 0, NULL, "line 3, byte 20: 0xe9 begins no character of "
+         "UTF-8: convert a text in Latin-1, as by iconv -f LATIN1"},
+        {"text\tlabel\n\xED\xA0\x80\tx\n", 0, NULL, "line 2, byte 11: 0xed begins no character"}};
     for (int i = 0; i < TEST_COUNT(bad); i++) {
         CHECK(!table(ctx, "bad.tsv", bad[i].text, bad[i].n ? bad[i].n : strlen(bad[i].text), bad[i].split,
                      NULL, 0));
@@ -1326,6 +1496,86 @@ TEST(dataset_table)
           !table(ctx, "a.csv", csv, sizeof csv - 1, NULL, classes, 0));
     CHECK(!tt_dataset_table(ctx, "/nonexistent.csv", NULL, NULL, 0, NULL));
     CHECK_ERROR(ctx, TT_ERR_FILE, "/nonexistent.csv");
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Text files that are not UTF-8 are refused before anything is read of them. */
+TEST(texts_of_other_encodings_are_refused)
+{
+    static const struct { const char *text; size_t bytes; const char *error; } rows[] = {
+        {"\xFF\xFEt\0e\0", 6, "begins with the byte order mark of UTF-16, and texts are read as UTF-8: "
+         "convert it, as by iconv -f UTF-16 -t UTF-8"},
+        {"\xFE\xFF\0t\0e", 6, "the byte order mark of UTF-16"},
+        {"\xFF\xFE\0\0t\0\0\0", 8, "the byte order mark of UTF-32"},
+        {"\0\0\xFE\xFF\0\0\0t", 8, "iconv -f UTF-32 -t UTF-8"},
+        {"t\0e\0x\0t\0", 8, "byte 1: a NUL, so that this is no text in UTF-8: convert a text in UTF-16, as "
+         "by iconv -f UTF-16LE"},
+        {"\0t\0e\0x\0t", 8, "byte 0: a NUL, so that this is no text in UTF-8: convert a text in UTF-16, as "
+         "by iconv -f UTF-16BE"},
+        {"text\n\ncaf\xE9!", 11, "line 3, byte 9: 0xe9 begins no character of UTF-8: convert a text in "
+         "Latin-1"},
+        {"\xEF\xBB\xBF\xEF", 4, "line 1, byte 3: 0xef begins no"}};
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[600];
+    size_t begin = 9;
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const char *path = test_write(test_path(folder, "a.txt"), rows[k].text, rows[k].bytes);
+        CHECK(!tt_dataset_table(ctx, path, NULL, NULL, 0, NULL));
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, rows[k].error);
+        CHECK(!tt_token_stream_read(ctx, path, NULL)); /* also for a model of bytes, and in a folder */
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, rows[k].error);
+        CHECK(!tt_token_stream_read(ctx, folder, NULL));
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "/a.txt'");
+        CHECK(tt_text_begin(ctx, "x", rows[k].text, rows[k].bytes, &begin) == TT_ERR_FORMAT);
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, rows[k].error);
+    }
+    CHECK(tt_text_begin(ctx, "x", "\xEF\xBB\xBFx", 4, &begin) == TT_OK && begin == 3);
+    CHECK(tt_text_begin(ctx, "x", "\xEF\xBB", 0, &begin) == TT_OK && begin == 0);
+    CHECK(tt_text_begin(ctx, "x", "abcde\0f\xC3\xA9", 9, &begin) == TT_OK && begin == 0);
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Lines that end by CR; columns that something else separates; quotes that are characters like others. */
+TEST(tables_of_other_programs)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    static const char mac[] = "text,label\r\"a\rb\",x\rc,y\r", mixed[] = "text,label\na\rb,x\n";
+    tt_dataset *d = table(ctx, "mac.csv", mac, sizeof mac - 1, NULL, NULL, 0);
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "a\nb", 0) && row_is(d, 1, "c", 1));
+    tt_dataset_free(d);
+    d = table(ctx, "mixed.csv", mixed, sizeof mixed - 1, NULL, NULL, 0);
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 1 && row_is(d, 0, "a\rb", 0));
+    tt_dataset_free(d);
+    static const struct { const char *name, *text, *error; } bad[] = {
+        {"a.csv", "text;label\na;b\n", "have none named 'text', but 'text;label'; if columns are separated "
+         "by the character ';', say so (delimiter; --delimiter)"},
+        {"a.tsv", "text,label\na,b\n", "but 'text,label'; if columns are separated by commas, say so"},
+        {"b.csv", "\"text\";\"label\"\na;b\n", "line 1: text behind a closing quote; if columns are "
+         "separated by the character ';', say so"},
+        {"b.tsv", "text\tlabel\n\"Good\" is the word\tpos\n", "line 2: text behind a closing quote; a quote "
+         "within a quoted field is written twice; if quotes are characters like others, say so (unquoted; "
+         "--quote none)"},
+        {"c.tsv", "text\tlabel\n\"Good\tpos\n", "is not closed before the end of the file; if quotes are "
+         "characters like others, say so (unquoted"}};
+    for (int k = 0; k < TEST_COUNT(bad); k++) {
+        CHECK(!table(ctx, bad[k].name, bad[k].text, strlen(bad[k].text), NULL, NULL, 0));
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, bad[k].error);
+    }
+    static const char glue[] = "text\tlabel\n\"Good\" is the word\tpos\n\"open\t\"neg\"\n";
+    tt_table_options o = tt_table_options_default();
+    CHECK(!o.unquoted);
+    o.unquoted = true;
+    const char *path = test_write(test_path(test_folder(), "g.tsv"), glue, sizeof glue - 1);
+    d = tt_dataset_table(ctx, path, NULL, NULL, 0, &o);
+    REQUIRE(d);
+    CHECK(tt_dataset_count(d) == 2 && row_is(d, 0, "\"Good\" is the word", 1) && row_is(d, 1, "\"open", 0));
+    CHECK(strcmp(tt_dataset_class_name(d, 0), "\"neg\"") == 0);
+    tt_dataset_free(d);
     TEST_CLOSE(ctx, &a);
 }
 
@@ -1618,6 +1868,24 @@ TEST(imdb_faults)
     snprintf(path, sizeof path, "%s/train/pos/3_10.txt", folder);
     CHECK(remove(path) == 0 && mkdir(path, 0777) == 0);
     CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why), "pos/3_10.txt' is no regular file");
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(imdb_encodings)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    char folder[600], path[800], why[DATASET_WHY];
+    make_imdb(folder);
+    snprintf(path, sizeof path, "%s/train/neg/0_1.txt", folder);
+    test_write(path, "\xEF\xBB\xBFgood", 7);
+    tt_dataset *d = imdb_open(ctx, folder, "train", 0, why);
+    REQUIRE(d);
+    CHECK(row_is(d, 0, "good", 0));
+    tt_dataset_free(d);
+    test_write(path, "caf\xE9", 4);
+    CHECK_WHY(!imdb_open(ctx, folder, "train", 0, why),
+              "train/neg/0_1.txt', line 1, byte 3: 0xe9 begins no character of UTF-8");
     TEST_CLOSE(ctx, &a);
 }
 
@@ -2266,12 +2534,15 @@ static const test_case tests[] = {
     TEST_CASE(safetensors_truncated), TEST_CASE(safetensors_cut_off_while_read), TEST_CASE(a_pipe_is_refused),
     TEST_CASE(safetensors_writer_errors), TEST_CASE(safetensors_write_faults), TEST_CASE(safetensors_many),
     TEST_CASE(tokenizer_golden_bpe), TEST_CASE(text_of_ids_that_come), TEST_CASE(tokenizer_bpe_damaged),
-    TEST_CASE(tokenizer_files_are_kept), TEST_CASE(tokenizer_normalizers_in_turn),
-    TEST_CASE(tokenizer_unigram_refused),
+    TEST_CASE(tokenizer_files_are_kept), TEST_CASE(tokenizer_classes_of_transformers),
+    TEST_CASE(tokenizer_normalizers_in_turn),
+    TEST_CASE(tokenizer_unigram_refused), TEST_CASE(wordpiece_of_a_tokenizer_json),
     TEST_CASE(tokenizer_golden_uncased), TEST_CASE(tokenizer_golden_cased),
     TEST_CASE(tokenizer_nasty_strings), TEST_CASE(tokenizer_code_points), TEST_CASE(tokenizer_special_tokens),
     TEST_CASE(tokenizer_vocabulary_line_ends), TEST_CASE(tokenizer_vocabulary),
     TEST_CASE(tokenizer_large_vocabulary), TEST_CASE(tokenizer_folder), TEST_CASE(dataset_table),
+    TEST_CASE(texts_of_other_encodings_are_refused), TEST_CASE(tables_of_other_programs),
+    TEST_CASE(imdb_encodings), TEST_CASE(safetensors_null_metadata),
     TEST_CASE(labels_that_are_numbers),
     TEST_CASE(table_with_validation_rows), TEST_CASE(table_options),
     TEST_CASE(table_without_split_is_divided), TEST_CASE(dataset_imdb), TEST_CASE(imdb_faults),

@@ -747,6 +747,32 @@ TEST(image_loader_option_errors)
         CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
+    /* What only tt_image_options.resize_shortest and resample can have. */
+    static const struct { int shortest, height, resample; const char *error; } other[] = {
+        {-1, 0, 2, "resize_shortest = -1"}, {65536, 0, 2, "resize_shortest = 65536"},
+        {9, 9, 2, "resize_shortest = 9 beside resize_height = 9"}, {0, 0, 4, "resample = 4"},
+        {0, 0, -1, "resample = -1"}};
+    for (int i = 0; i < TEST_COUNT(other); i++) {
+        tt_image_options o = tt_image_options_default(8, 8);
+        const uint8_t pixel[3] = {0, 0, 0};
+        const tt_image image = {pixel, 1, 1, 3};
+        uint8_t to[8 * 8 * 3];
+        o.resize_shortest = other[i].shortest;
+        o.resize_height = o.resize_width = other[i].height;
+        o.resample = (tt_resample)other[i].resample;
+        CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, other[i].error);
+        CHECK(tt_image_prepare(ctx, &image, &o, to) == TT_ERR_ARGUMENT);
+    }
+    {
+        tt_image_options o = tt_image_options_default(8, 8);
+        const uint8_t pixels[300] = {0};
+        const tt_image image = {pixels, 1, 100, 3};
+        uint8_t to[8 * 8 * 3];
+        o.resize_shortest = 1000;
+        CHECK(tt_image_prepare(ctx, &image, &o, to) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "a shorter side of 1000 have a longer one of 100000");
+    }
     /* Sizes and channels of CIFAR-10 are known before. */
     tt_image_options o = tt_image_options_default(33, 32);
     CHECK(!tt_image_loader_new(ctx, sized, &o, NULL));
@@ -785,9 +811,9 @@ TEST(image_loader_failing_source)
         {{NULL, 0, 0, 0}, true, TT_ERR_FILE, "loader: image 'drawing-23.png': not a picture"},
         {{NULL, 0, 0, 0}, false, TT_ERR_FILE, "loader: image 23: not a picture"},
         {{NULL, 9, 9, 3}, true, TT_ERR_ARGUMENT,
-         "'drawing-23.png': read gave 9 x 9 pixels (NULL) of 3 channels"},
-        {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': read gave 0 x 1 pixels of 3 channels"},
-        {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT, "'drawing-23.png': read gave 1 x 1 pixels of 7 channels"},
+         "'drawing-23.png': there are 9 x 9 pixels (NULL) of 3 channels"},
+        {{pixels, 0, 1, 3}, true, TT_ERR_ARGUMENT, "'drawing-23.png': there are 0 x 1 pixels of 3 channels"},
+        {{pixels, 1, 1, 7}, true, TT_ERR_ARGUMENT, "'drawing-23.png': there are 1 x 1 pixels of 7 channels"},
         {{pixels, 1, 1, 3}, true, TT_ERR_ARGUMENT,
          "'drawing-23.png': 8 x 8 pixels cannot be cropped out of 1 x 1"},
         {{pixels, 1, 1, 2}, false, TT_ERR_ARGUMENT, "image 23: 2 channels cannot become 3: set channels"}};
@@ -1029,8 +1055,69 @@ TEST(cifar_faults)
     TEST_CLOSE(ctx, &a);
 }
 
+/* ------------------------------------------------------------------------------------------- image files */
+
+TEST(images_are_turned_upright) /* as Pillow's ImageOps.exif_transpose does it */
+{
+    static const char *const upright[9] = {"", "123456", "321654", "654321", "456123",
+                                           "142536", "415263", "635241", "362514"};
+    /* a comment, filling, then EXIF in either byte order, of which the orientation is the second tag */
+    static const uint8_t head[] = {0xFF, 0xD8, 0xFF, 0xFE, 0, 4, 'h', 'i', 0xFF};
+    static const uint8_t exif[2][48] = {
+        {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'M', 'M', 0, 42, 0, 0, 0, 8, 0, 2, 1, 0, 0, 3, 0, 0, 0,
+         1, 0, 9, 0, 0, 0x01, 0x12, 0, 3, 0, 0, 0, 1, 0, 0 /* 41 */, 0, 0, 0, 0, 0, 0},
+        {0xFF, 0xE1, 0, 46, 'E', 'x', 'i', 'f', 0, 0, 'I', 'I', 42, 0, 8, 0, 0, 0, 2, 0, 0, 1, 3, 0, 1, 0, 0,
+         0, 9, 0, 0, 0, 0x12, 0x01, 3, 0, 1, 0, 0, 0, 0 /* 40 */, 0, 0, 0, 0, 0, 0, 0}};
+    for (int order = 0; order < 2; order++)
+        for (int orientation = 1; orientation <= 8; orientation++) {
+            uint8_t bytes[64], *pixels = (uint8_t *)malloc(6);
+            memcpy(bytes, head, sizeof head);
+            memcpy(bytes + sizeof head, exif[order], 48);
+            bytes[sizeof head + (order ? 40 : 41)] = (uint8_t)orientation;
+            tt_image image = {pixels, 2, 3, 1};
+            memcpy(pixels, "123456", 6);
+            CHECK(jpeg_orientation(bytes, sizeof head + 48) == orientation);
+            for (size_t n = 0; n < sizeof head + 48; n++) { /* cut off */
+                uint8_t *copy = (uint8_t *)malloc(n + 1);
+                memcpy(copy, bytes, n);
+                CHECK(jpeg_orientation(copy, n) == 1);
+                free(copy);
+            }
+            CHECK(image_turn(&image, orientation) && memcmp(image.pixels, upright[orientation], 6) == 0);
+            CHECK(image.height == (orientation < 5 ? 2 : 3) && image.width == 5 - image.height);
+            free((void *)(uintptr_t)image.pixels);
+        }
+    CHECK(jpeg_orientation((const uint8_t *)"\x89PNG", 4) == 1);
+}
+
+TEST(pnm_files)
+{
+    static const struct { const char *text, *wrong; int height, width, channels; } files[] = {
+        {"P6 1 2\n255\nabcdef", NULL, 2, 1, 3},
+        {"P5\n# a line\n2\t1 255 xy", NULL, 1, 2, 1},
+        {"P6 1 2\n255\nabcde", "ends before its last pixel", 0, 0, 0},
+        {"P6 1 2\n65535\nabcdefabcdef", "not that of a PPM or PGM of 8 bits", 0, 0, 0},
+        {"P6 0 2\n255\n", "not that of a PPM", 0, 0, 0}, {"P6 1 x", "not that of a PPM", 0, 0, 0},
+        {"P6 1 2 255", "not that of a PPM", 0, 0, 0}, {"P3 1 1 255 1 2 3", "no PPM or PGM", 0, 0, 0},
+        {"P", "no PPM or PGM", 0, 0, 0}, {"P6 65536 1 255 ", "not that of a PPM", 0, 0, 0}};
+    for (int k = 0; k < TEST_COUNT(files); k++) {
+        tt_image image = {NULL, 0, 0, 0};
+        const size_t n = strlen(files[k].text);
+        uint8_t *bytes = (uint8_t *)malloc(n);
+        memcpy(bytes, files[k].text, n);
+        const char *wrong = pnm_read(bytes, n, true, &image);
+        if (files[k].wrong) CHECK(wrong && strstr(wrong, files[k].wrong) != NULL);
+        else
+            CHECK(!wrong && image.height == files[k].height && image.width == files[k].width &&
+                  image.channels == files[k].channels &&
+                  image.pixels + image.height * image.width * image.channels == bytes + n);
+        free(bytes);
+    }
+}
+
 static const test_case tests[] = {
     TEST_CASE(resize_golden), TEST_CASE(resize_reference), TEST_CASE(resize_limits), TEST_CASE(cifar_files),
+    TEST_CASE(images_are_turned_upright), TEST_CASE(pnm_files),
     TEST_CASE(cifar_split), TEST_CASE(image_dataset),
     TEST_CASE(image_loader_is_the_same_for_any_number_of_threads), TEST_CASE(image_loader_seeds),
     TEST_CASE(image_loader_transforms), TEST_CASE(image_loader_option_errors),

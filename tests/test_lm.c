@@ -11,7 +11,7 @@
 
 static const char *const names[] = {
     "gpt2", "llama", "llama_biases", "mistral", "qwen2", "neox", "neox_sequential", "falcon", "falcon_groups",
-    "falcon_sequential", "falcon_alibi"};
+    "falcon_sequential", "falcon_alibi", "falcon_alibi_heads", "neox_odd", "llama_original"};
 
 enum { TOKENS = 96, SEQS = 8, VOCAB = 48, STEPS = 5 };
 #define LR 1e-3f
@@ -157,7 +157,8 @@ static void forget_key_biases(const golden *g, const char *name, float *x, const
     const int n = c->heads * c->head_size;
     if (!tt__match("*attn.c_attn.bias", name) && !tt__match("*query_key_value.bias", name)) return;
     for (int k = n; k < 2 * n; k++) {
-        if (!tt__match("*c_attn*", name) && !c->alibi && k % c->head_size < c->rotary.size) continue;
+        if (!tt__match("*c_attn*", name) && !c->alibi && k % c->head_size < (c->rotary.size + 1) / 2 * 2)
+            continue;
         CHECK_NEAR(x[k], as[k], most);
         x[k] = as[k];
     }
@@ -681,7 +682,12 @@ TEST(configs)
         {"qwen2", "\"rope_parameters\"", "\"partial_rotary_factor\": 0.5, \"rope_parameters\"",
          TT_ERR_UNSUPPORTED, "a share of 0.5 of the columns of a head of 4 would turn"},
         {"neox", "\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 0.1", TT_ERR_UNSUPPORTED,
-         "a share of 0.1 of the columns of a head of 8 would turn; at least 2 must"},
+         "a share of 0.1 of the columns of a head of 8 would turn; at least one must"},
+        {"neox_odd", "\"rope_type\": \"default\"", "\"rope_type\": \"yarn\", \"factor\": 2", TT_ERR_ARGUMENT,
+         "rotary positions of 5 columns, which must be even with yarn"},
+        {"llama_original", "\"original_max_position_embeddings\": 8",
+         "\"original_max_position_embeddings\": \"8\"", TT_ERR_FORMAT,
+         "\"original_max_position_embeddings\" is a string"},
         {"llama", "\"factor\": 4.0", "\"factor\": 0.5", TT_ERR_FORMAT, "\"factor\" is 0.5; expected"},
         {"llama", "\"rms_norm_eps\": 1e-06", "\"rms_norm_eps\": \"1e-06\"", TT_ERR_FORMAT,
          "\"rms_norm_eps\""},
@@ -728,6 +734,10 @@ TEST(configs)
          "\"rope_parameters\": {\"rope_theta\": 7}, \"rope_scaling\": {"},
         {"llama", "\"rope_parameters\": {", "\"rope_scaling\": {}, \"rope_parameters\": {"},
         {"llama", "\"head_dim\": 6", "\"made_by\": [1, {\"x\": 2.5}], \"head_dim\": 6"},
+        {"llama", "\"head_dim\": 6", "\"original_max_position_embeddings\": 16, \"head_dim\": 6"},
+        {"llama", "\"head_dim\": 6", "\"original_max_position_embeddings\": null, \"head_dim\": 6"},
+        {"llama_biases", "\"head_dim\"", "\"original_max_position_embeddings\": 7, \"head_dim\""},
+        {"llama_original", "\"original_max_position_embeddings\": 32", "\"original\": 32"},
     };
     char from[600], folder[600], config[700];
     for (int k = 0; k < TEST_COUNT(rows) + TEST_COUNT(older); k++) {
@@ -812,13 +822,51 @@ TEST(shapes_are_kept)
     }
     /* shares of columns read back as the columns that they were made of, as doubles do */
     for (int head = 2; head <= 300; head++)
-        for (int size = 2; size <= head; size += 2) {
+        for (int size = 1; size <= head; size++) {
             tt_lm_config c = tt_lm_config_default("gpt_neox");
             char share[32];
             c.head_size = head;
             c.rotary.size = size;
             if (!CHECK((int)(head * strtod(tt__lm_share(&c, share), NULL)) == size)) return;
         }
+}
+
+/* What transformers reads in place of rope_parameters goes where they are written anew; what it would take
+   plain weights for quantized by goes always. */
+TEST(members_that_are_not_saved_again)
+{
+    for (int k = 0; k < 3; k++) {
+        char from[600], folder[600], config[700];
+        test_allocator a;
+        test_log log;
+        tt_lm m;
+        size_t n;
+        golden_path(from, "llama_original", "");
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        snprintf(config, sizeof config, "%s/config.json", folder);
+        load_and_save(from, folder, 0);
+        char *text = test_read(test_path(from, "config.json"), &n);
+        if (CHECK(text != NULL)) test_write(config, text, n);
+        free(text);
+        if (k == 2)
+            replace(config, "\"head_dim\"",
+                    "\"quantization_config\": {\"quant_method\": \"bitsandbytes\"}, \"head_dim\"");
+        tt_context *ctx = test_open_logged(&a, &log);
+        CHECK(tt_lm_load(ctx, &m, folder) == TT_OK && m.config.rotary.original == 8);
+        CHECK(log.warnings == (k == 2) && (k < 2 || strstr(log.text, "\"quantization_config\" is left out")));
+        if (k == 1) m.config.rotary.original = 24;
+        CHECK(tt_lm_save(&m, folder) == TT_OK);
+        tt_lm_free(&m);
+        TEST_CLOSE(ctx, &a);
+        text = test_read(config, &n);
+        CHECK(text && (strstr(text, "\"original_max_position_embeddings\": 8") != NULL) == (k != 1));
+        CHECK(text && !strstr(text, "quantization_config"));
+        free(text);
+        ctx = test_open(&a);
+        CHECK(tt_lm_load(ctx, &m, folder) == TT_OK && m.config.rotary.original == (k == 1 ? 24 : 8));
+        tt_lm_free(&m);
+        TEST_CLOSE(ctx, &a);
+    }
 }
 
 /* New models: of every kind, as transformers makes them; sizes that cannot be are refused. */
@@ -834,11 +882,22 @@ TEST(new_models)
         c.hidden_size = 32;
         c.layers = 2;
         c.heads = 4;
-        if (c.key_heads > 4) c.key_heads = 4;
+        if (strcmp(kinds[k], "mistral") == 0) c.key_heads = 2; /* else one, or as many as heads */
         c.intermediate_size = 40;
         c.max_positions = 16;
         c.rotary.size = 0;
+        CHECK(c.end_token == -1);
+        if (k % 2) c.end_token = 29;
         CHECK(tt_lm_new(ctx, &m, &c) == TT_OK);
+        CHECK(m.config.key_heads == (c.key_heads ? c.key_heads : 4));
+        /* transformers takes what config.json does not say from the kind: GPT-2's 50256, LLaMA's 1 and 2 */
+        const char *folder = test_folder();
+        size_t bytes;
+        CHECK(tt_lm_save(&m, folder) == TT_OK);
+        char *saved = test_read(test_path(folder, "config.json"), &bytes);
+        CHECK(saved && strstr(saved, "\"bos_token_id\": null,") && strstr(saved, "\"pad_token_id\": null,") &&
+              strstr(saved, k % 2 ? "\"eos_token_id\": 29," : "\"eos_token_id\": null,"));
+        free(saved);
         tt_model model = tt_lm_model(&m);
         tt_train_options o = golden_options("32-true");
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
@@ -877,6 +936,12 @@ TEST(new_models)
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "rotary.size is 32, and all 128 columns of a head of llama turn");
     c.rotary.size = 0;
+    for (int end = -2; end <= c.vocab_size; end += c.vocab_size + 2) {
+        c.end_token = end;
+        CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
+        CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "expected one of 32000 tokens, or -1 for none");
+    }
+    c.end_token = -1;
     c.layers = 0;
     CHECK(tt_lm_new(ctx, &m, &c) == TT_ERR_ARGUMENT);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "layers");
@@ -976,6 +1041,48 @@ TEST(greedy_tokens)
         golden_close(&g);
         isa = NULL;
     }
+}
+
+/* Numbers of rows that bf16 rounds, in one sequence, and as tokens that come a few at a time. */
+TEST(alibi_of_a_long_sequence)
+{
+    enum { LONG = 300, LAST = 8 };
+    golden g;
+    int32_t ids[LONG], positions[LONG], start[2] = {0, LONG};
+    static float logits[LONG * VOCAB];
+    tt_train_options o = golden_options("32-true");
+    tt_batch b;
+    o.max_seqs = 1;
+    o.max_tokens = LONG;
+    o.train = false;
+    if (!golden_open(&g, "falcon_alibi_heads", 1) || !golden_trainer(&g, &o)) return;
+    const int vocab = g.m.config.vocab_size, n = golden_ints(&g, -1, "long.ids", ids, LONG);
+    for (int k = 0; k < LONG; k++) positions[k] = k;
+    memset(&b, 0, sizeof b);
+    b.seqs = 1;
+    b.rows = n;
+    b.ids = ids;
+    b.positions = positions;
+    b.seq_start = start;
+    b.last_of_step = true;
+    CHECK(n == LONG && tt_forward(g.r, &b, logits, TEST_COUNT(logits)) == TT_OK);
+    float *x = reference(&g, "", "long.logits", LAST * vocab);
+    for (int k = 0; k < LAST * vocab; k++) CHECK_NEAR(logits[(LONG - LAST) * vocab + k], x[k], 1e-5);
+
+    int best = 0; /* after all but the last */
+    for (int v = 1; v < vocab; v++)
+        if (x[(LAST - 2) * vocab + v] > x[(LAST - 2) * vocab + best]) best = v;
+    tt_sampling s = tt_sampling_default();
+    s.temperature = 0;
+    s.max_new = 1;
+    start[1] = LONG - 1;
+    tt_generator *made = generator(&g, 1, LONG, 64, NULL);
+    int32_t next = -1;
+    int count = 0;
+    CHECK(made && tt_generate(made, ids, start, 1, &s, &next, &count) == TT_OK && next == best);
+    tt_generator_free(made);
+    free(x);
+    golden_close(&g);
 }
 
 /* One more token, of a prompt that runs in pieces, from scores that equal those of the whole. */
@@ -1664,8 +1771,9 @@ static const test_case tests[] = {
     TEST_CASE(trained_models_are_saved), TEST_CASE(broken_folders),
     TEST_CASE(saves_over_older_ones), TEST_CASE(models_are_not_saved_beside_an_adapter),
     TEST_CASE(rotary_bases_are_saved_in_both_spellings), TEST_CASE(weights_of_pytorch_are_named),
-    TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(new_models), TEST_CASE(allocation_failures),
-    TEST_CASE(greedy_tokens),
+    TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(members_that_are_not_saved_again),
+    TEST_CASE(new_models), TEST_CASE(allocation_failures),
+    TEST_CASE(greedy_tokens), TEST_CASE(alibi_of_a_long_sequence),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),
     TEST_CASE(sampled_texts), TEST_CASE(samples_while_training),
     TEST_CASE(samples_while_ranks_train), TEST_CASE(generation_errors),

@@ -646,6 +646,22 @@ TEST(recompute_policies)
 
 /* ----------------------------------------------------------------------------------------------- freezing */
 
+TEST(name_patterns)
+{
+    static const struct { const char *pattern, *name; bool matches; } all[] = {
+        {"*.layer.[0-3].*", "bert.encoder.layer.3.output.dense.bias", true},
+        {"*.layer.[0-3].*", "bert.encoder.layer.4.output.dense.bias", false},
+        {"*.layer.[0-3].*", "bert.encoder.layer.13.output.dense.bias", false},
+        {"*.layer.[01]?.*", "bert.encoder.layer.13.output.dense.bias", true},
+        {"[a-c-]x", "-x", true}, {"[a-c-]x", "bx", true}, {"[a-c-]x", "dx", false}, {"[a-c]", "", false},
+        {"[qv]_*", "q_proj", true}, {"[qv]_*", "k_proj", false}, {"[]", "a", false}, {"[a", "a", false},
+        {"[a", "[a", true}, {"w[0]", "w[0]", true}, {"w[0]", "w0", true}, {"*[0-9]", "layer.12", true},
+        {"*[0-9]", "layer.1x", false}, {"*", "", true}, {"a*b?c", "aXbYbZc", true}};
+    for (int k = 0; k < TEST_COUNT(all); k++)
+        if (!CHECK(tt__match(all[k].pattern, all[k].name) == all[k].matches))
+            printf("%s: %s\n", all[k].pattern, all[k].name);
+}
+
 /* Freezes, trains three steps, and compares: frozen parameters keep their bits, the others move, and their
    first gradients and its norm are those of the reference. Patterns beginning with '!' thaw again. */
 static void freeze(const char *name, const char *const *patterns, int trainable)
@@ -1892,7 +1908,7 @@ static const test_case tests[] = {
     TEST_CASE(golden_16_true), TEST_CASE(same_bits_for_any_number_of_threads),
     TEST_CASE(rows_after_the_last_attention), TEST_CASE(rows_of_every_layer),
     TEST_CASE(rows_of_inputs_are_not_rounded), TEST_CASE(recompute_policies), TEST_CASE(freeze_the_body),
-    TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
+    TEST_CASE(name_patterns), TEST_CASE(freeze_all_but_the_last_layer_and_head), TEST_CASE(freeze_the_head),
     TEST_CASE(freeze_embeddings_and_biases), TEST_CASE(freeze_nothing_and_all),
     TEST_CASE(frozen_parameters_take_no_memory), TEST_CASE(save_and_reload),
     TEST_CASE(save_before_anything_is_allocated), TEST_CASE(save_fails_and_the_old_files_stay),

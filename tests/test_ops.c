@@ -528,10 +528,10 @@ static int mul(int a, int b)
     return at;
 }
 
-/* By complex numbers. n->k: columns that turn; n->a: 1 for neighbours. */
+/* By complex numbers. n->k: columns that turn, and one if odd; n->a: 1 for neighbours. */
 TEST_PLAIN static void eval_rotary(node *n)
 {
-    const int size = n->cols / g->size->heads, pairs = n->k / 2;
+    const int size = n->cols / g->size->heads, pairs = (n->k + 1) / 2;
     memcpy(n->v, IN(0)->v, sizeof *n->v * (size_t)(n->rows * n->cols));
     for (int r = 0; r < n->rows; r++)
         for (int h = 0; h < g->size->heads; h++)
@@ -613,6 +613,8 @@ static double alibi_slope(int head, int heads)
     return pow(exp2(-exp2(-(log2(2 * power) - 3))), 2 * (head - power) + 1);
 }
 
+static double in_bf16(double x) { return tt__from_bf16(tt__to_bf16((float)x)); }
+
 /* How often row i of a sequence sees row j, by blocks. */
 TEST_PLAIN static int times_seen(const tt_attention_options *o, int head, int i, int j, int length)
 {
@@ -647,6 +649,10 @@ TEST_PLAIN static void eval_attention(node *n)
                     const double *k = IN(1)->v + j * key_width + h / group * size;
                     for (int c = 0; c < size; c++) dot += q[c] * k[c];
                     w[j] = dot * n->a - slope * abs(i - j);
+                    if (n->blocks.alibi_rounded) {
+                        const double falls = in_bf16(in_bf16(alibi_slope(h, heads)) * in_bf16(j - start[s]));
+                        w[j] = dot * n->a + n->alibi * falls;
+                    }
                     if (w[j] > most) most = w[j];
                 }
                 for (int j = first; j < last; j++)
@@ -1036,6 +1042,7 @@ static int squared_error(int x, int target, bool weighted)
     X(rotary_of_value, ROTARY, int x = gelu(V(ROWS, 2 * D)); return add(x, rotary(x, 0, false));) \
     X(rotary_neighbours, ROTARY, return rotary(gelu(V(ROWS, 2 * D)), 0, true);) \
     X(rotary_some_columns, ROTARY, return rotary(gelu(V(ROWS, 2 * D)), 2, false);) \
+    X(rotary_odd, ROTARY, return rotary(gelu(V(ROWS, 2 * D)), 3, false);) \
     X(rotary_some_neighbours, ROTARY, int x = V(ROWS, 2 * D); \
         return add(rotary(x, 4, true), rotary(x, 4, true));) \
     X(rotary_slice, ROTARY, return rotary(slice(linear(V(ROWS, D), W(3 * D, D), 0), D, 2 * D), 0, false);) \
@@ -1075,6 +1082,9 @@ static int squared_error(int x, int target, bool weighted)
         return attention_with(V(ROWS, 3 * D), V(ROWS, D), V(ROWS, D), true, -S, 0, 0, 1);) \
     X(attention_alibi_both_sides, ATTENTION, \
         return attention_with(V(ROWS, D), V(ROWS, D), V(ROWS, D), false, 0, 0.1f, 0, 0.25f);) \
+    X(attention_alibi_rounded, ATTENTION, tt_attention_options o = tt_attention_options_default(1); \
+        o.causal = o.alibi_rounded = true; o.alibi = 1.5f; \
+        return attention_of(V(ROWS, 3 * D), V(ROWS, D), V(ROWS, D), -S, 0.1f, &o);) \
     X(attention_window_alibi, ATTENTION, int x = linear(V(ROWS, D), W(4 * D, D), B(4 * D)); \
         return attention_with(slice(x, 0, 2 * D), slice(x, 2 * D, D), slice(x, 3 * D, D), true, 0, 0.2f, \
                               70, 0.7f);) \
@@ -3248,7 +3258,7 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
     X(scale_dtype, TT_ERR_SHAPE, "scale", "'i'", tt_scale(t, i, 2)) \
     X(rotary_heads, TT_ERR_SHAPE, "rotary", "4 heads", rotary_of(t, x, i, 4, 2, 10000, 1)) \
     X(rotary_no_heads, TT_ERR_SHAPE, "rotary", "0 heads", rotary_of(t, x, i, 0, 2, 10000, 1)) \
-    X(rotary_odd, TT_ERR_SHAPE, "rotary", "3 columns", rotary_of(t, x, i, 1, 3, 10000, 1)) \
+    X(rotary_odd, TT_ERR_SHAPE, "rotary", "3 columns", rotary_of(t, x, i, 2, 3, 10000, 1)) \
     X(rotary_too_many, TT_ERR_SHAPE, "rotary", "514 columns", rotary_of(t, x, i, 1, 514, 10000, 1)) \
     X(rotary_base, TT_ERR_ARGUMENT, "rotary", "base 1", rotary_of(t, x, i, 1, 2, 1, 1)) \
     X(rotary_base_nan, TT_ERR_ARGUMENT, "rotary", "nan", rotary_of(t, x, i, 1, 2, NAN, 1)) \
@@ -3281,6 +3291,8 @@ static tt_value rotary_of(tt_tape *t, tt_value x, tt_value positions, int heads,
         tt_attention(t, x, x, x, s, &below)) \
     X(attention_alibi, TT_ERR_ARGUMENT, "attention", "must be finite", \
         tt_attention(t, x, x, x, s, &steep)) \
+    X(attention_alibi_rounded, TT_ERR_ARGUMENT, "attention", "alibi_rounded needs causal rows", \
+        tt_attention(t, x, x, x, s, &rounded)) \
     X(attention_blocks, TT_ERR_ARGUMENT, "attention", "cannot be combined with causal rows", \
         tt_attention(t, x, x, x, s, &blocked)) \
     X(attention_no_lists, TT_ERR_ARGUMENT, "attention", "`lists` is NULL", \
@@ -3337,12 +3349,14 @@ TEST(ops_refuse_wrong_operands)
     tt_attention_options two = tt_attention_options_default(2), four = tt_attention_options_default(4),
                          three = tt_attention_options_default(3), none = tt_attention_options_default(0),
                          dropped = two, windowed = two, steep = two, blocked = two, below = two,
-                         unlisted = two, misplaced = two;
+                         unlisted = two, misplaced = two, rounded = two;
     const int32_t far = 65536;
     dropped.dropout = 1;
     windowed.window = -1;
     below.max_length = -2;
     steep.alibi = INFINITY;
+    rounded.alibi = 1;
+    rounded.alibi_rounded = true;
     blocked.block = 2;
     blocked.causal = true;
     unlisted.block = unlisted.listed = unlisted.list_rows = 1;

@@ -132,6 +132,105 @@ TEST(texts_with_a_tokenizer)
     }
 }
 
+/* A document that spells out what is put around it, as <s> of LLaMA 2 and its end, has that once. */
+TEST(spelled_out_ends)
+{
+    static const struct { const char *kind, *text; int64_t begun, ended; const char *plain; } rows[] = {
+        {"llama2", "<s>ab</s>\n", 1, 1, "ab"}, {"llama2", "<s>ab", 1, 0, "ab"},
+        {"llama2", "ab</s>", 0, 1, "ab"},
+        {"llama2", "a<s>b</s>c", 0, 0, NULL}, {"llama2", "ab </s", 0, 0, NULL},
+        {"llama3", "<|begin_of_text|>ab<|end_of_text|> \r\n", 1, 1, "ab"},
+        {"gpt2", "<|endoftext|>ab<|endoftext|>\n", 0, 1, "<|endoftext|>ab"}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        test_allocator a;
+        test_log log;
+        int32_t ids[100], expected[100];
+        char folder[600], said[100];
+        tt_context *ctx = test_open_logged(&a, &log);
+        snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN("bpe"), rows[k].kind);
+        tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
+        REQUIRE(t);
+        tt_stream_options o = tt_stream_options_default();
+        o.tokenizer = t;
+        o.end = tt_tokenizer_find(t, k == 5 ? "<|end_of_text|>" : k == 6 ? "<|endoftext|>" : "</s>");
+        o.separator = "---";
+        const char *text = rows[k].plain ? rows[k].plain : rows[k].text;
+        int64_t n = tt_tokenizer_encode(t, text, strlen(text), true, expected, 100);
+        /* what the text spells out is parsed as it stands: "ab" behind a <s> may be other ids */
+        if (rows[k].begun) {
+            const size_t bytes = (size_t)(strstr(rows[k].text, "ab") + 2 - rows[k].text);
+            n = tt_tokenizer_encode(t, rows[k].text, bytes, false, expected, 100);
+        }
+        expected[n++] = o.end;
+        tt_token_stream *s = tt_token_stream_text(ctx, rows[k].text, strlen(rows[k].text), &o);
+        CHECK(s && tt_token_stream_count(s) == n && tt_token_stream_get(s, 0, n, ids) == TT_OK);
+        CHECK(memcmp(ids, expected, sizeof *ids * (size_t)n) == 0);
+        CHECK(log.warnings == (int)(rows[k].begun + rows[k].ended));
+        snprintf(said, sizeof said, "1 documents spell out '%s'", tt_tokenizer_token(t, o.end));
+        CHECK((strstr(log.text, said) != NULL) == (rows[k].ended > 0));
+        tt_token_stream_free(s);
+        tt_tokenizer_free(t);
+        TEST_CLOSE(ctx, &a);
+    }
+}
+
+/* config.json of a folder without tokenizer_config.json names a token of ordinary texts as the end. */
+TEST(ordinary_tokens_as_ends)
+{
+    test_allocator a;
+    test_log log;
+    tt_context *ctx = test_open_logged(&a, &log);
+    char folder[600], json[100];
+    size_t n;
+    snprintf(folder, sizeof folder, "%s", test_folder());
+    for (int kind = 0; kind < 2; kind++) { /* with an end of its own, and without one */
+        const char *end = kind ? "</s>" : "<|endoftext|>";
+        char *file = test_read(kind ? TEST_GOLDEN("bpe/llama2/tokenizer.json")
+                                    : TEST_GOLDEN("bpe/gpt2/tokenizer.json"), &n);
+        REQUIRE(file);
+        test_write(test_path(folder, "tokenizer.json"), file, n);
+        free(file);
+        remove(test_path(folder, "config.json"));
+        tt_tokenizer *t = tt_tokenizer_load(ctx, folder);
+        REQUIRE(t);
+        const int letter = tt_tokenizer_find(t, "a"), own = tt_tokenizer_find(t, end);
+        tt_tokenizer_free(t);
+        for (int ordinary = 0; ordinary < 2; ordinary++) {
+            log.warnings = 0;
+            log.text[0] = 0;
+            snprintf(json, sizeof json, "{\"eos_token_id\": %d}", ordinary ? letter : own);
+            test_write(test_path(folder, "config.json"), json, strlen(json));
+            t = tt_tokenizer_load(ctx, folder);
+            REQUIRE(t);
+            CHECK(tt_tokenizer_special(t, TT_TOKEN_EOS) == (ordinary && kind ? letter : own));
+            CHECK(log.warnings == ordinary);
+            CHECK(!ordinary || strstr(log.text, "'a', which ordinary texts have too: "));
+            const char *said = kind ? "name an \"eos_token\"" : "documents end with '<|endoftext|>'";
+            CHECK(!ordinary || strstr(log.text, said));
+            tt_tokenizer_free(t);
+        }
+    }
+    TEST_CLOSE(ctx, &a);
+}
+
+/* Bytes are those of the text: a tokenizer is given none that are no UTF-8, which it would count as three. */
+TEST(invalid_texts_of_a_tokenizer_are_refused)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_tokenizer *t = tt_tokenizer_load(ctx, TEST_GOLDEN("bpe/gpt2"));
+    REQUIRE(t);
+    tt_stream_options o = tt_stream_options_default();
+    o.tokenizer = t;
+    CHECK(tt_token_stream_text(ctx, "a\ncaf\xE9", 6, &o) == NULL);
+    CHECK_ERROR(ctx, TT_ERR_FORMAT, "'a text', line 2, byte 5: 0xe9 begins no character of UTF-8");
+    tt_token_stream *s = tt_token_stream_text(ctx, "\xEF\xBB\xBF" "caf\xC3\xA9", 8, &o);
+    CHECK(s && tt_token_stream_bytes(s) == 5);
+    tt_token_stream_free(s);
+    tt_tokenizer_free(t);
+    TEST_CLOSE(ctx, &a);
+}
+
 TEST(files_and_folders)
 {
     test_allocator a;
@@ -199,6 +298,22 @@ TEST(files_and_folders)
     test_write(path, "12", 2);
     CHECK(tt_token_stream_open(ctx, path, 2, 9, -1) == NULL);
     CHECK_ERROR(ctx, TT_ERR_FORMAT, "no tokens to train on");
+
+    test_write(path, "\xEF\xBB\xBFx\xC3\xA9", 6); /* a mark of UTF-8 is no text */
+    s = tt_token_stream_read(ctx, path, NULL);
+    are_bytes(s, "x\xC3\xA9|");
+    tt_token_stream_free(s);
+
+    int64_t eights[32]; /* ids of 8 bytes */
+    for (int k = 0; k < 32; k++) eights[k] = 40 + k;
+    for (int vocab = 1000; vocab < 100000; vocab += 90000) {
+        test_write(path, eights, sizeof eights);
+        CHECK(tt_token_stream_open(ctx, path, 0, vocab, -1) == NULL);
+        CHECK_ERROR(ctx, TT_ERR_FORMAT, "ids.bin': each second 4 bytes are 0, as of ids of 8 bytes (int64)");
+        s = tt_token_stream_open(ctx, path, 4, vocab, -1); /* if the caller says so */
+        CHECK(s && tt_token_stream_count(s) == 64);
+        tt_token_stream_free(s);
+    }
 
     /* ids of 2 or 4 bytes, told by the zeros */
     static const uint16_t narrow[6] = {1, 2, 3, 0, 5, 6}, zeros[4] = {0, 0, 0, 0}, five[3] = {7, 0, 9};
@@ -487,6 +602,8 @@ TEST(faults)
 
 static const test_case tests[] = {TEST_CASE(texts), TEST_CASE(ids_of_larger_models_are_refused),
     TEST_CASE(texts_with_a_tokenizer),
-    TEST_CASE(files_and_folders), TEST_CASE(windows), TEST_CASE(windows_of_bad_options), TEST_CASE(faults)};
+    TEST_CASE(files_and_folders), TEST_CASE(spelled_out_ends), TEST_CASE(ordinary_tokens_as_ends),
+        TEST_CASE(invalid_texts_of_a_tokenizer_are_refused), TEST_CASE(windows),
+        TEST_CASE(windows_of_bad_options), TEST_CASE(faults)};
 
 int main(int argc, char **argv) { return test_main(argc, argv, tests, TEST_COUNT(tests)); }

@@ -161,6 +161,72 @@ TEST(positions_of_another_image_size)
     TEST_CLOSE(ctx, &a);
 }
 
+/* Every third tensor of a file, from number `first` on, as a file of its own. */
+static void write_shard(const tt_safetensors *s, int first, const char *path)
+{
+    tt_tensor_info infos[64];
+    int n = 0;
+    for (int k = first; k < tt_safetensors_count(s); k += 3) infos[n++] = *tt_safetensors_info(s, k);
+    tt_safetensors_writer *w = tt_safetensors_begin(s->ctx, path, infos, n, NULL);
+    REQUIRE(w);
+    for (int k = first; k < tt_safetensors_count(s); k += 3) {
+        char *bytes = test_tensor(s, k);
+        CHECK(tt_safetensors_write(w, bytes, tt_safetensors_info(s, k)->bytes) == TT_OK);
+        free(bytes);
+    }
+    CHECK(tt_safetensors_end(w) == TT_OK);
+}
+
+TEST(checkpoint_in_shards) /* also with positions that are interpolated, and without config.json */
+{
+    for (int torchvision = 0; torchvision < 2; torchvision++) {
+        test_allocator a, b;
+        tt_vit m, again;
+        tt_vit_config c = tiny();
+        char folder[1024], path[1100], index[512] = "{\"weight_map\": {";
+        snprintf(folder, sizeof folder, "%s", test_folder());
+        c.hidden_size = 64;
+        c.heads = 1;
+        c.layer_norm_eps = torchvision ? 1e-6f : 1e-12f;
+        tt_context *ctx = test_open(&a), *other = test_open(&b);
+        CHECK(tt_vit_new(ctx, &m, &c) == TT_OK);
+        m.torchvision = torchvision;
+        CHECK(tt_vit_save(&m, folder) == TT_OK);
+        tt_vit_free(&m);
+        TEST_CLOSE(ctx, &a);
+        snprintf(path, sizeof path, "%s/model.safetensors", folder);
+        tt_safetensors *s = tt_safetensors_open(other, path);
+        REQUIRE(s);
+        for (int k = 0; k < 3; k++) {
+            snprintf(path, sizeof path, "%s/part-%d.safetensors", folder, k);
+            write_shard(s, k, path);
+            snprintf(index + strlen(index), sizeof index - strlen(index),
+                     "%s\"%s\": \"part-%d.safetensors\"", k ? ", " : "", tt_safetensors_info(s, k)->name, k);
+        }
+        tt_safetensors_close(s);
+        strcat(index, "}}");
+        for (int sized = 0; sized < 2; sized++) {
+            const int size = sized ? 20 : 0;
+            ctx = test_open(&a);
+            snprintf(path, sizeof path, "%s/model.safetensors", folder);
+            CHECK(tt_vit_load(ctx, &m, path, size, 0) == TT_OK);
+            CHECK(rename(path, test_path(folder, "whole")) == 0);
+            test_write(test_path(folder, "model.safetensors.index.json"), index, strlen(index));
+            CHECK(tt_vit_load(other, &again, folder, size, 0) == TT_OK && again.torchvision == torchvision);
+            same_config(&m, &again);
+            same_parameters(ctx, other);
+            CHECK(rename(test_path(folder, "whole"), path) == 0);
+            CHECK(remove(test_path(folder, "config.json")) == 0 || sized);
+            tt_vit_free(&m);
+            tt_vit_free(&again);
+            TEST_CLOSE(ctx, &a);
+            TEST_CLOSE(other, &b);
+            other = test_open(&b);
+        }
+        TEST_CLOSE(other, &b);
+    }
+}
+
 TEST(another_head)
 {
     test_allocator a;
@@ -229,6 +295,14 @@ static const char *edited(const char *file, const char *old, const char *now)
         }
         free(bytes);
     }
+    return folder;
+}
+
+/* A copy of the golden folder with a preprocessor_config.json of n bytes. */
+static const char *preprocessed(const char *json, size_t n)
+{
+    const char *folder = edited("config.json", "{", "{");
+    test_write(test_path(folder, "preprocessor_config.json"), json, n);
     return folder;
 }
 
@@ -327,7 +401,7 @@ TEST(broken_checkpoints)
     refused(TEST_GOLDEN("vit"), 0, 100001, TT_ERR_ARGUMENT, "100001 classes, at most 100000 are supported",
             "ViT config");
     refused(TEST_GOLDEN("vit"), -4, 0, TT_ERR_ARGUMENT, "image_size is -4", "ViT config");
-    refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot open '", "model.safetensors': No such file");
+    refused(TEST_GOLDEN("nothing"), 0, 0, TT_ERR_FILE, "cannot list the folder '", "nothing': No such file");
     refused(TEST_GOLDEN("nothing.safetensors"), 0, 0, TT_ERR_FILE, "cannot open '",
             "nothing.safetensors': No such file");
     snprintf(path, sizeof path, "%s/model.safetensors", edited("config.json", "{", NULL));
@@ -365,6 +439,93 @@ TEST(broken_checkpoints)
     folder = edited("config.json", "\"num_channels\": 3", "\"num_channels\": 500");
     test_write(test_path(folder, "preprocessor_config.json"), "{\"do_normalize\": false}", 23);
     refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
+}
+
+/* What transformers' processors make of images, to the last bit, by a file as it is and as it is saved. */
+TEST(preprocessor_golden)
+{
+    test_allocator a;
+    tt_context *ctx = test_open(&a);
+    tt_safetensors *s = tt_safetensors_open(ctx, TEST_GOLDEN("preprocess.safetensors"));
+    char folder[1024];
+    int images = 0;
+    REQUIRE(s);
+    for (int i = 0; i < tt_safetensors_count(s); i++) {
+        const tt_tensor_info *json = tt_safetensors_info(s, i);
+        if (!tt__match("*.json", json->name)) continue;
+        char *text = test_tensor(s, i);
+        snprintf(folder, sizeof folder, "%s", preprocessed(text, json->bytes));
+        for (int saved = 0; saved < 2; saved++) {
+            test_allocator b;
+            tt_context *own = test_open(&b);
+            tt_vit m;
+            uint8_t have[12 * 12 * 3];
+            char name[64];
+            REQUIRE(tt_vit_load(own, &m, folder, 0, 0) == TT_OK);
+            const tt_image_options o = tt_vit_image_options(&m);
+            for (int k = 0, at; k < 10; k++) {
+                snprintf(name, sizeof name, "%.2s.%d.from", json->name, k);
+                if ((at = tt_safetensors_find(s, name)) < 0) break;
+                const tt_tensor_info *from = tt_safetensors_info(s, at);
+                uint8_t *pixels = (uint8_t *)test_tensor(s, at);
+                tt_image image = {pixels, (int)from->dims[0], (int)from->dims[1], (int)from->dims[2]};
+                snprintf(name, sizeof name, "%.2s.%d.to", json->name, k);
+                uint8_t *want = (uint8_t *)test_tensor(s, tt_safetensors_find(s, name));
+                CHECK(tt_image_prepare(own, &image, &o, have) == TT_OK);
+                if (!CHECK(memcmp(have, want, sizeof have) == 0))
+                    printf("%.*s: image %d\n", (int)json->bytes, text, k);
+                free(want);
+                free(pixels);
+                images++;
+            }
+            CHECK(tt_vit_save(&m, folder) == TT_OK);
+            tt_vit_free(&m);
+            TEST_CLOSE(own, &b);
+        }
+        free(text);
+    }
+    CHECK(images >= 100);
+    tt_safetensors_close(s);
+    TEST_CLOSE(ctx, &a);
+}
+
+TEST(preprocessors_refused)
+{
+    static const struct { const char *json; tt_status status; const char *error; } bad[] = {
+        {"{\"image_processor_type\": \"CLIPImageProcessor\"}", TT_ERR_UNSUPPORTED,
+         "prepared by 'CLIPImageProcessor'"},
+        {"{\"resample\": 4}", TT_ERR_FORMAT, "\"resample\" is 4; expected an integer from 0 to 3"},
+        {"{\"do_pad\": true}", TT_ERR_UNSUPPORTED, "\"do_pad\""},
+        {"{\"size\": 13}", TT_ERR_FORMAT, "become 13 x 13 pixels, and \"image_size\" of config.json is 12"},
+        {"{\"size\": {\"height\": 12, \"width\": 13}}", TT_ERR_UNSUPPORTED, "\"size\" has neither"},
+        {"{\"size\": {\"shortest_edge\": 12, \"longest_edge\": 20}, \"do_center_crop\": true}",
+         TT_ERR_UNSUPPORTED, "\"size\" has neither"},
+        {"{\"size\": {\"max_height\": 12, \"max_width\": 12}}", TT_ERR_UNSUPPORTED, "\"size\" has neither"},
+        {"{\"size\": {\"shortest_edge\": 12}}", TT_ERR_UNSUPPORTED, "without \"do_center_crop\""},
+        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": {\"shortest_edge\": 12}}",
+         TT_ERR_UNSUPPORTED, "\"crop_size\" has neither"},
+        {"{\"size\": 16, \"do_center_crop\": true, \"crop_size\": 14}", TT_ERR_FORMAT, "become 14 x 14"},
+        {"{\"size\": 0}", TT_ERR_FORMAT, "\"size\" is 0"},
+        {"{\"do_resize\": 1}", TT_ERR_FORMAT, "\"do_resize\" is a number"},
+    };
+    for (int k = 0; k < TEST_COUNT(bad); k++)
+        refused(preprocessed(bad[k].json, strlen(bad[k].json)), 0, 0, bad[k].status, bad[k].error,
+                "preprocessor_config.json'");
+}
+
+TEST(preprocessor_of_another_image_size) /* the same share of an image is cropped */
+{
+    static const char json[] = "{\"size\": 15, \"do_center_crop\": true, \"crop_size\": 12, \"resample\": 3}";
+    test_allocator a;
+    tt_vit m;
+    tt_context *ctx = test_open(&a);
+    CHECK(tt_vit_load(ctx, &m, preprocessed(json, sizeof json - 1), 20, 0) == TT_OK);
+    CHECK(m.config.image_size == 20 && m.config.resize == 25 && m.config.resample == TT_BICUBIC);
+    m.config.resize = 65536;
+    CHECK(tt_vit_save(&m, test_folder()) == TT_ERR_ARGUMENT);
+    CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "resize is 65536, expected -1 to 65535");
+    tt_vit_free(&m);
+    TEST_CLOSE(ctx, &a);
 }
 
 TEST(configs)
@@ -696,8 +857,10 @@ TEST(misuse_of_patches)
 static const test_case tests[] = {
     TEST_CASE(save_and_reload_in_both_spellings), TEST_CASE(sizes_told_by_shapes),
     TEST_CASE(positions_of_another_image_size), TEST_CASE(another_head),
-    TEST_CASE(classes_keep_their_numbers),
+    TEST_CASE(checkpoint_in_shards), TEST_CASE(classes_keep_their_numbers),
     TEST_CASE(names_and_numbers_that_are_saved), TEST_CASE(broken_checkpoints), TEST_CASE(configs),
+    TEST_CASE(preprocessor_golden), TEST_CASE(preprocessors_refused),
+    TEST_CASE(preprocessor_of_another_image_size),
     TEST_CASE(learns_and_predicts), TEST_CASE(same_bits_when_recomputed), TEST_CASE(micro_batches_of_images),
     TEST_CASE(misuse), TEST_CASE(misuse_of_patches), TEST_CASE(unreadable_files_are_not_absent),
 };

@@ -1,4 +1,4 @@
-/* Images: records of CIFAR-10, resizing, and what a loader makes of images of any size.
+/* Images: records of CIFAR-10, image files, resizing, and what a loader makes of images of any size.
 
    Input: a byte that says which; then what the function of that kind reads. */
 #include "fuzz.h"
@@ -167,11 +167,22 @@ static void transforms(fuzz_input *in)
     free(pixels);
 }
 
+/* The bytes of an image file: a PPM or PGM, and how a JPEG lies. */
+static void files(fuzz_input *in)
+{
+    tt_image image = {NULL, 0, 0, 0};
+    const int turn = jpeg_orientation(in->at, in->left);
+    FUZZ_CHECK(turn >= 1 && turn <= 8);
+    if (pnm_read(in->at, in->left, true, &image)) return;
+    const size_t n = (size_t)image.height * (size_t)image.width * (size_t)image.channels;
+    FUZZ_CHECK(image.pixels >= in->at && n <= in->left - (size_t)(image.pixels - in->at));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
 {
-    static void (*const kinds[])(fuzz_input *in) = {cifar_of, resize, transforms};
+    static void (*const kinds[])(fuzz_input *in) = {cifar_of, resize, transforms, files};
     fuzz_input in = {bytes, n};
     fuzz_remove_all();
-    kinds[fuzz_byte(&in) % 3](&in);
+    kinds[fuzz_byte(&in) % 4](&in);
     return 0;
 }

@@ -371,6 +371,10 @@ def reduced(name, text):
                 step["precompiled_charsmap"] = base64.b64encode(rules).decode()
         j["added_tokens"], j["post_processor"] = [{"id": 30, "content": "<s>", "special": True}], None
         return json.dumps(j, ensure_ascii=False, separators=(",", ":")).encode()
+    if model["type"] == "WordPiece":
+        few = [*added, *(t for t in model["vocab"] if set(t) <= set(text.lower()) | {"#"})]
+        model["vocab"] = {token: model["vocab"][token] for token in few[:60] if token in model["vocab"]}
+        return json.dumps(j, ensure_ascii=False, separators=(",", ":")).encode()
     mapped = set(text if model["byte_fallback"] or model["unk_token"] else byte_level(text))
     merges = [m for m in model["merges"] if set("".join(m)) <= mapped][:14]
     keep = mapped | {"".join(m) for m in merges} | {part for m in merges for part in m}
@@ -390,7 +394,7 @@ def byte_level(text):
 
 text = "The the  quick\n é 12345 it's!"
 kinds = sorted(os.listdir(os.path.join(golden, "bpe")),
-               key=lambda name: (name in ("albert", "big_bird", "t5"), name))
+               key=lambda name: ("wordpiece" in name, name in ("albert", "big_bird", "t5"), name))
 for k, name in enumerate(kinds):
     if name != "gpt2_files":
         config = b'{"eos_token": "</s>", "pad_token": {"content": "<pad>"}}' if k % 3 == 0 else b""
@@ -479,4 +483,7 @@ write(
     "good_loader_random",
     bytes([2, 0, 2, 20, 16, 1, 4 + 16 + 32 + 64, 12, 12, 3, 16, 14, 2, 1]) + pixels,
 )
+write("image", "good_ppm", b"\3P6\n# two pixels\n1 2 255\n" + pixels[:6])
+exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+write("image", "good_jpeg", b"\3\xff\xd8\xff\xe1\0\x22" + exif)
 write("image", "third_fails", bytes([2, 0, 2, 9, 12, 3, 0, 8, 8, 3, 0]) + pixels)

@@ -118,6 +118,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n)
         o.split_column = "part";
         o.delimiter = ';';
     }
+    o.unquoted = (flags & 32) != 0;
     fuzz_remove_all();
     fuzz_write(path, in.at, in.left);
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Compares the byte-pair and Unigram tokenizers of tinytrain.h with those of Hugging Face, for each kind of
+"""Compares the tokenizers that tinytrain.h makes of a tokenizer.json with those of Hugging Face, for each kind of
 make_bpe.py, also those that are too large to be committed: ids and decoded texts of random strings, and of
 random bytes beside Python's decoding with U+FFFD; and for each of many normalizers before each of some
 splitters and a Metaspace that marks the first word, of a tenth of the strings and of texts that begin with
-what normalizers change.
+what normalizers change. Then of folders whose tokenizer_config.json names a class that AutoTokenizer of
+transformers makes anew.
 
     python tests/golden/compare_bpe.py [--strings N] [--seed N] [--only KIND]
 
@@ -12,8 +13,10 @@ strings take about a minute.
 """
 import argparse
 import ctypes
+import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 
@@ -21,6 +24,13 @@ from compare_tokens import Tinytrain
 from make_bpe import HERE, front_texts, fronts, large, nasty, pipelines
 from make_tokens import escape
 from tokenizers import Tokenizer, __version__
+from transformers import AutoTokenizer
+
+CLASSES = [("gpt2", "GPT2Tokenizer", "gpt2"), ("roberta", "RobertaTokenizer", "roberta"), ("neox", "GPTNeoXTokenizer", "gpt_neox"),
+           ("qwen2", "Qwen2Tokenizer", "qwen2"), ("roberta", "PreTrainedTokenizerFast", "roberta"), ("llama2", "LlamaTokenizer", "llama"),
+           ("metaspace", "LlamaTokenizerFast", "llama"), ("llama3", "LlamaTokenizer", "llama"), ("llama2", "LlamaTokenizer", "mistral"),
+           ("wordpiece", "BertTokenizer", "bert")]
+OPTIONS = [{}, {"add_prefix_space": True}, {"add_prefix_space": False}, {"legacy": True}, {"legacy": False, "add_prefix_space": None}]
 
 
 class BytePair(Tinytrain):
@@ -46,6 +56,25 @@ class BytePair(Tinytrain):
         n = self.lib.tt_tokenizer_decode(k, array, ctypes.c_int64(len(ids)), ctypes.c_bool(skip), self.text,
                                          ctypes.c_size_t(len(self.text)))
         return self.text.raw[:n]
+
+
+def compare_class(ours, folder, texts, kind, name, model_type, options):
+    """how many ids or decoded texts differ from AutoTokenizer's"""
+    os.mkdir(folder)
+    shutil.copy(os.path.join(HERE, "bpe", kind, "tokenizer.json"), folder)
+    for file, value in ("tokenizer_config", {"tokenizer_class": name, **options}), ("config", {"model_type": model_type}):
+        with open(os.path.join(folder, file + ".json"), "w") as f:
+            json.dump(value, f)
+    theirs, k, differ = AutoTokenizer.from_pretrained(folder), ours.load(folder), 0
+    for text in texts:
+        ids = theirs(text.decode(errors="replace"))["input_ids"]
+        same = ours.encode(k, text) == ids
+        for skip in False, True:
+            said = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            same = same and ours.decode(k, ids, skip) == said.encode()
+        differ += not same
+    print(f"{kind} as {name} of {model_type}, {options}: {len(texts)} strings, {differ} differ", flush=True)
+    return differ
 
 
 def main():
@@ -86,6 +115,14 @@ def main():
                               f"expected {ids}")
             print(f"{name}: {len(some)} strings, {differ} differ", flush=True)
             wrong += differ
+        for n, (kind, name, model_type) in enumerate(CLASSES):
+            for m, options in enumerate(OPTIONS):
+                prefix = options.get("add_prefix_space", "none")
+                allowed = prefix is not None or name.startswith("Llama")
+                if prefix == "none" and name == "RobertaTokenizer":  # the file's is kept, as it always was
+                    continue
+                if a.only in (None, kind) and allowed:
+                    wrong += compare_class(ours, os.path.join(folder, f"{n}.{m}"), texts[::10], kind, name, model_type, options)
     return wrong > 0
 
 

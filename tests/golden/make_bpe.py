@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Golden cases of byte-pair and Unigram tokenizers: small tokenizer.json files of each kind, trained here, and texts with
+"""Golden cases of a tokenizer.json, byte-pair, Unigram and WordPiece: small files of each kind, trained here, and texts with
 the ids, and the texts of these ids, that Hugging Face gives.
 
     python tests/golden/make_bpe.py
@@ -24,7 +24,7 @@ import sentencepiece
 from make_tokens import TEXTS, escape
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers.trainers import BpeTrainer, UnigramTrainer
+from tokenizers.trainers import BpeTrainer, UnigramTrainer, WordPieceTrainer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -268,6 +268,32 @@ def t5(size=500, rules=None, texts=None):
     return t
 
 
+def wordpiece(size=500, prefix="##", most=100, post="template", **options):
+    """BERT's. The last of its special tokens are added as normalized text, which is lower-cased too."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(**options), pre_tokenizers.BertPreTokenizer()
+    train(t, WordPieceTrainer(vocab_size=size, show_progress=False, special_tokens=specials, limit_alphabet=90,
+                              continuing_subword_prefix=prefix))
+    t.model.max_input_chars_per_word, t.model.continuing_subword_prefix = most, prefix
+    t.decoder = decoders.WordPiece(prefix=prefix, cleanup=post == "template")
+    ids = [(x, t.token_to_id(x)) for x in ("[SEP]", "[CLS]")]
+    t.post_processor = processors.BertProcessing(*ids) if post != "template" else processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=ids)
+    t.add_tokens([AddedToken("Quick-Tool", normalized=True), AddedToken("<wide>", lstrip=True, normalized=False)])
+    return t
+
+
+def wordpiece_lower():
+    """Of texts in lower case with their accents, Chinese as other letters; words of few characters, another prefix."""
+    return wordpiece(400, "@@", 12, "bert", lowercase=True, strip_accents=False, handle_chinese_chars=False)
+
+
+def wordpiece_cased():
+    """Of texts as they are, without accents."""
+    return wordpiece(400, lowercase=False, strip_accents=True)
+
+
 def front(steps, pre):
     """Bytes, and a Metaspace that marks what stands for the first character of a text, behind normalizers."""
     vocab = ["<unk>"] + [f"<0x{b:02X}>" for b in range(256)] + ["\u2581"]
@@ -339,7 +365,7 @@ def large():
 
 
 def pipelines():
-    return [big_bird, albert, t5, gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown, *FRONTS]
+    return [wordpiece, wordpiece_lower, wordpiece_cased, big_bird, albert, t5, gpt2, roberta, llama3, qwen2, cl100k, neox, falcon, starcoder, llama2, mistral, metaspace, unknown, *FRONTS]
 
 
 MORE = [

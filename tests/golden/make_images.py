@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Golden images: small ones of every number of channels, and what Pillow's bilinear resize makes of them.
+"""Golden images: small ones of every number of channels, and what Pillow's bilinear resize makes of them; and what transformers' image
+processors make of some.
 
-    python tests/golden/make_images.py            writes tests/golden/resize.safetensors
+    python tests/golden/make_images.py            writes tests/golden/resize.safetensors and preprocess.safetensors
     python tests/golden/make_images.py --check    compares with what is there, byte for byte
 
-needs: pillow 12.1 or older, numpy, safetensors. Tensors NAME.from and NAME.to, U8 (height, width, channels). With alpha (2 or 4
+needs: pillow 12.1 or older, numpy, safetensors, transformers 5. preprocess.safetensors has NAME.json, the text of a
+preprocessor_config.json, NAME.from, and NAME.to, pixels before they are rescaled and normalised. resize.safetensors has tensors NAME.from and NAME.to, U8 (height, width, channels). With alpha (2 or 4
 channels) Pillow multiplies the colours by it before resizing and divides them afterwards.
 
 Later versions of Pillow resize the height before the width where it shrinks much more (12.2 a very tall image, 13.0 when it loses more
 than twice as many pixels as the width), so that the rounding in between differs: by one grey level at most, before alpha divides it.
 """
+import json
 import os
 import sys
 
@@ -17,7 +20,7 @@ import numpy as np
 from PIL import Image, __version__ as pillow
 from safetensors.numpy import save
 
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "resize.safetensors")
+FOLDER = os.path.dirname(os.path.abspath(__file__))
 CASES = [  # channels, (height, width) from, to
     (3, (32, 32), (48, 48)), (3, (13, 7), (29, 31)), (3, (37, 53), (16, 16)), (3, (61, 90), (7, 5)), (3, (24, 24), (23, 25)), (3, (8, 8), (64, 3)),
     (3, (1, 1), (4, 6)), (3, (9, 7), (1, 1)), (3, (1, 8), (5, 3)), (3, (8, 1), (3, 2)), (3, (12, 10), (12, 5)), (3, (10, 12), (5, 12)), (3, (6, 5), (6, 5)),
@@ -38,6 +41,46 @@ def image(rng, channels, height, width):
     return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
+def square(n):
+    return {"height": n, "width": n}
+
+
+PROCESSORS = [  # preprocessor_config.json, sizes of images; the model sees 12 x 12
+    *({"image_processor_type": "ViTImageProcessor", "size": square(12), "resample": k} for k in range(4)),
+    *({"image_processor_type": "ViTImageProcessor", "size": square(17), "resample": k, "do_center_crop": True, "crop_size": square(12)}
+      for k in range(4)),
+    {"image_processor_type": "DeiTImageProcessor", "size": 14, "crop_size": 12},
+    {"feature_extractor_type": "DeiTFeatureExtractor", "size": square(12), "do_center_crop": False},
+    {"image_processor_type": "ViTImageProcessor", "size": {"shortest_edge": 15}, "do_center_crop": True, "crop_size": square(12)},
+    {"image_processor_type": "DeiTImageProcessor", "size": {"shortest_edge": 12}, "crop_size": 12, "resample": 1},
+    {"image_processor_type": "DeiTImageProcessor", "size": square(7), "crop_size": square(12)},
+    {"image_processor_type": "DeiTImageProcessor", "do_resize": False, "size": square(224), "crop_size": square(12)},
+]
+SIZES = [(23, 23), (13, 7), (5, 31), (36, 27), (9, 9)]
+
+
+def processed(config, pixels):
+    from transformers import DeiTImageProcessorPil, ViTImageProcessorPil
+
+    kind = config.get("image_processor_type", config.get("feature_extractor_type"))
+    processor = (DeiTImageProcessorPil if kind.startswith("DeiT") else ViTImageProcessorPil).from_dict(
+        {k: v for k, v in config.items() if not k.endswith("_type")}
+    )
+    values = processor(Image.fromarray(pixels), do_rescale=False, do_normalize=False)["pixel_values"][0]
+    return np.ascontiguousarray(np.moveaxis(np.asarray(values), 0, -1)).astype(np.uint8)
+
+
+def make_processed(rng):
+    golden = {}
+    for n, config in enumerate(PROCESSORS):
+        golden[f"{n:02}.json"] = np.frombuffer(json.dumps(config).encode(), np.uint8)
+        for k, size in enumerate(SIZES):
+            pixels = image(rng, 3, *size)
+            golden[f"{n:02}.{k}.from"], golden[f"{n:02}.{k}.to"] = pixels, processed(config, pixels)
+            assert golden[f"{n:02}.{k}.to"].shape == (12, 12, 3)
+    return golden
+
+
 def main():
     assert tuple(map(int, pillow.split(".")[:2])) <= (12, 1), f"pillow {pillow} goes another way"
     rng = np.random.RandomState(5)  # legacy generator: its stream is frozen by numpy
@@ -48,12 +91,13 @@ def main():
             pixels[:] = 255  # stays so: the weights add up to one
         resized = Image.fromarray(pixels[..., 0] if channels == 1 else pixels).resize((to[1], to[0]), Image.Resampling.BILINEAR)
         golden[f"{n:02}.from"], golden[f"{n:02}.to"] = pixels, np.asarray(resized).reshape(*to, channels).copy()
-    data = save(golden)
-    if "--check" not in sys.argv[1:]:
-        with open(PATH, "wb") as f:
-            f.write(data)
-    elif open(PATH, "rb").read() != data:
-        sys.exit("differs from the committed file")
+    for name, tensors in (("resize", golden), ("preprocess", make_processed(rng))):
+        data, path = save(tensors), os.path.join(FOLDER, f"{name}.safetensors")
+        if "--check" not in sys.argv[1:]:
+            with open(path, "wb") as f:
+                f.write(data)
+        elif open(path, "rb").read() != data:
+            sys.exit(f"{path} differs from the committed file")
 
 
 if __name__ == "__main__":

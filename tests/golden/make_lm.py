@@ -14,6 +14,7 @@ starting checkpoint as transformers saves it, and golden.safetensors, the refere
     grad.NAME, step5.NAME              gradient of that loss; parameter after 5 steps, on batches 0..4
     losses (5), grad_norms (5)         of those steps; the norm is over all parameters, before clipping
     greedy.prompt, greedy.ids          what transformers' generate() adds to a prompt without sampling
+    long.ids (300), long.logits (8, vocab)   of falcon_alibi_heads: a sequence, and the logits of its end
 
 Gradients and parameters are as tinytrain has them: (out, in), and rows of fused query_key_value in the order
 all queries, all keys, all values. The reference runs in float64, but for what transformers does in float32
@@ -23,6 +24,7 @@ decay 0.01 of matrices, gradients clipped to a norm of 1.
 
 import argparse
 import filecmp
+import json
 import os
 import sys
 import tempfile
@@ -203,7 +205,53 @@ MODELS = {
         max_position_embeddings=32,
         **NO_DROPOUT,
     ),
+    # slopes that bf16 does not hold, and a sequence of rows that it does not count
+    "falcon_alibi_heads": dict(
+        model_type="falcon",
+        vocab_size=33,
+        hidden_size=33,
+        num_attention_heads=11,
+        num_hidden_layers=2,
+        alibi=True,
+        multi_query=True,
+        parallel_attn=True,
+        bias=False,
+        new_decoder_architecture=False,
+        ffn_hidden_size=22,
+        max_position_embeddings=512,
+        **NO_DROPOUT,
+    ),
+    # 5 of 10 columns, of which transformers turns 6
+    "neox_odd": dict(
+        model_type="gpt_neox",
+        vocab_size=34,
+        hidden_size=20,
+        num_attention_heads=2,
+        num_hidden_layers=2,
+        intermediate_size=26,
+        max_position_embeddings=32,
+        tie_word_embeddings=False,
+        use_parallel_residual=True,
+        rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5),
+        **NO_DROPOUT,
+    ),
+    # the positions of the pretraining twice: those beside rope_parameters count (see contradict)
+    "llama_original": dict(
+        model_type="llama",
+        vocab_size=31,
+        hidden_size=18,
+        num_attention_heads=1,
+        num_hidden_layers=2,
+        intermediate_size=21,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        original_max_position_embeddings=8,
+        rope_parameters=dict(
+            rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0
+        ),
+    ),
 }
+LONG = 300
 
 
 def initialise(model, rng):
@@ -268,6 +316,19 @@ def stored(x):
     return x.to(torch.float32).contiguous()
 
 
+def contradict(folder, model, ids):
+    """Writes other positions into rope_parameters, which transformers does not read."""
+    path = os.path.join(folder, "config.json")
+    with open(path) as f:
+        config = json.load(f)
+    config["rope_parameters"]["original_max_position_embeddings"] = 32
+    with open(path, "w") as f:
+        json.dump(config, f, indent=2, sort_keys=True)
+        f.write("\n")
+    again = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
 def run(name, folder):
     os.makedirs(folder, exist_ok=True)
     rng = np.random.RandomState(100 + list(MODELS).index(name))
@@ -280,10 +341,15 @@ def run(name, folder):
     batches = [make_batch(rng, config.vocab_size, 17) for _ in range(STEPS)]
     golden = {f"batch{i}.{k}": v for i, b in enumerate(batches) for k, v in b.items()}
     model.save_pretrained(folder)
-    for file in set(os.listdir(folder)) - {"config.json", "model.safetensors", "golden.safetensors"}:
+    for file in set(os.listdir(folder)) - {"config.json", "model.safetensors", "golden.safetensors", "lora"}:
         os.remove(os.path.join(folder, file))
 
+    if name == "llama_original":
+        contradict(folder, model.eval(), batches[0]["ids"][None].long())
     model.double().eval()
+    if name == "falcon_alibi_heads":
+        golden["long.ids"] = torch.from_numpy(rng.randint(0, config.vocab_size, LONG).astype(np.int32))
+        golden["long.logits"] = stored(model(input_ids=golden["long.ids"][None].long()).logits[0, -8:])
     prompt = torch.from_numpy(rng.randint(0, config.vocab_size, (1, 5)))
     made = model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
     golden["greedy.prompt"], golden["greedy.ids"] = prompt[0].int(), made[0, 5:].int().contiguous()
@@ -330,12 +396,13 @@ def main():
     parser.add_argument(
         "--check", action="store_true", help="compare with the committed files, byte for byte"
     )
+    parser.add_argument("names", nargs="*", help="models to make (all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     root = tempfile.mkdtemp() if args.check else HERE
     bad = []
-    for name in MODELS:
+    for name in args.names or MODELS:
         print(run(name, os.path.join(root, name)))
         if args.check:
             bad += filecmp.cmpfiles(
