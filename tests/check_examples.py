@@ -231,13 +231,13 @@ def options_make_a_budget_fit(folder):
         whole, said = planned(*on, *by_hand, "--budget=1TB", program=IMAGES)
         beside = re.search(r"--budget also holds ([\d.]+) MB beside the plan", said)
         expect(bool(beside) == (device == "cpu"), said)
-        less = [*on, f"--budget={whole - 0.5 + (float(beside[1]) if beside else 0):.1f}MB"]
+        less = [*on, f"--budget={whole - 0.8 + (float(beside[1]) if beside else 0):.1f}MB"]
         refused(IMAGES, "--plan", *less, *by_hand, saying="the plan needs")
         for option in [], by_hand[:1] if device == "cuda" else by_hand[1:]:
             planned_mb, said = planned(*less, *option, program=IMAGES)
             chosen = re.search(rf"chosen for memory_budget .* MB:.* {named} (\w+)", said)
             expect(chosen and (option == [] or chosen[1] not in ("none", "nothing")), said)
-            expect(planned_mb <= whole - 0.3, whole, "MB and", planned_mb)
+            expect(planned_mb <= whole - 0.2, whole, "MB and", planned_mb) # `beside` varies
     options += ["--device=cuda*2", "--vit=Ti/16", *by_hand]
     whole = planned(*options, program=IMAGES)[0]
     less = [*options, f"--budget={whole - 3:.1f}MB", "--zero=budget"] # the next inputs' 1.5 MB go first
