@@ -925,8 +925,8 @@ typedef struct tt_stats {
     double flops;         /* done by matmuls and attention, at the actual number of rows */
     int64_t step;         /* optimizer steps done so far */
     double loss_scale;    /* of the next step; 1 without loss scaling */
-    int64_t skipped;      /* steps without an update so far, because a scaled gradient overflowed, or that
-                             tt_fit went on behind */
+    int64_t skipped;      /* steps without an update so far: a scaled gradient overflowed, or tt_fit skipped
+                             them */
 } tt_stats;
 
 /* One training step on the inputs as set: forward, backward, update with learning rate lr. A gradient or loss
@@ -1585,9 +1585,8 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
-    int end_token;            /* of a new model: what ends a document,
-        eos_token_id of config.json. Default -1:
-                                 none. (Of a loaded one see tt_lm.stop) */
+    int end_token;            /* of a new model: the id that ends a document, eos_token_id of config.json.
+                                 Default -1: none. (Of a loaded one see tt_lm.stop) */
 } tt_lm_config;
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -1859,11 +1858,11 @@ tt_fit_options tt_fit_options_default(void);
    A step that has no target, or whose loss or gradient is not finite, updates nothing: it is skipped, which
    the logger is warned of once, and counted in tt_stats.skipped. After 10 in a row, or as many as an epoch
    has, or at the end of an epoch whose last steps gave nothing finite, as does its validation, tt_fit fails.
-   Where none of them had a target, a resumed run goes on behind them. Else the weights
-   have most likely blown up, and no state of them is kept, so that it goes on from an earlier one, which
-   helps with a lower learning rate. So that there is one, a state is written as state.diverged.safetensors,
-   beside the last state.safetensors, while the mean loss of the last 4 steps is more than ten times that of
-   the first one. A resumed run goes on from the newer, unless that is removed.
+   Where none of them had a target, a resumed run goes on behind them. Else the weights have most likely blown
+   up: their state is not kept, and a run that is resumed with a lower learning rate goes on from an earlier
+   one. While the mean loss of the last 4 steps is more than ten times that of the first step, states are
+   written to state.diverged.safetensors beside the last good state.safetensors. A resumed run goes on from
+   the newer of the two; remove the first to go on from the second.
    A run for whose states the disk has no room is refused before its first step, and so is one whose plan
    needs more memory of the machine than can be had.
    No other run can use the folder meanwhile: it holds run.lock, a file that is removed at the end, and that
@@ -1877,8 +1876,8 @@ tt_fit_options tt_fit_options_default(void);
      step         optimizer steps done, which those that were skipped are not
      epoch        from 1
      split        "train" or "validation"
-     loss         mean over the targets of the step, or of all of validation; "nan" of a step that tt_fit
-                  went on behind, as is the next
+     loss         mean over the targets of the step, or of all of validation; "nan", like the accuracy, of a
+                  step that tt_fit skipped
      accuracy     or what else the model's metric is called: of these targets. Left out where it has none
      lr           learning rate of the step. This and the next three are empty in a line of validation
      grad_norm    norm of all gradients together, before clipping; 0 where the step was skipped
