@@ -1045,10 +1045,11 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
      the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
      RobertaTokenizer, Qwen2Tokenizer and GPTNeoXTokenizer (or, without such a name, by model_type) the space
      before the first word, where add_prefix_space of tokenizer_config.json tells of it; of LlamaTokenizer
-     (not byte-level, and not of Mistral) how words are marked: the file has a mark before all that stands
-     between special tokens, also before a space, transformers before the first word alone (with "legacy":
-     true, before all), unless it has one. Of others transformers may differ: without add_prefix_space it puts
-     no space there, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
+     (not byte-level, and of model_type llama or none) how words are marked: the file has a mark before all
+     that stands between special tokens, also before a space, transformers before the first word alone (with
+     "legacy": true, before all), unless it has one. Of others transformers may differ: it marks words so of
+     LlamaTokenizer in folders of some other models, too; without add_prefix_space it puts no space before the
+     first word, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
      split at all white space first, AlbertTokenizer and BertTokenizer take do_lower_case and the like from
      tokenizer_config.json.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
