@@ -1045,10 +1045,11 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
      the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
      RobertaTokenizer, Qwen2Tokenizer and GPTNeoXTokenizer (or, without such a name, by model_type) the space
      before the first word, where add_prefix_space of tokenizer_config.json tells of it; of LlamaTokenizer
-     (not byte-level, and not of Mistral) how words are marked: the file has a mark before all that stands
-     between special tokens, also before a space, transformers before the first word alone (with "legacy":
-     true, before all), unless it has one. Of others transformers may differ: without add_prefix_space it puts
-     no space there, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
+     (not byte-level, and of model_type llama or none) how words are marked: the file has a mark before all
+     that stands between special tokens, also before a space, transformers before the first word alone (with
+     "legacy": true, before all), unless it has one. Of others transformers may differ: it marks words so of
+     LlamaTokenizer in folders of some other models, too; without add_prefix_space it puts no space before the
+     first word, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
      split at all white space first, AlbertTokenizer and BertTokenizer take do_lower_case and the like from
      tokenizer_config.json.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
@@ -1101,7 +1102,8 @@ void tt_decode_stream_free(tt_decode_stream *s);
 /* ----------------------------------------------------------------------------------------------- datasets */
 
 /* Where the text of a file begins: in front, or behind a byte order mark of UTF-8. TT_ERR_FORMAT: it is not
-   UTF-8. The sentence names path, line and byte, and tells how to convert UTF-16, UTF-32 or Latin-1. */
+   UTF-8, or more than an eighth of its first 4096 bytes are control characters, as of UTF-16. The sentence
+   names path, line and byte, and tells how to convert UTF-16, UTF-32 or Latin-1. */
 tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin);
 
 /* Labelled texts in memory, or labelled images. */
@@ -1205,7 +1207,8 @@ typedef struct tt_loader_options {
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
-/* How pixels are weighed when an image is resized: as the filters of Pillow, which has the same numbers. */
+/* How pixels are weighed when an image is resized: by the filters of Pillow, which numbers them so. Results
+   are those of Pillow 12.1: later versions at times begin with the height, and differ by some levels. */
 typedef enum tt_resample { TT_NEAREST, TT_LANCZOS, TT_BILINEAR, TT_BICUBIC } tt_resample;
 
 /* What a loader makes of an image, in this order: resized, padded, cropped, flipped. */
@@ -28028,10 +28031,11 @@ static void tt__bpe_pieces(tt__encoder *e, const char *text, size_t bytes)
     if (known && front) memcpy(rest, b->piece, front);
     for (size_t at = 0, end; at < bytes && known; at = end) {
         const size_t skip = at ? front : 0, most = b->longest > skip ? b->longest - skip : 0;
+        const size_t left = bytes - at < most ? bytes - at : most;
         const char *from = at ? rest : text;
         int id = -1;
-        if (at) memcpy(rest + front, text + at, bytes - at);
-        for (end = at + (size_t)tt__min((int64_t)(bytes - at), (int64_t)most); end > at; end--) {
+        if (at) memcpy(rest + front, text + at, left);
+        for (end = at + left; end > at; end--) {
             if (end < bytes && ((uint8_t)text[end] & 0xC0) == 0x80) continue; /* within a character */
             id = tt__bpe_find(&b->by_word, from, skip + end - at);
             if (id >= 0) break;
@@ -30903,11 +30907,16 @@ tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, siz
             return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
                             "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
                             marks[i].name);
-    const char *nul = bytes ? (const char *)memchr(text, 0, bytes < 4 ? bytes : 4) : NULL;
-    if (nul)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: a NUL, so that this is no text in UTF-8: "
-                        "convert a text in UTF-16, as by iconv -f UTF-16%s -t UTF-8", path,
-                        (size_t)(nul - text), nul == text ? "BE" : "LE");
+    /* A text has few control characters; of UTF-16 every other byte is one, in most scripts. */
+    const size_t looked = bytes < 4096 ? bytes : 4096;
+    size_t control[2] = {0, 0}; /* at even and at odd bytes */
+    for (size_t i = 0; i < looked; i++)
+        control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
+    if (8 * (control[0] + control[1]) > looked)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu of the first %zu bytes are control characters, so "
+                        "that this is no text in UTF-8: convert a text in UTF-16, as by iconv -f UTF-16%s -t "
+                        "UTF-8; a file of anything but text is not read", path, control[0] + control[1],
+                        looked, control[0] > control[1] ? "BE" : "LE");
     const size_t invalid = tt__utf8_invalid(text, bytes);
     *begin = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     if (invalid == bytes) return TT_OK;
@@ -32507,9 +32516,9 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
     s->count = s->store->count;
     for (int at = 0; at < 2 && status == TT_OK; at++)
         if (s->spelled[at])
-            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld documents spell out '%.60s', which is put "
-                                                      "%s "
+            tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
                     "each: they have it once", s->store->path, (long long)s->spelled[at],
+                    s->spelled[at] == 1 ? " spells" : "s spell",
                     tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->before[0]),
                     at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)

@@ -28,6 +28,7 @@
 #if defined(__has_include)
 #if __has_include(<stb/stb_image.h>)
 #define STB_IMAGE_IMPLEMENTATION
+#define STBI_FAILURE_USERMSG /* reasons in words for users */
 #include <stb/stb_image.h>
 #define HAS_STB
 #endif
@@ -50,7 +51,8 @@ static const cli_flag flags[] = {
     {"--data", "DIR", CLI_TEXT, &opt.data, .help = "cifar-10-batches-bin, or a folder of images: "
      "DIR/train/CLASS/FILE and DIR/test/..., or DIR/CLASS/FILE, of " FORMATS " (none: shapes, drawn here)"},
     {"--skip-unreadable", "", CLI_SWITCH, &opt.skip_unreadable,
-     .help = "leave out files that cannot be read, by their first bytes, instead of ending before training"},
+     .help = "decode each file before training, and leave out those that cannot be read, instead of ending "
+     "there"},
     {"--model", "PATH", CLI_TEXT, &opt.model, .help = "checkpoint to start from: a folder or a .safetensors "
      "file, of transformers or torchvision (none: from scratch)"},
     {"--vit", "SIZE", CLI_TEXT, &opt.vit, .help = "from scratch: Ti/16, S/16, B/16, L/16 or H/14, or with "
@@ -217,7 +219,7 @@ static const char *decode(const char *path, tt_image *image)
 typedef struct folder {
     char *root, **path;
     int *label;
-    const char **wrong; /* of each file: why it cannot be read; NULL: it can, so far */
+    char **wrong; /* of each file: why it cannot be read; NULL: it can, so far */
     char **class_name;
     int count, classes;
 } folder;
@@ -266,17 +268,25 @@ typedef struct looker { folder *f; int first; } looker;
 static void *look(void *arg)
 {
     const looker *l = (const looker *)arg;
-    for (int k = l->first; k < l->f->count; k += LOOKERS) l->f->wrong[k] = look_at(l->f->path[k]);
+    for (int k = l->first; k < l->f->count; k += LOOKERS) {
+        tt_image image;
+        const char *wrong = look_at(l->f->path[k]);
+        const bool whole = !wrong && opt.skip_unreadable;
+        if (whole) wrong = decode(l->f->path[k], &image);
+        if (whole && !wrong) free_pixels(NULL, &image);
+        if (wrong) l->f->wrong[k] = (char *)made(NULL, strdup(wrong));
+    }
     return NULL;
 }
 
-/* Looks at all files; leaves out what cannot be read, or ends the program with its name. */
+/* Looks at the first bytes of all files, and ends the program with the name of one that cannot be read; or
+   decodes all, and leaves these out. */
 static void check_files(folder *f)
 {
     looker lookers[LOOKERS];
     pthread_t thread[LOOKERS];
     int bad = 0, first = 0, kept = 0;
-    f->wrong = (const char **)made(NULL, calloc((size_t)f->count + 1, sizeof *f->wrong));
+    f->wrong = (char **)made(NULL, calloc((size_t)f->count + 1, sizeof *f->wrong));
     for (int t = 0; t < LOOKERS; t++) {
         lookers[t].f = f, lookers[t].first = t;
         if (pthread_create(&thread[t], NULL, look, &lookers[t]) != 0) die("no memory for threads");

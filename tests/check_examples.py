@@ -966,6 +966,13 @@ def folders_of_images(folder):
     status, out, err = call(*plan, "--skip-unreadable")
     expect(status == 0 and f"note: left out: '{bad}' cannot be read (" in out, out, err)
     expect(out.endswith(clean), out)
+    with open(os.path.join(photos, "dog", "14x.ppm"), "wb") as f:  # an image at first sight
+        if "without stb_image.h" in " ".join(call(IMAGES, "--help")[1].split()):
+            f.write(b"P6 4 4 255\ncut off")
+        else:
+            f.write(b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\4\0\0\0\4\x08\2\0\0\0crc.\0\0\1\0IDATcut off")
+    status, out, err = call(*plan, "--skip-unreadable")
+    expect(status == 0 and "nor can 2 more" in out and out.endswith(clean), out, err)
     shutil.rmtree(photos)
     for split in "train", "test":
         for k in range(8):

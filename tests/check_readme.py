@@ -125,7 +125,8 @@ def check_resume(program, folder, line):
 
 
 def check_tune(program, folder, line):
-    """It makes a folder with all that a model needs, from which it can be trained again."""
+    """It makes a folder with all that a model needs, from which it can be trained again, also where its
+    classes have other numbers than the table gives them."""
     table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
     with open(table, "w") as f:
         f.write("text,label\n" + "a good film,pos\na bad film,neg\n" * 20)
@@ -144,6 +145,13 @@ def check_tune(program, folder, line):
         need = {"config.json", "model.safetensors", "state.safetensors", "metrics.csv"}
         if not os.path.isdir(to) or need - set(os.listdir(to)):
             wrong.append(f"'{to}' lacks some of {need}")
+            break
+        with open(os.path.join(to, "config.json")) as f:
+            config = json.load(f)
+        if config["id2label"] != ({"0": "neg", "1": "pos"} if to == out else {"0": "pos", "1": "neg"}):
+            wrong.append(f"'{to}' has the classes {config['id2label']}")
+        with open(os.path.join(to, "config.json"), "w") as f:
+            json.dump({**config, "id2label": {"0": "pos", "1": "neg"}, "label2id": {"pos": 0, "neg": 1}}, f)
     status, said = call(program, "no-model", table, again + "2")
     if status != 1 or "no-model" not in said:
         wrong.append(f"a model that is not there is not named: {said[-300:]}")

@@ -1508,10 +1508,13 @@ TEST(texts_of_other_encodings_are_refused)
         {"\xFE\xFF\0t\0e", 6, "the byte order mark of UTF-16"},
         {"\xFF\xFE\0\0t\0\0\0", 8, "the byte order mark of UTF-32"},
         {"\0\0\xFE\xFF\0\0\0t", 8, "iconv -f UTF-32 -t UTF-8"},
-        {"t\0e\0x\0t\0", 8, "byte 1: a NUL, so that this is no text in UTF-8: convert a text in UTF-16, as "
-         "by iconv -f UTF-16LE"},
-        {"\0t\0e\0x\0t", 8, "byte 0: a NUL, so that this is no text in UTF-8: convert a text in UTF-16, as "
-         "by iconv -f UTF-16BE"},
+        {"t\0e\0x\0t\0", 8, "4 of the first 8 bytes are control characters, so that this is no text in "
+         "UTF-8: convert a text in UTF-16, as by iconv -f UTF-16LE"},
+        {"\0t\0e\0x\0t", 8, "iconv -f UTF-16BE"},
+        /* Cyrillic: no NUL before the first space */
+        {"?\4@\4\70\4\62\4\65\4B\4 \0<\4\70\4@\4", 20, "10 of the first 20 bytes are control characters, so "
+         "that this is no text in UTF-8: convert a text in UTF-16, as by iconv -f UTF-16LE"},
+        {"\4?\4@\4\70\4\62\4\65\4B\0 \4<\4\70\4@", 20, "iconv -f UTF-16BE"},
         {"text\n\ncaf\xE9!", 11, "line 3, byte 9: 0xe9 begins no character of UTF-8: convert a text in "
          "Latin-1"},
         {"\xEF\xBB\xBF\xEF", 4, "line 1, byte 3: 0xef begins no"}};

@@ -166,7 +166,7 @@ TEST(spelled_out_ends)
         CHECK(s && tt_token_stream_count(s) == n && tt_token_stream_get(s, 0, n, ids) == TT_OK);
         CHECK(memcmp(ids, expected, sizeof *ids * (size_t)n) == 0);
         CHECK(log.warnings == (int)(rows[k].begun + rows[k].ended));
-        snprintf(said, sizeof said, "1 documents spell out '%s'", tt_tokenizer_token(t, o.end));
+        snprintf(said, sizeof said, "1 document spells out '%s'", tt_tokenizer_token(t, o.end));
         CHECK((strstr(log.text, said) != NULL) == (rows[k].ended > 0));
         tt_token_stream_free(s);
         tt_tokenizer_free(t);
