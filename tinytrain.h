@@ -1043,15 +1043,14 @@ tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lo
      splitting, split_special_tokens).
    - else with tokenizer.json, which decides ids, but for what AutoTokenizer of transformers 5 makes anew of
      the class that tokenizer_class of tokenizer_config.json or config.json names: of GPT2Tokenizer,
-     RobertaTokenizer, Qwen2Tokenizer and GPTNeoXTokenizer (or, without such a name, by model_type) the space
-     before the first word, where add_prefix_space of tokenizer_config.json tells of it; of LlamaTokenizer
-     (not byte-level, and of model_type llama or none) how words are marked: the file has a mark before all
-     that stands between special tokens, also before a space, transformers before the first word alone (with
-     "legacy": true, before all), unless it has one. Of others transformers may differ: it marks words so of
-     LlamaTokenizer in folders of some other models, too; without add_prefix_space it puts no space before the
-     first word, BigBirdTokenizer leaves out the file's Precompiled, T5Tokenizer and XLMRobertaTokenizer
-     split at all white space first, AlbertTokenizer and BertTokenizer take do_lower_case and the like from
-     tokenizer_config.json.
+     RobertaTokenizer, Qwen2Tokenizer (and of model_type qwen2) and GPTNeoXTokenizer, or, without such a name,
+     by model_type, the space before the first word, where add_prefix_space of tokenizer_config.json tells of
+     it; of LlamaTokenizer (not byte-level, and not of Mistral) how words are marked: the file has a mark
+     before all that stands between special tokens, also before a space, transformers before the first word
+     alone (with "legacy": true, before all), unless it has one. Of others transformers may differ: without
+     add_prefix_space it puts no space before the first word, BigBirdTokenizer leaves out the file's
+     Precompiled, T5Tokenizer and XLMRobertaTokenizer split at all white space first, AlbertTokenizer and
+     BertTokenizer take do_lower_case and the like from tokenizer_config.json.
    - else with vocab.json and merges.txt: what tokenizer_class of tokenizer_config.json, or model_type of
      config.json, says of GPT-2 (also where neither says anything), RoBERTa (whose <mask> takes the spaces
      before it) and Qwen2, with tokenizer_config.json's added_tokens_decoder and add_prefix_space. */
@@ -30132,7 +30131,8 @@ static tt__bpe_way tt__bpe_way_of(const tt__json *config, const tt__json *model,
     const char *type = tt__folder_text(model, "model_type");
     if (!name) name = tt__folder_text(model, "tokenizer_class");
     if (type && strcmp(type, "mistral") == 0) return TT__WAY_FILE;
-    if (tt__bpe_class_is(name, "LlamaTokenizer") && (!type || strcmp(type, "llama") == 0))
+    if (type && strcmp(type, "qwen2") == 0) return TT__WAY_BYTES;
+    if (tt__bpe_class_is(name, "LlamaTokenizer"))
         return strstr(file->bytes, "\"ByteLevel\"") ? TT__WAY_FILE : TT__WAY_LLAMA;
     for (int i = 0; i < TT__COUNT(bytes); i++)
         if (name ? tt__bpe_class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
@@ -32050,8 +32050,11 @@ tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_imag
                            uint8_t *to)
 {
     tt__resampler r;
-    tt_image_options o = *options;
     char why[256];
+    if (!image || !options || !to)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_prepare: the image, its options and what to write to "
+                        "must be there");
+    tt_image_options o = *options;
     if (tt__image_options_check(ctx, &o) != TT_OK) return ctx->status;
     o.random_crop = o.flip = false;
     memset(&r, 0, sizeof r);
@@ -32395,6 +32398,16 @@ static const char *tt__added_text(const tt_tokenizer *k, int id)
     return added ? tt_tokenizer_token(k, id) : NULL;
 }
 
+/* Bytes of white space before the begin that a document spells out; 0: it spells out none. */
+static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
+{
+    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->before[0]) : NULL;
+    const size_t length = begin ? strlen(begin) : 0;
+    size_t skip = 0;
+    while (skip < bytes && text[skip] && strchr(" \t\r\n", text[skip])) skip++;
+    return length && bytes - skip >= length && memcmp(text + skip, begin, length) == 0 ? skip : 0;
+}
+
 /* The bytes of a document up to the end that it spells out, without white space behind that; else all. */
 static size_t tt__stream_spelled_end(const tt_token_stream *s, const char *text, size_t bytes)
 {
@@ -32411,7 +32424,9 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
 {
     int64_t n = (int64_t)bytes;
     if (s->tokenizer) {
-        n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes));
+        const size_t skip = tt__stream_before_begin(s, text, bytes);
+        text += skip;
+        n = (int64_t)(bytes = tt__stream_spelled_end(s, text, bytes - skip));
         if (*capacity < n + 16) { /* most tokens are a byte or longer */
             tt__free(s->ctx, *scratch);
             *capacity = 0;

@@ -828,6 +828,13 @@ static inline int by_plain_name(const void *x, const void *y)
     return order ? order : (n > m) - (n < m);
 }
 
+static inline bool same_number(const char *a, const char *b) /* "1" and "1.0" */
+{
+    char *of_a, *of_b;
+    const double x = strtod(a, &of_a), y = strtod(b, &of_b);
+    return x == y && of_a > a && of_b > b && !*of_a && !*of_b;
+}
+
 /* Ends the program where a model to --predict with has a classifier of random numbers. */
 static inline void must_be_trained(const char *folder, bool new_head)
 {
@@ -849,14 +856,14 @@ static inline void show_classes(const tt_dataset *d, const char *what)
     printf("classes:");
     for (int c = 0; c < classes; c++) {
         names[c] = tt_dataset_class_name(d, c);
-        if (c < shown) printf("%s %s %lld", c ? "," : "", names[c], (long long)counts[c]);
+        if (c < shown) printf("%s %s: %lld", c ? "," : "", names[c], (long long)counts[c]);
         if (counts[c] > counts[largest]) largest = c;
         if (counts[c] < 2) rare++, rarest = names[c];
     }
     if (shown < classes) printf(" and %d others", classes - shown);
     printf("\n");
     const double share = (double)counts[largest] / (double)n;
-    if (2 * (long long)classes > n)
+    if (classes > 4 && 2 * (long long)classes > n)
         printf("note: there are %d classes for %lld %s: are these the labels?\n", classes, n, what);
     else if (rare == 1)
         printf("note: the class '%s' has at most one of the %s to train on, from which little is learnt\n",
@@ -869,9 +876,8 @@ static inline void show_classes(const tt_dataset *d, const char *what)
                100 * share, what, names[largest]);
     qsort((void *)names, (size_t)classes, sizeof *names, by_plain_name);
     for (int c = 1; c < classes; c++)
-        if (by_plain_name(&names[c - 1], &names[c]) == 0)
-            printf("note: the classes '%s' and '%s' differ by spaces or capitals alone: are they one?\n",
-                   names[c - 1], names[c]);
+        if (by_plain_name(&names[c - 1], &names[c]) == 0 || same_number(names[c - 1], names[c]))
+            printf("note: are the classes '%s' and '%s' one?\n", names[c - 1], names[c]);
     free(counts), free((void *)names);
 }
 
@@ -890,6 +896,7 @@ static inline void weigh_classes(cli_training *run, const tt_dataset *d)
     free(counts);
 }
 
+enum { CLI_MOST_F1 = 2000 }; /* classes up to which F1 is told: its counts are the square of these */
 typedef struct cli_f1 { double f1; const char *name; } cli_f1;
 
 static inline int by_f1(const void *x, const void *y)
@@ -899,18 +906,20 @@ static inline int by_f1(const void *x, const void *y)
 }
 
 /* Evaluates, and prints how often predictions are right, which share the largest class has, and F1 of each
-   class, 2 right / (those that are it + those that are taken for it); of many classes the lowest. */
+   class, 2 right / (those that are it + those that are taken for it); of more than 12 classes of the 5 with
+   the lowest. */
 static inline void show_test(tt_context *ctx, tt_trainer *t, const tt_source *source, char (*names)[64],
                              int classes, const char *what)
 {
     const size_t n = (size_t)classes;
-    int64_t *counts = (int64_t *)made(NULL, calloc(n * n, sizeof *counts)), all = 0, most = 0;
+    int64_t *counts = (int64_t *)made(NULL, calloc(n > CLI_MOST_F1 ? 1 : n * n, sizeof *counts));
+    int64_t all = 0, most = 0;
     cli_f1 *of = (cli_f1 *)made(NULL, calloc(n, sizeof *of));
     int there = 0, largest = 0;
     double sum = 0;
     tt_stats s;
-    must(ctx, tt_confusion(t, source, &s, counts));
-    for (size_t c = 0; c < n; c++) {
+    must(ctx, n > CLI_MOST_F1 ? tt_evaluate(t, source, &s) : tt_confusion(t, source, &s, counts));
+    for (size_t c = 0; c < n && n <= CLI_MOST_F1; c++) {
         int64_t are = 0, taken = 0;
         for (size_t k = 0; k < n; k++) are += counts[c * n + k], taken += counts[k * n + c];
         if (are > most) most = are, largest = (int)c;
@@ -921,12 +930,14 @@ static inline void show_test(tt_context *ctx, tt_trainer *t, const tt_source *so
     }
     printf("best epoch: accuracy %.4f, loss %.4f on %.0f test %s\n", s.correct / s.targets, s.loss, s.targets,
            what);
-    printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average, of ", names[largest],
-           (double)most / (double)all, sum / there);
     const int shown = there > 12 ? 5 : there;
-    if (shown < there) printf("%d classes, the lowest ", there), qsort(of, (size_t)there, sizeof *of, by_f1);
-    for (int k = 0; k < shown; k++) printf("%s%s %.4f", k ? ", " : "", of[k].name, of[k].f1);
-    printf("\n");
+    if (there)
+        printf("the largest class, '%s', has %.4f of them; F1 is %.4f on average%s", names[largest],
+               (double)most / (double)all, sum / there, shown < there ? ", and at least " : "");
+    if (shown < there) qsort(of, (size_t)there, sizeof *of, by_f1);
+    for (int k = 0; k < shown; k++)
+        printf("%s%s: %.4f", k || shown == there ? ", " : "", of[k].name, of[k].f1);
+    if (there) printf("\n");
     free(counts), free(of);
 }
 

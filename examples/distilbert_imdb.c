@@ -331,12 +331,17 @@ static void predict(void)
     size_t capacity = 0;
     float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));
     bool lines = strcmp(opt.predict, "-") == 0;
+    int count = 0;
     for (ssize_t n = 0; !lines || (n = getline(&line, &capacity, stdin)) >= 0;) {
         const char *text = lines ? line : opt.predict;
         int best = 0;
         for (ssize_t b = 0; b < n; b++) if (!line[b]) line[b] = ' ';
         while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r')) line[--n] = 0;
-        must(ctx, tt_predict_text(t, k, text, probability));
+        char name[48];
+        size_t begin;
+        snprintf(name, sizeof name, lines ? "text %d of standard input" : "--predict", ++count);
+        must(ctx, tt_text_begin(ctx, name, text, strlen(text), &begin));
+        must(ctx, tt_predict_text(t, k, text + begin, probability));
         for (int c = 1; c < m.config.classes; c++) if (probability[c] > probability[best]) best = c;
         printf("%s\t%.4f\t%s\n", m.class_names[best], probability[best], text);
         if (fflush(stdout) != 0) die("cannot write the output: %s", strerror(errno));

@@ -171,6 +171,8 @@ static void free_pixels(void *user, tt_image *image) { (void)user, free((void *)
 /* Of a file only the first bytes: NULL if they are those of an image, or words. */
 static const char *look_at(const char *path)
 {
+    struct stat s; /* a pipe would wait for who writes it */
+    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) return "it is no regular file";
 #ifdef HAS_STB
     int width, height, channels;
     return stbi_info(path, &width, &height, &channels) ? NULL : stbi_failure_reason();

@@ -362,7 +362,11 @@ def a_model_keeps_the_numbers_of_its_classes(folder):
     status, out, err = call(TEXT, "--data", table, "--out", path("run"), "--epochs=12", "--batch=8")
     expect(status == 0 and "best epoch: accuracy 1.0000" in out, out, err)
     expect(re.search("the largest class, '(up|down)', has 0[.][567][0-9]+ of them; F1 is 1.0000 on average, "
-                     "of down 1.0000, up 1.0000\n", out), out)
+                     "down: 1.0000, up: 1.0000\n", out), out)
+    done = subprocess.run([TEXT, "--out", path("run"), "--predict", "-"], input=b"a film\ncaf\xe9\n",
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    expect(done.returncode == 1 and b"'text 2 of standard input', line 1, byte 3" in done.stderr and
+           done.stdout.count(b"\n") == 1, done.stdout, done.stderr)
     turned = changed_model(path("run"), path("turned"), classes_the_other_way_round)
     status, out, err = call(TEXT, "--data", table, "--model", turned, "--out", path("more"), "--epochs=1",
                             "--lr=1e-12")
@@ -418,19 +422,20 @@ def classes_are_shown_and_odd_ones_told_of(folder):
         line = re.search(r"^classes: (.*)$", out, re.M)
         expect(line, "no classes in", out)
         return line[1], re.findall(r"^note: (.*)$", out, re.M)
-    expect(said(*["pos"] * 4, *["neg"] * 5) == ("neg 5, pos 4", []), said(*["pos"] * 4, *["neg"] * 5))
+    expect(said(*["pos"] * 4, *["neg"] * 5) == ("neg: 5, pos: 4", []), said(*["pos"] * 4, *["neg"] * 5))
     line, notes = said(*["10", "9", "-1"] * 3)
-    expect(line == "-1 3, 9 3, 10 3" and not notes, line, notes)
+    expect(line == "-1: 3, 9: 3, 10: 3" and not notes, line, notes)
     line, notes = said(*["pos", "pos ", "neg"] * 3)
-    expect(line == "neg 3, pos 3, pos  3" and
-           notes == ["the classes 'pos' and 'pos ' differ by spaces or capitals alone: are they one?"], notes)
+    expect(line == "neg: 3, pos: 3, pos : 3" and notes == ["are the classes 'pos' and 'pos ' one?"], notes)
+    _, notes = said(*["1", "1.0", "2"] * 3)
+    expect(notes == ["are the classes '1' and '1.0' one?"], notes)
     _, notes = said(*["pos", "neg"] * 4, "odd")
     expect(notes == ["the class 'odd' has at most one of the texts to train on, from which little is learnt"],
            notes)
     _, notes = said(*["pos"] * 57, *["neg"] * 3)
     expect(notes == ["95.0% of the texts are 'pos': a model that always says so is right as often"], notes)
     line, notes = said(*[f"id{k:02d}" for k in range(30)])
-    expect(line.endswith("id09 1 and 20 others") and
+    expect(line.endswith("id09: 1 and 20 others") and
            notes == ["there are 30 classes for 30 texts: are these the labels?"], line, notes)
     photos = os.path.join(folder, "photos")
     for name in "train/10", "train/9", "test/9", "test/10", "test/11":
@@ -442,7 +447,7 @@ def classes_are_shown_and_odd_ones_told_of(folder):
     refused(*options, saying=f"'{photos}' has a class '11' to test on, which is none of those to train on")
     os.rename(os.path.join(photos, "test/11"), os.path.join(photos, "test/9"))
     status, out, err = call(*options)
-    expect(status == 0 and "\nclasses: 9 5, 10 5\n" in out, out, err)
+    expect(status == 0 and "\nclasses: 9: 5, 10: 5\n" in out, out, err)
 
 
 @check
@@ -680,9 +685,9 @@ def no_promise_to_resume_what_was_not_saved(folder):
 
 @check
 def killed_runs_go_on_bit_for_bit(folder):
-    """Runs that save ten times a second are killed at random moments, KILLS times (10), and resumed until they
-    have ended: none is stuck, and what they leave is what one that nobody killed does. So do runs whose loss
-    diverges, which have two states for some time."""
+    """Runs that save ten times a second are killed at random moments, KILLS times (10), and resumed until
+    they have ended: none is stuck, and what they leave is what one that nobody killed does. So do runs whose
+    loss diverges, which have two states for some time."""
     most, seed = int(os.environ.get("KILLS", "10")), random.randrange(1 << 30)
     moments, resumed, two_states = random.Random(seed), 0, 0
     table = small_table(os.path.join(folder, "t.csv"))
