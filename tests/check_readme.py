@@ -125,7 +125,8 @@ def check_resume(program, folder, line):
 
 
 def check_tune(program, folder, line):
-    """It makes a folder with all that a model needs, from which it can be trained again."""
+    """It makes a folder with all that a model needs, from which it can be trained again, also where the
+    model numbers the classes otherwise than the table."""
     table, out, again = (os.path.join(folder, f"tune_{line}{end}") for end in (".csv", "", "_again"))
     with open(table, "w") as f:
         f.write("text,label\n" + "a good film,pos\na bad film,neg\n" * 20)
@@ -138,6 +139,13 @@ def check_tune(program, folder, line):
         f.writelines(word + "\n" for word in words + [f"word{n}" for n in range(tokens - len(words))])
     wrong = []
     for model, to in (small, out), (out, again):
+        if model == out and os.path.isdir(out):
+            with open(os.path.join(out, "config.json")) as f:
+                config = json.load(f)
+            config["id2label"] = {"0": "pos", "1": "neg"}
+            config["label2id"] = {"pos": 0, "neg": 1}
+            with open(os.path.join(out, "config.json"), "w") as f:
+                json.dump(config, f)
         status, said = call(program, model, table, to)
         if status or said.count("validation: ") != 3:
             wrong.append(f"status {status}: {said[-300:]}")
