@@ -21155,11 +21155,11 @@ static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status s
 }
 
 /* All processes have compiled, and the same. */
-static tt_status tt__agree_program(tt_program *p, tt_status status)
+static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_status status)
 {
     char own[TT__NOTE] = {0};
-    if (status == TT_OK && p->ctx->net) tt__program_lines(p, own, sizeof own);
-    return tt__agree_lines(p->ctx, "tt_compile", status, own);
+    if (status == TT_OK && ctx->net) tt__program_lines(p, own, sizeof own);
+    return tt__agree_lines(ctx, "tt_compile", status, own);
 }
 
 /* The program, with the stages behind it; *status tells how that went. NULL: out of memory. */
@@ -21233,8 +21233,12 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     if (!o) o = &defaults;
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
-    if (status == TT_ERR_BUDGET) tt__advise_precision(t, root, o);
-    if (tt__agree_program(p, status) != TT_OK) {
+    if (status == TT_ERR_BUDGET) {
+        tt_program_free(p); /* a stage that fits holds its parameters in the precision asked for */
+        p = NULL;
+        tt__advise_precision(t, root, o);
+    }
+    if (tt__agree_program(t->ctx, p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;
     }
