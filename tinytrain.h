@@ -1585,9 +1585,8 @@ typedef struct tt_lm_config {
     float norm_eps, initializer_range;
     float embedding_dropout, dropout /* of residual branches */, attention_dropout;
     tt_rotary_options rotary; /* all but "gpt2": rotary positions. `heads` is not read */
-    int end_token;            /* of a new model: what ends a document,
-        eos_token_id of config.json. Default -1:
-                                 none. (Of a loaded one see tt_lm.stop) */
+    int end_token;            /* of a new model: what ends a document, eos_token_id of config.json. Default
+                                 -1: none. (Of a loaded one see tt_lm.stop) */
 } tt_lm_config;
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
@@ -22260,7 +22259,8 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
-    if (!x || !(x->keep || x->persistent || v.id == p->built.root))
+    if (!x) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: the value %s", tt__why_no_value(t, v));
+    if (!(x->keep || x->persistent || v.id == p->built.root))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this "
                         "program: mark it with tt_output", (int)v.id);
     if ((status = tt_wait(head, NULL)) != TT_OK) return status;
@@ -38952,8 +38952,10 @@ static tt_status tt__fit_resume(tt__fit *f)
                         "epochs of %lld steps", f->o.folder, (long long)f->p.epoch, (long long)f->p.step,
                         (long long)f->o.epochs, (long long)f->steps);
     if (f->p.best_by && f->p.best_by != now.best_by)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was not told by its %s: set best_by to "
-                        "what told it", f->o.folder, f->best_by_metric ? f->metric.name : "loss");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was told by its %s, not by its %s: "
+                        "resume with best_by as it was", f->o.folder,
+                        f->p.best_by == tt__hash("loss") ? "loss" : "metric",
+                        f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && now.classes && f->p.classes != now.classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than those of "
                         "the data at hand; the first of these is '%s'", f->o.folder,
