@@ -21156,11 +21156,11 @@ static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status s
 }
 
 /* All processes have compiled, and the same. */
-static tt_status tt__agree_program(tt_program *p, tt_status status)
+static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_status status)
 {
     char own[TT__NOTE] = {0};
-    if (status == TT_OK && p->ctx->net) tt__program_lines(p, own, sizeof own);
-    return tt__agree_lines(p->ctx, "tt_compile", status, own);
+    if (status == TT_OK && ctx->net) tt__program_lines(p, own, sizeof own);
+    return tt__agree_lines(ctx, "tt_compile", status, own);
 }
 
 /* The program, with the stages behind it; *status tells how that went. NULL: out of memory. */
@@ -21234,8 +21234,12 @@ tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
     if (!o) o = &defaults;
     tt_program *p = tt__compile_all(t, root, o, &status);
     if (!p) return NULL;
-    if (status == TT_ERR_BUDGET) tt__advise_precision(t, root, o);
-    if (tt__agree_program(p, status) != TT_OK) {
+    if (status == TT_ERR_BUDGET) {
+        tt_program_free(p); /* a stage that fits holds its parameters in the precision asked for */
+        p = NULL;
+        tt__advise_precision(t, root, o);
+    }
+    if (tt__agree_program(t->ctx, p, status) != TT_OK) {
         tt_program_free(p);
         return NULL;
     }
@@ -22257,7 +22261,8 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
-    if (!x || !(x->keep || x->persistent || v.id == p->built.root))
+    if (!x) return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: the value %s", tt__why_no_value(t, v));
+    if (!(x->keep || x->persistent || v.id == p->built.root))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: value %d is neither an output nor the root of this "
                         "program: mark it with tt_output", (int)v.id);
     if ((status = tt_wait(head, NULL)) != TT_OK) return status;
@@ -38971,8 +38976,10 @@ static tt_status tt__fit_resume(tt__fit *f)
                         "epochs of %lld steps", f->o.folder, (long long)f->p.epoch, (long long)f->p.step,
                         (long long)f->o.epochs, (long long)f->steps);
     if (f->p.best_by && f->p.best_by != now.best_by)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was not told by its %s: set best_by to "
-                        "what told it", f->o.folder, f->best_by_metric ? f->metric.name : "loss");
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was told by its %s, not by its %s: "
+                        "resume with best_by as it was", f->o.folder,
+                        f->p.best_by == tt__hash("loss") ? "loss" : "metric",
+                        f->best_by_metric ? f->metric.name : "loss");
     if (f->p.classes && now.classes && f->p.classes != now.classes)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than those of "
                         "the data at hand; the first of these is '%s'", f->o.folder,

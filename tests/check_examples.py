@@ -475,7 +475,7 @@ def losses_of_classifiers(folder):
     trained("loss", "--best-by=loss")
     again = (TEXT, "--data", table, "--groups=2", "--epochs=2", "--out", path("loss"), "--resume")
     status, out, err = call(*again)
-    expect(status == 1 and "was not told by its accuracy" in err, out, err)
+    expect(status == 1 and "was told by its loss, not by its accuracy" in err, out, err)
     status, out, err = call(*again, "--best-by=loss")
     expect(status == 0, out, err)
 

@@ -139,6 +139,13 @@ def check_tune(program, folder, line):
         f.writelines(word + "\n" for word in words + [f"word{n}" for n in range(tokens - len(words))])
     wrong = []
     for model, to in (small, out), (out, again):
+        if model == out and os.path.isdir(out):
+            with open(os.path.join(out, "config.json")) as f:
+                config = json.load(f)
+            config["id2label"] = {"0": "pos", "1": "neg"}
+            config["label2id"] = {"pos": 0, "neg": 1}
+            with open(os.path.join(out, "config.json"), "w") as f:
+                json.dump(config, f)
         status, said = call(program, model, table, to)
         if status or said.count("validation: ") != 3:
             wrong.append(f"status {status}: {said[-300:]}")

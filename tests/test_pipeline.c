@@ -847,6 +847,31 @@ TEST(stages_that_do_not_fit_are_refused_together)
     CHECK(later > 0);
 }
 
+/* A stage that fits, and so gives its parameters their dtype, does not hide what precision "bf16-true" needs. */
+TEST(stages_are_advised_of_precision)
+{
+    setup s = setup_of("cpu*2", 2, "1f1b", 4);
+    test_allocator a;
+    net n;
+    memset(&n, 0, sizeof n);
+    n.ctx = test_open(&a);
+    if (!n.ctx || !CHECK(record(&n, 0))) return;
+    s.most = 4;
+    s.budget = 1;
+    tt_compile_options o = options_of(&s);
+    CHECK(!tt_compile(n.t, n.loss, &o));
+    int stage = -1;
+    CHECK(sscanf(tt_error(n.ctx), "the plan of stage %d needs %zu", &stage, &o.memory_budget) == 2);
+    o.memory_budget--; /* only this stage does not fit */
+    CHECK(!tt_compile(n.t, n.loss, &o));
+    CHECK_ERROR(n.ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" makes it ");
+    o.precision = "bf16-true";
+    CHECK((n.p = tt_compile(n.t, n.loss, &o)) != NULL);
+    tt_program_free(n.p);
+    tt_tape_free(n.t);
+    TEST_CLOSE(n.ctx, &a);
+}
+
 /* ------------------------------------------------------------------------------------------------ on CUDA */
 
 TEST(stages_on_cuda)
@@ -918,6 +943,7 @@ static const test_case tests[] = {
     TEST_CASE(each_allocation_of_a_pipeline_fails),
     TEST_CASE(stages_fit_a_budget),
     TEST_CASE(stages_that_do_not_fit_are_refused_together),
+    TEST_CASE(stages_are_advised_of_precision),
     TEST_CASE(stages_on_cuda),
     TEST_CASE(stages_that_are_apart_are_refused),
 };

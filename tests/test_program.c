@@ -1841,6 +1841,8 @@ TEST(values_of_other_tapes)
             p = tt_compile(t, loss, NULL);
             REQUIRE(p != NULL);
             CHECK(tt_set(p, there, data, 4) == TT_ERR_ARGUMENT);
+            CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "of another tape");
+            CHECK(tt_get(p, there, data, 12) == TT_ERR_ARGUMENT);
             break;
         default: tt_linear(t, there, w, NULL); /* of another context */
         }

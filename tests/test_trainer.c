@@ -2826,7 +2826,7 @@ TEST(fit_of_ones_own_refuses)
     w.stop_at = 6;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
     CHECK(own_fit(&v, folder, true, "loss", &finished) == TT_ERR_ARGUMENT && v.steps == 0);
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was not told by its loss: set best_by to what told it");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was told by its metric, not by its loss: resume with best_by as it was");
     v.ctx->options.logger.log = keep_warning;
     warned[0] = 0;
     v.hash = 8;
