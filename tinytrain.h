@@ -38657,7 +38657,10 @@ static void tt__fit_give_up(tt__fit *f)
     if (f->has_state && tt__state_steps(ctx, f->state, &steps) != TT_OK) steps = -1;
     f->r->saved_steps = steps;
     const bool at_fault = steps >= 0 && !f->has_diverged && (!f->updated || !f->state_is_sound);
-    if (steps < 0 || at_fault)
+    if (steps < 0 && !f->updated)
+        tt__fail(ctx, status, "%.850s; no step has updated anything: the weights that it began with, or the "
+                 "data, are at fault", error);
+    else if (steps < 0 || at_fault)
         tt__fail(ctx, status, "%.850s; %s begin anew with a lower learning rate", error,
                  steps < 0 ? "no state was saved before:" : "the state that was saved has blown up too:");
     else

@@ -3026,6 +3026,21 @@ TEST(fit_goes_on_from_the_newer_of_two_states)
     close_own(&u);
 }
 
+/* A lower learning rate is no help to weights that are not finite before the first step. */
+TEST(fit_of_bad_weights_names_no_learning_rate)
+{
+    const tt_metric none = {NULL, NULL, false};
+    const float bad[3] = {NAN, NAN, NAN};
+    own w;
+    bool finished;
+    if (!open_own(&w, false, none)) return;
+    CHECK(tt_param_set(w.w, bad) == TT_OK);
+    CHECK(own_fit(&w, test_path(test_folder(), "run"), false, NULL, &finished) == TT_ERR_NUMERIC);
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "'w' has a number that is not finite; no step has updated anything: "
+                "the weights that it began with");
+    close_own(&w);
+}
+
 /* By another context of this process, and by another process, until that is killed. */
 TEST(fit_refuses_a_folder_that_another_run_uses)
 {
@@ -3736,6 +3751,7 @@ static const test_case tests[] = {
     TEST_CASE(fit_refuses_a_folder_that_another_run_uses), TEST_CASE(fit_looks_for_room_on_the_disk),
     TEST_CASE(fit_keeps_the_state_from_before_the_loss_diverged),
     TEST_CASE(fit_goes_on_from_the_newer_of_two_states),
+    TEST_CASE(fit_of_bad_weights_names_no_learning_rate),
     TEST_CASE(fit_refuses_classes_of_another_order),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
