@@ -3398,7 +3398,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
     *held = false;
     for (int k = 0; k < 100; k++) {
         struct stat own, named;
-        const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        const int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
         if (fd < 0) return NULL;
         const bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
         *held = !locked && errno == EWOULDBLOCK;
@@ -3417,7 +3417,7 @@ static void *tt__posix_lock(void *user, const char *path, const char *text, bool
 static int64_t tt__posix_space(void *user, const char *folder)
 {
     struct statvfs v;
-    if (statvfs(folder, &v) != 0) return -1;
+    if (statvfs(folder, &v) != 0 || v.f_blocks == 0) return -1; /* 0: a file system that doesn't tell */
     return (int64_t)fmin((double)v.f_bavail * (double)v.f_frsize, 0x1p62);
 }
 
@@ -38685,7 +38685,10 @@ static void tt__fit_give_up(tt__fit *f)
     if (f->has_state && tt__state_steps(ctx, f->state, &steps) != TT_OK) steps = -1;
     f->r->saved_steps = steps;
     const bool at_fault = steps >= 0 && !f->has_diverged && (!f->updated || !f->state_is_sound);
-    if (steps < 0 || at_fault)
+    if (steps < 0 && !f->updated)
+        tt__fail(ctx, status, "%.850s; no step has updated anything: the weights that it began with, or the "
+                 "data, are at fault", error);
+    else if (steps < 0 || at_fault)
         tt__fail(ctx, status, "%.850s; %s begin anew with a lower learning rate", error,
                  steps < 0 ? "no state was saved before:" : "the state that was saved has blown up too:");
     else
@@ -38964,12 +38967,27 @@ static void tt__fit_unlock(tt__fit *f)
     files->close(files->user, f->lock);
 }
 
-/* Resumes from the newest state, which must be of the data that f->p says. */
+/* Is the state of a loss that has diverged older than the other? It is where a run was killed before it
+   removed that, and where a build went on that knows of one state. */
+static bool tt__fit_is_stale(const tt__fit *f)
+{
+    int64_t steps, diverged;
+    return f->has_diverged && tt__state_steps(f->r->ctx, f->state, &steps) == TT_OK &&
+           tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
+}
+
+/* Resumes from the newer state, which must be of the data that f->p says. */
 static tt_status tt__fit_resume(tt__fit *f)
 {
     tt_context *ctx = f->r->ctx;
     const tt_progress now = f->p;
-    tt_status status = tt_trainer_load(f->r, f->has_diverged ? f->diverged : f->state, &f->p);
+    const bool stale = tt__fit_is_stale(f);
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have looked */
+    if (stale && status == TT_OK) {
+        ctx->options.files.remove(ctx->options.files.user, f->diverged);
+        f->has_diverged = false;
+    }
+    if (status == TT_OK) status = tt_trainer_load(f->r, f->has_diverged ? f->diverged : f->state, &f->p);
     if (status != TT_OK) return status;
     if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld "

@@ -417,8 +417,9 @@ static inline bool holds(const char *folder, const char *name) /* a file of that
     return there;
 }
 
-/* Before training: refuses to write over a run or a model, or to resume what is not there. */
-static inline void check_folder(const char *folder, bool resume)
+/* Before training: refuses to write over a run or a model, to resume what is not there, or to save a whole
+   model beside an adapter. */
+static inline void check_folder(const char *folder, bool resume, bool whole)
 {
     bool state = holds(folder, "state.safetensors");
     if (resume && !state) die("nothing to --resume: '%s/state.safetensors' is not there", folder);
@@ -426,6 +427,9 @@ static inline void check_folder(const char *folder, bool resume)
         die("'%s' holds a run: go on with it (--resume), or name another folder (--out)", folder);
     if (!resume && holds(folder, "model.safetensors"))
         die("'%s' holds a model, which training would replace: name another folder (--out)", folder);
+    if (whole && holds(folder, "adapter_config.json"))
+        die("'%s' holds an adapter, which transformers would add to the model that training saves there: "
+            "name another folder (--out)", folder);
 }
 
 /* --------------------------------------------------------------------------------- training on a terminal */

@@ -283,7 +283,7 @@ static void test(void)
 
 static int train(const char *program)
 {
-    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume);
+    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume, true);
     tt_context *ctx = open_training(&opt.run);
     tt_tokenizer *k = open_tokenizer(ctx, opt.model, program);
     tt_dataset *d, *held;

@@ -336,7 +336,7 @@ static void test(tt_context *ctx, tt_trainer *t, const tt_source *source, const 
 
 static int train(void)
 {
-    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume);
+    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume, !opt.lora && !opt.adapter);
     tt_context *ctx = open_training(&opt.run);
     tt_lm m;
     make_model(ctx, &m);

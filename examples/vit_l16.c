@@ -562,7 +562,7 @@ static void check_before(const tt_dataset *d, const tt_vit *m)
 
 static int train(void)
 {
-    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume);
+    if (!opt.run.plan) check_folder(opt.run.out, opt.run.resume, true);
     tt_context *ctx = open_training(&opt.run);
     images x;
     tt_vit m;

@@ -757,6 +757,9 @@ def folders_with_and_without_a_run(folder):
     open(os.path.join(run, "model.safetensors"), "w").close()
     refused(TEXT, "--data", table, "--out", run,
             saying="holds a model, which training would replace: name another folder")
+    os.rename(os.path.join(run, "model.safetensors"), os.path.join(run, "adapter_config.json"))
+    for program in TEXT, GPT:
+        refused(program, "--data", table, "--out", run, saying="holds an adapter, which transformers would add")
     name = "n" * 300        # too long for a file: neither there nor absent
     refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
 

@@ -3002,6 +3002,45 @@ TEST(fit_keeps_the_state_from_before_the_loss_diverged)
     }
 }
 
+/* The state of a loss that has diverged is older than the other where a run was killed between writing that
+   and removing this, or an older build went on: the run goes on from the newer. */
+TEST(fit_goes_on_from_the_newer_of_two_states)
+{
+    const tt_metric none = {NULL, NULL, false};
+    own w, v, u;
+    bool finished;
+    char folder[1024], state[1100], stale[1100];
+    snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+    snprintf(state, sizeof state, "%s/state.safetensors", folder);
+    snprintf(stale, sizeof stale, "%s/state.diverged.safetensors", folder);
+    if (!open_own(&w, false, none) || !open_own(&v, false, none) || !open_own(&u, false, none)) return;
+    w.stop_at = 7;
+    CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
+    REQUIRE(link(state, stale) == 0); /* as new as the other */
+    CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && v.steps == 8);
+    REQUIRE(access(stale, F_OK) != 0 && tt_trainer_save(w.r, stale, NULL) == TT_OK);
+    CHECK(own_fit(&u, folder, true, NULL, &finished) == TT_OK && finished && u.steps == 0);
+    CHECK(access(stale, F_OK) != 0);
+    close_own(&w);
+    close_own(&v);
+    close_own(&u);
+}
+
+/* A lower learning rate is no help to weights that are not finite before the first step. */
+TEST(fit_of_bad_weights_names_no_learning_rate)
+{
+    const tt_metric none = {NULL, NULL, false};
+    const float bad[3] = {NAN, NAN, NAN};
+    own w;
+    bool finished;
+    if (!open_own(&w, false, none)) return;
+    CHECK(tt_param_set(w.w, bad) == TT_OK);
+    CHECK(own_fit(&w, test_path(test_folder(), "run"), false, NULL, &finished) == TT_ERR_NUMERIC);
+    CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "'w' has a number that is not finite; no step has updated anything: "
+                "the weights that it began with");
+    close_own(&w);
+}
+
 /* By another context of this process, and by another process, until that is killed. */
 TEST(fit_refuses_a_folder_that_another_run_uses)
 {
@@ -3010,7 +3049,8 @@ TEST(fit_refuses_a_folder_that_another_run_uses)
     own w, v;
     bool finished, held;
     int ready[2];
-    char folder[1024], lock[1100], byte = 0;
+    char folder[1024], lock[1100], precious[1100], byte = 0;
+    struct stat there;
     snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
     snprintf(lock, sizeof lock, "%s/run.lock", folder);
     if (!open_own(&w, false, none) || !open_own(&v, false, none)) return;
@@ -3032,6 +3072,10 @@ TEST(fit_refuses_a_folder_that_another_run_uses)
     kill(child, SIGKILL);
     CHECK(waitpid(child, NULL, 0) == child && in_folder(folder, "run.lock"));
     CHECK(own_fit(&v, folder, true, NULL, &finished) == TT_OK && finished && !in_folder(folder, "run.lock"));
+    snprintf(precious, sizeof precious, "%s/precious", folder); /* a link is followed by no lock */
+    REQUIRE(close(open(precious, O_CREAT | O_WRONLY, 0666)) == 0 && symlink(precious, lock) == 0);
+    CHECK(!files.lock(files.user, lock, "text", &held) && !held);
+    CHECK(stat(precious, &there) == 0 && there.st_size == 0);
     close(ready[0]), close(ready[1]);
     close_own(&w);
     close_own(&v);
@@ -3066,6 +3110,9 @@ TEST(fit_looks_for_room_on_the_disk)
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished && warnings == 1);
     disk_space = 0;
     CHECK(own_fit(&w, folder, true, NULL, &finished) == TT_OK && finished); /* it writes no state */
+    const tt_files files = tt_context_options_default().files;
+    CHECK(files.space(files.user, folder) > 0);
+    CHECK(files.space(files.user, "/proc") == -1 || access("/proc", F_OK) != 0); /* has no size, and says 0 */
     close_own(&w);
 }
 
@@ -3703,6 +3750,8 @@ static const test_case tests[] = {
     TEST_CASE(fit_goes_on_behind_steps_without_a_target),
     TEST_CASE(fit_refuses_a_folder_that_another_run_uses), TEST_CASE(fit_looks_for_room_on_the_disk),
     TEST_CASE(fit_keeps_the_state_from_before_the_loss_diverged),
+    TEST_CASE(fit_goes_on_from_the_newer_of_two_states),
+    TEST_CASE(fit_of_bad_weights_names_no_learning_rate),
     TEST_CASE(fit_refuses_classes_of_another_order),
     TEST_CASE(fit_ties_of_accuracy_go_to_the_lower_loss), TEST_CASE(fit_keeps_again_where_keep_failed),
     TEST_CASE(fit_killed_in_its_first_keep_goes_on), TEST_CASE(fit_takes_no_unreadable_file_for_absent),
