@@ -15,6 +15,7 @@
 #include <strings.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -57,7 +58,8 @@ static inline void write_as_flags(const char *text, char *to, size_t capacity)
 {
     static const char *const options[][2] = {{"recompute \"", "--recompute "}, {"offload \"", "--offload "},
         {"update \"", "--update "}, {"precision \"", "--precision "}, {"zero ", "--zero "},
-        {"memory_budget", "--budget"}};
+        {"memory_budget", "--budget"}, {"without `offload`", "without --offload"},
+        {"A micro-batch of fewer rows", "A smaller --batch, or a larger --accumulate,"}};
     size_t n = 0;
     bool quoted = false; /* a quotation mark is to come that ends a value */
     while (*text && n + 32 < capacity) {
@@ -436,9 +438,9 @@ static inline void check_folder(const char *folder, bool resume, bool whole)
 
 /* The signal that asks training to stop; 0: none. Of those that a person sends, a second one ends the program
    at once. A terminal that is closed may send SIGHUP twice, a pipe that nobody reads sends SIGPIPE with each
-   line, and the limit of processor time SIGXCPU each second. */
+   line, and the limit of processor time SIGXCPU each second. Schedulers announce a job's end by SIGUSR1. */
 static volatile sig_atomic_t stop_signal;
-static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXCPU};
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXCPU, SIGUSR1};
 enum { CLI_OF_PERSONS = 2 };
 
 static inline void ask_to_stop(int number)
@@ -512,7 +514,7 @@ static inline int end_of_training(tt_context *ctx, const tt_trainer *t, tt_statu
     FILE *to = stop_signal == SIGPIPE ? stderr : stdout;
     fflush(stdout);
     if (status != TT_OK) fprintf(stderr, "\n%s: %s\n", cli_program, error_of(ctx));
-    if (!finished && (status == TT_OK || tt_trainer_steps(t))) {
+    if (!finished && status != TT_ERR_ARGUMENT && (status == TT_OK || tt_trainer_steps(t))) {
         fprintf(to, "\nstopped after step %lld", (long long)tt_trainer_steps(t));
         if (stop_signal == SIGPIPE) fprintf(to, ", as nobody reads standard output any more");
         if (stop_signal == SIGXCPU) fprintf(to, ", at the limit of processor time");
@@ -733,7 +735,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
         if (!beside_the_plan) /* plans that are made later have the same */
             beside_the_plan = (resident_bytes() + BESIDE_LATER) / (size_t)(ranks > 0 ? ranks : 1);
         if (run->budget <= beside_the_plan)
-            die("--budget is %.1f MB, and %.1f MB are in use beside a plan", 1e-6 * (double)run->budget,
+            die("--budget is %.3g MB, and %.1f MB are in use beside a plan", 1e-6 * (double)run->budget,
                 1e-6 * (double)beside_the_plan);
         o.memory_budget = run->budget - beside_the_plan;
     }
@@ -796,7 +798,15 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
     o.keep = keep;
     o.report = show_progress;
     o.user = user;
-    printf("%d epoch%s of %lld steps\n", epochs, epochs == 1 ? "" : "s", (long long)train->steps);
+    size_t model;
+    const size_t state = tt_trainer_state_bytes(t, &model);
+    struct statvfs disk;
+    printf("%d epoch%s of %lld steps; for '%s' two states of %.1f MB and a model of %.1f MB", epochs,
+           epochs == 1 ? "" : "s", (long long)train->steps, run->out, 1e-6 * (double)state,
+           1e-6 * (double)model);
+    if (statvfs(exists(run->out) ? run->out : ".", &disk) == 0 && disk.f_blocks)
+        printf(", where the disk has %.1f GB", 1e-9 * (double)disk.f_bavail * (double)disk.f_frsize);
+    printf("\n");
     handle_signals(true);
     tt_status status = tt_fit(t, train, validation, &o, finished);
     handle_signals(false);
@@ -809,8 +819,8 @@ static inline int fit(tt_trainer *t, tt_context *ctx, const tt_source *train, co
         printf("note: %lld steps were skipped; '%s/metrics.csv' tells which\n", (long long)last.skipped,
                run->out);
     if (*finished && tt_trainer_steps(t) < 100)
-        printf("note: %lld steps are few, and what the model says may still be little better than chance: "
-               "train for more --epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
+        printf("note: %lld steps are few, after which probabilities may still be near to chance: train for "
+               "more --epochs, or with a higher --lr\n", (long long)tt_trainer_steps(t));
     if (other)
         fprintf(stderr, "%s: --resume goes on with the model that '%s' was begun with: is --model the same, "
                 "and what else shapes or adapts it?\n", cli_program, run->out);

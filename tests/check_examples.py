@@ -759,7 +759,8 @@ def folders_with_and_without_a_run(folder):
             saying="holds a model, which training would replace: name another folder")
     os.rename(os.path.join(run, "model.safetensors"), os.path.join(run, "adapter_config.json"))
     for program in TEXT, GPT:
-        refused(program, "--data", table, "--out", run, saying="holds an adapter, which transformers would add")
+        refused(program, "--data", table, "--out", run,
+                saying="holds an adapter, which transformers would add")
     name = "n" * 300        # too long for a file: neither there nor absent
     refused(TEXT, "--data", table, "--out", os.path.join(folder, name), saying="cannot tell whether '")
 
@@ -1066,6 +1067,10 @@ def sources_are_narrow(folder):
 
 def main():
     only = sys.argv[1:]
+    unknown = set(only) - {function.__name__ for function in checks}
+    if unknown:
+        print(f"FAILED check_examples: there is no check {', '.join(sorted(unknown))}\n0 passed, 1 failed")
+        return 1
     for program in TEXT, IMAGES, GPT:
         if not os.path.exists(program):
             print(f"FAILED check_examples: {program} is not built\n0 passed, 1 failed")

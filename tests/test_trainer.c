@@ -2537,6 +2537,7 @@ typedef struct own {
     struct own *other;          /* after the first step this is to train in the same folder, and is refused */
     const char *folder;
     int aimless[2];             /* of epoch 1, steps from here to there have no target that counts */
+    bool unvalidated;           /* tt_fit gets no validation */
     int blow_at[2];             /* after these of the reported steps, numbered from 1, "w" is set ... */
     float blow_to[2];           /* ... to these */
     double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
@@ -2696,7 +2697,7 @@ static tt_status own_fit(own *w, const char *folder, bool resume, const char *be
     o.keep = own_keep;
     o.report = own_report;
     o.user = w;
-    return tt_fit(w->r, &w->source, &w->validation, &o, finished);
+    return tt_fit(w->r, &w->source, w->unvalidated ? NULL : &w->validation, &o, finished);
 }
 
 /* A regression and a language model: what tt_fit does for classifiers it does for them. */
@@ -2826,7 +2827,8 @@ TEST(fit_of_ones_own_refuses)
     w.stop_at = 6;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_OK && !finished);
     CHECK(own_fit(&v, folder, true, "loss", &finished) == TT_ERR_ARGUMENT && v.steps == 0);
-    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was told by its metric, not by its loss: resume with best_by as it was");
+    CHECK_ERROR(v.ctx, TT_ERR_ARGUMENT, "run' was told by its metric, not by its loss: resume with "
+                "best_by as it was");
     v.ctx->options.logger.log = keep_warning;
     warned[0] = 0;
     v.hash = 8;
@@ -2957,6 +2959,35 @@ TEST(fit_goes_on_behind_steps_without_a_target)
 static bool in_folder(const char *folder, const char *name)
 {
     return access(test_path(folder, name), F_OK) == 0;
+}
+
+/* The last step of an epoch is not finite, by its data: the loss has not diverged, so that the run goes on,
+   with one state, also where no validation tells that the weights are well. Where they blew up, it fails. */
+TEST(fit_goes_on_behind_a_bad_last_step)
+{
+    const tt_metric none = {NULL, NULL, false};
+    for (int k = 0; k < 3; k++) { /* with a validation; without; without, and the loss has diverged before */
+        own w;
+        tt_stats stats;
+        bool finished;
+        char folder[1024];
+        snprintf(folder, sizeof folder, "%s", test_path(test_folder(), "run"));
+        if (!open_own(&w, false, none)) return;
+        w.ctx->options.logger.log = count_warning;
+        warnings = 0;
+        w.unvalidated = k > 0;
+        w.blow_at[0] = k == 2 ? 2 : 4, w.blow_to[0] = k == 2 ? 1e4f : NAN;
+        w.blow_at[1] = k == 2 ? 4 : 5, w.blow_to[1] = k == 2 ? NAN : 1;
+        const tt_status status = own_fit(&w, folder, false, NULL, &finished);
+        CHECK(status == (k == 2 ? TT_ERR_NUMERIC : TT_OK) && finished == (status == TT_OK));
+        if (k < 2) {
+            CHECK(w.steps == 15 && tt_trainer_wait(w.r, &stats) == TT_OK && stats.skipped == 1);
+            CHECK(warnings == 1 && strstr(warned, "it is skipped, as others like it will be"));
+            CHECK(in_folder(folder, "state.safetensors") && !in_folder(folder, "state.diverged.safetensors"));
+        }
+        if (k == 2) CHECK_ERROR(w.ctx, TT_ERR_NUMERIC, "1 step in a row updated nothing");
+        close_own(&w);
+    }
 }
 
 /* "w" is set to 1e3 after step 6, so that the loss is a thousand times as large: the state after the second
@@ -3098,7 +3129,7 @@ TEST(fit_looks_for_room_on_the_disk)
     warnings = 0;
     disk_space = 2 * 3 * 4 * 4 - 1;
     CHECK(own_fit(&w, folder, false, NULL, &finished) == TT_ERR_FILE && !finished && w.steps == 0);
-    CHECK_ERROR(w.ctx, TT_ERR_FILE, "run': a state of this run has 0.0 MB, two of them stand there while");
+    CHECK_ERROR(w.ctx, TT_ERR_FILE, "run': the run needs 0.0 MB there for its states, of which two of 0.0");
     CHECK_ERROR(w.ctx, TT_ERR_FILE, "and the disk has room for 0.0 MB: free some, or name a folder on");
     CHECK(!in_folder(folder, "run.lock") && !in_folder(folder, "metrics.csv"));
     disk_space++;
@@ -3749,6 +3780,7 @@ static const test_case tests[] = {
     TEST_CASE(fit_resumes_on_the_same_data), TEST_CASE(fit_that_blows_up_keeps_the_last_good_state),
     TEST_CASE(fit_goes_on_behind_steps_without_a_target),
     TEST_CASE(fit_refuses_a_folder_that_another_run_uses), TEST_CASE(fit_looks_for_room_on_the_disk),
+    TEST_CASE(fit_goes_on_behind_a_bad_last_step),
     TEST_CASE(fit_keeps_the_state_from_before_the_loss_diverged),
     TEST_CASE(fit_goes_on_from_the_newer_of_two_states),
     TEST_CASE(fit_of_bad_weights_names_no_learning_rate),
