@@ -429,7 +429,7 @@ static inline void check_folder(const char *folder, bool resume, bool whole)
         die("'%s' holds a run: go on with it (--resume), or name another folder (--out)", folder);
     if (!resume && holds(folder, "model.safetensors"))
         die("'%s' holds a model, which training would replace: name another folder (--out)", folder);
-    if (whole && holds(folder, "adapter_config.json"))
+    if (!resume && whole && holds(folder, "adapter_config.json"))
         die("'%s' holds an adapter, which transformers would add to the model that training saves there: "
             "name another folder (--out)", folder);
 }
