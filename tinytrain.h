@@ -21209,8 +21209,9 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
     tt_compile_options other = *o;
     char error[TT__ERROR];
     const size_t needed = ctx->needs, advised = ctx->advised;
-    const bool budget = strcmp(o->recompute, "budget") == 0;
-    if (ctx->searches || !o->train || o->share || strcmp(o->precision, "bf16-true") == 0) return;
+    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
+    const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
+    if (ctx->searches || !o->train || o->share || half) return;
     memcpy(error, ctx->error, sizeof error);
     ctx->searches = true;
     other.precision = "bf16-true";

@@ -1955,9 +1955,13 @@ TEST(budgets_on_the_hosts_device)
         h = tt_linear(t, tt_gelu(t, h), tt_param_new(ctx, "down", 2, down, normal), NULL);
         const tt_value loss = tt_mean_squared_error(t, h, x, none);
         o.optimizer.clip_norm = 1;
-        o.recompute = "budget";
-        o.offload = offloads[k / 2];
         o.memory_budget = 1 << 20;
+        o.offload = offloads[k / 2];
+        o.recompute = o.precision = NULL; /* the defaults */
+        CHECK(!tt_compile(t, loss, &o));
+        CHECK_ERROR(ctx, TT_ERR_BUDGET, "; precision \"bf16-true\" with recompute \"budget\" still needs ");
+        o.precision = "32-true";
+        o.recompute = "budget";
         CHECK(!tt_compile(t, loss, &o));
         CHECK_ERROR(ctx, TT_ERR_BUDGET, "the plan needs ");
         const char *least = strstr(tt_error(ctx), half ? "\"bf16-true\" still needs "
