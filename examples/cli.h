@@ -735,7 +735,7 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
         if (!beside_the_plan) /* plans that are made later have the same */
             beside_the_plan = (resident_bytes() + BESIDE_LATER) / (size_t)(ranks > 0 ? ranks : 1);
         if (run->budget <= beside_the_plan)
-            die("--budget is %.3g MB, and %.1f MB are in use beside a plan", 1e-6 * (double)run->budget,
+            die("--budget of %zu bytes is less than the %.1f MB that are in use beside a plan", run->budget,
                 1e-6 * (double)beside_the_plan);
         o.memory_budget = run->budget - beside_the_plan;
     }
