@@ -613,6 +613,7 @@ static void predict(void)
     int side = m.config.image_size, best = 0;
     tt_trainer *t = make_trainer(ctx, &m, NULL, NULL, 0);
     const char *wrong = decode(opt.predict, &image);
+    if (wrong && strstr(wrong, opt.predict)) die("%s", wrong);
     if (wrong) die("cannot read '%s': %s", opt.predict, wrong);
     uint8_t *pixels = (uint8_t *)made(NULL, malloc((size_t)side * (size_t)side * 3));
     float *probability = (float *)made(NULL, calloc((size_t)m.config.classes, sizeof *probability));
