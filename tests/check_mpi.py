@@ -264,7 +264,7 @@ def examples(folder):
 
     small[-1] = f"{folder}/missing"
     status, out, _ = mpirun(1, *small, ":", "-n", "1", *small, "--model", f"{folder}/absent")
-    named = re.search(r"process 1 \(.*\): cannot open '.*absent", out)
+    named = re.search(r"process 1 \(.*\): cannot list the folder '.*absent", out)
     check("model_missing_on_one_process", None if status and named else f"status {status}: {out[-600:]}")
 
 
