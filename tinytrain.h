@@ -31970,8 +31970,9 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     if (!d || (!k && !image)) { /* the reason is that of what was to make it */
         char why[TT__ERROR];
         memcpy(why, ctx->error, sizeof why);
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s",
-                        !d ? "dataset" : "tokenizer", why[0] ? ": " : "", why), NULL;
+        tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
+                 why[0] ? ": " : "", why);
+        return NULL;
     }
     tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? (tt_loader *)tt__calloc(ctx, sizeof *l) : NULL;
     if (!l) return NULL;

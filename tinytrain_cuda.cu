@@ -4934,7 +4934,7 @@ struct attention_args {
     int window;                             // 0: none
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
     int alibi_heads;                        // of all ranks; 0: none
-    float alibi;
+    float alibi, alibi_per;                 // see tt_attention_options; alibi / scale
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
@@ -5090,30 +5090,26 @@ __global__ __launch_bounds__(256) void attention_write_lists(attention_lists lis
     for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
 }
 
-// The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none. *digits: 0, or where it
-// is rounded, the slope over its power of two, which is then returned.
-__device__ __forceinline__ float attention_slope(const attention_args &p, int head, float *digits)
+// The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none.
+__device__ __forceinline__ float attention_slope(const attention_args &p, int head)
 {
     const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
-    *digits = 0;
     if (p.alibi_heads == 0) return 0;
-    float slope =
+    const float slope =
         exp2f((head < n ? -8.0f * (float)(head + 1) : -4.0f * (float)(2 * (head - n) + 1)) / (float)n);
-    if (p.alibi_rounded) {
-        const float rounded = to_float(round_to<bf16>(slope));
-        slope = __uint_as_float(__float_as_uint(rounded) & 0xff800000u);
-        *digits = rounded / slope;
-    }
-    return p.alibi * slope;
+    return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
 }
 
-// By how many slopes a score falls; rounded as transformers does it, where digits is not 0.
-__device__ __forceinline__ float attention_distance(float digits, int row, int key)
+// The score x of a row and a key, less what its distance costs. slope: attention_slope, over p.alibi times
+// `per`. Where transformers rounds, the slope itself is taken from that, so that no register holds it.
+__device__ __forceinline__ float attention_fall(const attention_args &p, float x, float slope, float per,
+                                                int row, int key)
 {
-    if (digits == 0) return fabsf((float)(row - key));
-    const float rounded_row = to_float(round_to<bf16>((float)row));
-    const float rounded_key = to_float(round_to<bf16>((float)key));
-    return to_float(round_to<bf16>(digits * rounded_row)) - to_float(round_to<bf16>(digits * rounded_key));
+    if (!p.alibi_rounded) return fmaf(-slope, fabsf((float)(row - key)), x);
+    const float own = to_float(round_to<bf16>(slope / per)); // exact: the slope was of bf16
+    const float at_row = own * to_float(round_to<bf16>((float)row));
+    const float at_key = own * to_float(round_to<bf16>((float)key));
+    return x - per * (to_float(round_to<bf16>(at_row)) - to_float(round_to<bf16>(at_key)));
 }
 
 // The row of the batch that is query number `query`.
@@ -5370,8 +5366,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
     const uint64_t random = attention_key(p);
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
     const int end = NEAR ? attention_window_end(p, t, q.count) : attention_end(p, t, q.count);
-    float digits = 0;
-    const float slope = NEAR ? attention_slope(p, p.first_head + b.head, &digits) : 0;
+    const float slope = NEAR ? attention_slope(p, p.first_head + b.head) : 0;
     const int blocks = NEAR ? attention_blocks(p, t.length) : 0;
     float most[4], sum[4], out[4][4];
     int row[4]; // row y + 16 a of the tile, in the sequence
@@ -5397,7 +5392,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
                 often[c] = !NEAR || !blocks || !seen
                     ? 1 : times[(y + 16 * a) * 64 + i / p.block - key / p.block];
                 if (NEAR) seen = seen && often[c] != 0;
-                const float bias = NEAR ? slope * attention_distance(digits, row[a], i) : 0;
+                const float bias = NEAR ? -attention_fall(p, 0, slope, p.alibi, row[a], i) : 0;
                 s[a][c] = seen ? (s[a][c] * p.scale - bias) * TT__LOG2E : -INFINITY;
                 now = fmaxf(now, s[a][c]);
             }
@@ -5455,8 +5450,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
     const attention_rows q = {&p.q, p.query_at, t.first + t.at, min(64, t.queries - t.at)};
     const attention_rows dout = {&p.dout, p.query_at, q.first, q.count};
     const int end = attention_window_end(p, t, q.count);
-    float digits;
-    const float slope = attention_slope(p, p.first_head + b.head, &digits);
+    const float slope = attention_slope(p, p.first_head + b.head);
     const int blocks = attention_blocks(p, t.length);
     float lse[4], delta[4], dq[4][4];
     int row[4];
@@ -5483,7 +5477,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
                 int seen = attention_sees(p, row[a], key + i, t.length);
                 if (blocks && seen) seen = times[(y + 16 * a) * 64 + (key + i) / p.block - key / p.block];
                 attention_gradient(p, s[a][c], ds[a][c], seen, kept,
-                                   slope * attention_distance(digits, row[a], key + i), lse[a], delta[a]);
+                                   -attention_fall(p, 0, slope, p.alibi, row[a], key + i), lse[a], delta[a]);
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = ds[a][c];
             }
         attention_add(dq, tile, stage, k, key_head * p.head_size + b.skip, b.columns);
@@ -5551,8 +5545,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
     const int blocks = attention_blocks(p, t.length);
     for (int head = b.head * p.group; head < (b.head + 1) * p.group; head++) {
         const int64_t column = (int64_t)head * p.head_size + b.skip;
-        float digits;
-        const float slope = attention_slope(p, p.first_head + head, &digits);
+        const float slope = attention_slope(p, p.first_head + head);
         for (int from = attention_queries_begin(p, t); from < attention_queries_end(p, t, k.count);
              from += 64) {
             const attention_rows q = {&p.q, p.query_at, t.first + from, min(64, t.queries - from)};
@@ -5573,7 +5566,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
                     int seen = i < q.count && attention_sees(p, row, t.at + r, t.length);
                     if (blocks && seen) seen = times[i * 64 + (t.at + r) / p.block - t.at / p.block];
                     attention_gradient(p, s[a][c], ds[a][c], seen, kept,
-                                       slope * attention_distance(digits, row, t.at + r), lse, delta);
+                                       -attention_fall(p, 0, slope, p.alibi, row, t.at + r), lse, delta);
                     tile[r * ATTENTION_PITCH + i] = s[a][c];
                 }
             }
@@ -5944,8 +5937,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
     const float factor = fabsf(p.scale) * TT__LOG2E;
-    float digits = 0;
-    const float slope = NEAR ? attention_slope(p, head, &digits) / fabsf(p.scale) : 0; // of products
+    const float slope = NEAR ? attention_slope(p, head) / fabsf(p.scale) : 0; // of products
     if (threadIdx.x == 0) random = attention_key(p);
     attention_fetch<T, D, QUERIES>(qs, p.q, p.query_at, first, count, head, p.head_size);
     attention_fetch_keys<T, D, KEYS>(ks, vs, p, t, begin, 0, head);
@@ -5984,7 +5976,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
                     const int least = max(p.least, row - t.length + 1);
                     TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
                         float &x = s[m][n][i];
-                        x = fmaf(-slope, attention_distance(digits, row, row - ahead + 8 * n), x);
+                        x = attention_fall(p, x, slope, fabsf(p.alibi_per), row, row - ahead + 8 * n);
                         if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
                     }
                 }
@@ -6456,8 +6448,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
     const int head = b.head, mine = b.mine, first = b.first, count = b.count, begin = b.begin & -KEYS;
     attention_sparse sparse = {0, 0, 0};
     if (BLOCKS) sparse = attention_sparse_of(p, t.length, t.at, count);
-    float digits = 0;
-    const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head, &digits) / p.scale : 0;
+    const float factor = p.scale * TT__LOG2E, slope = NEAR ? attention_slope(p, head) / p.scale : 0;
     if (threadIdx.x == 0) random = attention_key(p);
     if (keeps && threadIdx.x % 32 == 0)
         kept_at[threadIdx.x / 32] = attention_bits(p, attention_bits_begin(p, t), (t.at + mine) / 64, 0, head)
@@ -6512,7 +6503,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                     TT__UNROLL for (int i = 0; i < 2; i++) {
                         float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
                         const int d = ahead - 8 * n - i;
-                        if (NEAR) x = fmaf(-slope, attention_distance(digits, row, row - d), x);
+                        if (NEAR) x = attention_fall(p, x, slope, p.alibi_per, row, row - d);
                         x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
                             ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
                         if (BLOCKS) x *= (float)often;
@@ -6668,8 +6659,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
         if (BLOCKS && sparse.n)
             often = attention_times(p, head, sparse.n, from / p.block, (t.at + mine) / p.block);
         if (often == 0) continue;
-        float digits = 0;
-        const float slope = NEAR ? attention_slope(p, head, &digits) / p.scale : 0;
+        const float slope = NEAR ? attention_slope(p, head) / p.scale : 0;
         const int first = t.at + mine; // of the warp's keys
         const bool masked = p.causal && (!diagonal || first + 16 * MT - 1 > from);
         float s[MT][QUERIES / 8][4], g[MT][QUERIES / 8][4];
@@ -6683,14 +6673,15 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                 // Of the warp's keys that the query sees.
                 const int c = 8 * n + e;
                 const int last = masked ? row[c + pair] - t.begin - t.at - mine - group : 16 * MT;
-                const int of_query = row[c + pair] - t.begin, ahead = of_query - t.at - mine - group;
+                const int ahead = row[c + pair] - t.begin - t.at - mine - group;
                 const float log_sum = lse[c] * TT__LOG2E, sum = delta[c];
                 TT__UNROLL for (int m = 0; m < MT; m++)
                     TT__UNROLL for (int h = 0; h < 2; h++) {
                         const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
                         float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
                         const int d = ahead - 16 * m - 8 * h;
-                        if (NEAR) x = fmaf(-slope, attention_distance(digits, of_query, of_query - d), x);
+                        const int key = t.at + mine + group + 16 * m + 8 * h;
+                        if (NEAR) x = attention_fall(p, x, slope, p.alibi_per, key + d, key);
                         x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
                             ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
                         if (BLOCKS) x *= (float)often;
@@ -7203,6 +7194,7 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->alibi = attr->alibi;
     p->alibi_heads = attr->alibi_heads;
     p->alibi_rounded = attr->alibi_rounded;
+    p->alibi_per = attr->alibi / attr->scale;
     p->scale = attr->scale;
     p->factor = attr->scale * TT__LOG2E;
     p->drop = TT__DROP_THRESHOLD(attr->dropout);

@@ -29,6 +29,8 @@ static void write_again(tt_context *ctx, const tt_dataset *d)
         append_field(f, text, n, '\n');
     }
     tt_dataset *again = tt_dataset_table(ctx, "again.csv", NULL, NULL, 0, NULL);
+    /* Without the other columns there may be too many control characters for a text. */
+    if (!again && strstr(tt_error(ctx), "are control characters")) return;
     if (!FUZZ_MUST(ctx, again != NULL)) return;
     FUZZ_CHECK(tt_dataset_count(again) == tt_dataset_count(d) &&
                tt_dataset_classes(again) <= tt_dataset_classes(d));
