@@ -490,7 +490,7 @@ typedef struct tt_attention_options {
                       1: as BLOOM; 1 / sqrt(head size): as Falcon. Default 0: not at all */
     bool alibi_rounded; /* of causal rows: slopes, the numbers of rows in their sequence, and the products of
                            both are rounded to bf16 first, as transformers' Falcon does it, which differs from
-                           9 heads or 257 rows on. Default false */
+                           9 heads or 257 rows on. "cuda" takes no tensor cores for it. Default false */
     /* Block-sparse attention (Zaheer et al., "Big bird", 2020), of rows that are neither causal nor in a
        window nor biased. A sequence is blocks of so many rows, of which the last may have fewer. The first
        and the last see all blocks and are seen by all; block i also sees blocks i - 1, i and i + 1 and those

@@ -4934,7 +4934,7 @@ struct attention_args {
     int window;                             // 0: none
     int least, most;                        // a row sees the keys for which row - key is in [least, most]
     int alibi_heads;                        // of all ranks; 0: none
-    float alibi, alibi_per;                 // see tt_attention_options; alibi / scale
+    float alibi;
     bool alibi_rounded;                     // see tt_attention_options
     int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
     const uint16_t *lists;                  // tt__launch.lists in the device's memory
@@ -5100,16 +5100,14 @@ __device__ __forceinline__ float attention_slope(const attention_args &p, int he
     return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
 }
 
-// The score x of a row and a key, less what its distance costs. slope: attention_slope, over p.alibi times
-// `per`. Where transformers rounds, the slope itself is taken from that, so that no register holds it.
-__device__ __forceinline__ float attention_fall(const attention_args &p, float x, float slope, float per,
-                                                int row, int key)
+// What ALiBi takes from the score of a row and a key.
+__device__ __forceinline__ float attention_bias(const attention_args &p, float slope, int row, int key)
 {
-    if (!p.alibi_rounded) return fmaf(-slope, fabsf((float)(row - key)), x);
-    const float own = to_float(round_to<bf16>(slope / per)); // exact: the slope was of bf16
+    if (!p.alibi_rounded) return slope * fabsf((float)(row - key));
+    const float own = to_float(round_to<bf16>(slope / p.alibi)); // exact: the slope was of bf16
     const float at_row = own * to_float(round_to<bf16>((float)row));
     const float at_key = own * to_float(round_to<bf16>((float)key));
-    return x - per * (to_float(round_to<bf16>(at_row)) - to_float(round_to<bf16>(at_key)));
+    return p.alibi * (to_float(round_to<bf16>(at_row)) - to_float(round_to<bf16>(at_key)));
 }
 
 // The row of the batch that is query number `query`.
@@ -5392,7 +5390,7 @@ __global__ __launch_bounds__(256, NEAR ? 1 : 2) void attention_forward_any(atten
                 often[c] = !NEAR || !blocks || !seen
                     ? 1 : times[(y + 16 * a) * 64 + i / p.block - key / p.block];
                 if (NEAR) seen = seen && often[c] != 0;
-                const float bias = NEAR ? -attention_fall(p, 0, slope, p.alibi, row[a], i) : 0;
+                const float bias = NEAR ? attention_bias(p, slope, row[a], i) : 0;
                 s[a][c] = seen ? (s[a][c] * p.scale - bias) * TT__LOG2E : -INFINITY;
                 now = fmaxf(now, s[a][c]);
             }
@@ -5477,7 +5475,7 @@ __global__ __launch_bounds__(256, 1) void attention_dq_any(attention_args p)
                 int seen = attention_sees(p, row[a], key + i, t.length);
                 if (blocks && seen) seen = times[(y + 16 * a) * 64 + (key + i) / p.block - key / p.block];
                 attention_gradient(p, s[a][c], ds[a][c], seen, kept,
-                                   -attention_fall(p, 0, slope, p.alibi, row[a], key + i), lse[a], delta[a]);
+                                   attention_bias(p, slope, row[a], key + i), lse[a], delta[a]);
                 tile[(y + 16 * a) * ATTENTION_PITCH + i] = ds[a][c];
             }
         attention_add(dq, tile, stage, k, key_head * p.head_size + b.skip, b.columns);
@@ -5566,7 +5564,7 @@ __global__ __launch_bounds__(256, 1) void attention_dkdv_any(attention_args p)
                     int seen = i < q.count && attention_sees(p, row, t.at + r, t.length);
                     if (blocks && seen) seen = times[i * 64 + (t.at + r) / p.block - t.at / p.block];
                     attention_gradient(p, s[a][c], ds[a][c], seen, kept,
-                                       -attention_fall(p, 0, slope, p.alibi, row, t.at + r), lse, delta);
+                                       attention_bias(p, slope, row, t.at + r), lse, delta);
                     tile[r * ATTENTION_PITCH + i] = s[a][c];
                 }
             }
@@ -5976,7 +5974,7 @@ __global__ __launch_bounds__(128, 2) void attention_forward(attention_args p)
                     const int least = max(p.least, row - t.length + 1);
                     TT__UNROLL for (int n = 0; n < KEYS / 8; n++) {
                         float &x = s[m][n][i];
-                        x = attention_fall(p, x, slope, fabsf(p.alibi_per), row, row - ahead + 8 * n);
+                        x = fmaf(-slope, fabsf((float)(ahead - 8 * n)), x);
                         if (ahead - 8 * n < least || ahead - 8 * n > p.most) x = -INFINITY;
                     }
                 }
@@ -6503,7 +6501,7 @@ __global__ __launch_bounds__(128, 2) void attention_dq(attention_args p)
                     TT__UNROLL for (int i = 0; i < 2; i++) {
                         float &x = s[m][n][2 * h + i], &y = g[m][n][2 * h + i];
                         const int d = ahead - 8 * n - i;
-                        if (NEAR) x = attention_fall(p, x, slope, p.alibi_per, row, row - d);
+                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
                         x = (NEAR ? d < least || d > p.most : 8 * n + i > last)
                             ? 0 : tt__exp2(fmaf(x, factor, -lse[m][h]));
                         if (BLOCKS) x *= (float)often;
@@ -6680,8 +6678,7 @@ __global__ __launch_bounds__(128, 2) void attention_dkdv(attention_args p)
                         const bool kept = keep >> (8 * (2 * e + h) + m * (QUERIES / 8) + n) & 1;
                         float &x = s[m][n][2 * h + e], &y = g[m][n][2 * h + e];
                         const int d = ahead - 16 * m - 8 * h;
-                        const int key = t.at + mine + group + 16 * m + 8 * h;
-                        if (NEAR) x = attention_fall(p, x, slope, p.alibi_per, key + d, key);
+                        if (NEAR) x = fmaf(-slope, fabsf((float)d), x);
                         x = (NEAR ? d < p.least || d > p.most : 16 * m + 8 * h > last)
                             ? 0 : tt__exp2(fmaf(x, NEAR ? p.factor : factor, -log_sum));
                         if (BLOCKS) x *= (float)often;
@@ -7194,7 +7191,6 @@ cudaError_t attention_begin(const tt__launch *l, bool backward, attention_args *
     p->alibi = attr->alibi;
     p->alibi_heads = attr->alibi_heads;
     p->alibi_rounded = attr->alibi_rounded;
-    p->alibi_per = attr->alibi / attr->scale;
     p->scale = attr->scale;
     p->factor = attr->scale * TT__LOG2E;
     p->drop = TT__DROP_THRESHOLD(attr->dropout);
@@ -7245,6 +7241,7 @@ bool attention_fast(const attention_args *p)
     const tt_dtype dtype = p->q.dtype;
     const bool fits = p->block ? p->head_size <= 64 && p->block % 64 == 0 && !p->query_row
                                : p->head_size <= 128;
+    if (p->alibi_rounded) return false; // for which attention_dkdv has no registers left
     return dtype != TT_F32 && p->head_size % 8 == 0 && fits &&
         attention_aligned(&p->q, dtype) && attention_aligned(&p->k, dtype) &&
         attention_aligned(&p->v, dtype) && (!p->dout.data || attention_aligned(&p->dout, dtype)) &&
