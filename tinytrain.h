@@ -888,7 +888,9 @@ size_t tt_plan_svg(const tt_program *p, char *to, size_t capacity);
    Returns as tt_plan_text. */
 size_t tt_program_text(const tt_program *p, char *to, size_t capacity);
 
-/* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. */
+/* Allocates the arena and fills the parameters. tt_set and the runs do it when it has not been done. On Linux
+   TT_ERR_MEMORY, before anything is allocated, if the plan needs more of the host's memory than the machine,
+   control groups and ulimit -v leave; TINYTRAIN_MEMORY_CHECK=0 in the environment leaves this out. */
 tt_status tt_allocate(tt_program *p);
 /* Copies `rows` rows of input v; the axis of v has that many rows in the next run. Set every input right
    before every run, after tt_update: something else may use its place. A run refuses an input that was
@@ -1557,7 +1559,8 @@ tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_si
 tt_status tt_vit_save(const tt_vit *m, const char *folder);
 void tt_vit_free(tt_vit *m); /* the parameters stay with the context until it closes */
 
-/* What the model's images become before it sees them, for a loader or tt_image_prepare. */
+/* Returns the image options, for a loader or tt_image_prepare, by which images become the model's input: as
+   its preprocessor_config.json says, or resized to image_size. */
 tt_image_options tt_vit_image_options(const tt_vit *m);
 
 tt_status tt_vit_name_classes(tt_vit *m, tt_dataset *d); /* these three are as BERT's */
@@ -1793,9 +1796,10 @@ tt_status tt_evaluate_batch(tt_trainer *t, const tt_batch *batch, tt_stats *stat
 /* Mean loss, targets and hits over epoch 0 of the source, which must have a target that counts: the same bits
    for any number of data ranks. */
 tt_status tt_evaluate(tt_trainer *t, const tt_source *source, tt_stats *stats);
-/* The same of a model that has classes, and how its predictions lie: counts (classes, classes) has the number
-   of targets of class i that are taken for class j at [i * classes + j]. Batches must have "labels". Of equal
-   logits the first is the prediction, as in stats->correct. stats may be NULL. */
+/* Evaluates a model that has classes as tt_evaluate does, and writes its confusion matrix, counts (classes,
+   classes): counts[i * classes + j] examples of class i are taken for class j. The prediction is the largest
+   logit, the first of equal ones. Batches must have "labels". stats may be NULL. TT_ERR_ARGUMENT: the model
+   has no classes or a batch no labels; else the errors of tt_evaluate. */
 tt_status tt_confusion(tt_trainer *t, const tt_source *source, tt_stats *stats, int64_t *counts);
 /* The model's output for a batch, as tt_get gives it, computed on data rank 0. What only the loss reads, as
    labels, may be missing. */
@@ -3228,7 +3232,8 @@ static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
     m->of = of;
 }
 
-/* What a control group leaves: the cache of files, which counts as used there, makes room. */
+/* Notes the bytes that a control group can still have. The cache of files counts as used there and gives
+   way. */
 static void tt__group_room(const char *folder, void *arg)
 {
     static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
@@ -18462,8 +18467,8 @@ typedef struct tt__fed {
     int64_t *rows;          /* of each axis */
 } tt__fed;
 
-/* What became of the step that was judged last. Of those that failed, one with update "backward" may have
-   updated some parameters and not others. */
+/* How the last step ended. TT__HALF_UPDATED: a step with update "backward" failed after it had updated some
+   of the parameters. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
 struct tt_program {

@@ -664,11 +664,12 @@ typedef struct cli_training {
      .help = "say how much memory training will need, draw it as plan.svg in --out, and end"}, \
     {"--resume", "", CLI_SWITCH, &(run).resume, .help = "go on from the state in --out"}
 
-/* The same of programs that train classifiers. */
+/* Defaults and flags of programs that train classifiers: those of every program that trains, and two more. */
 #define CLI_CLASSIFIER_DEFAULT CLI_TRAINING_DEFAULT, .best_by = "accuracy", .class_weights = "none"
 #define CLI_CLASSIFIER_FLAGS(run) \
     {"--best-by", "WHAT", CLI_CHOICE, &(run).best_by, \
-     .help = "what of the validation tells the best epoch, which is saved", .choices = "accuracy loss"}, \
+     .help = "the figure of the validation by which the best epoch is chosen and saved", \
+     .choices = "accuracy loss"}, \
     {"--class-weights", "W", CLI_CHOICE, &(run).class_weights, .help = "balanced: in training, each class " \
      "counts as much as any other, however few its examples are", .choices = "none balanced"}, \
     CLI_TRAINING_FLAGS(run)
@@ -708,7 +709,7 @@ static inline tt_context *open_training(cli_training *run)
     return ctx;
 }
 
-enum { BESIDE_LATER = 1 << 20 }; /* bytes that a training needs beside its plan after it is made */
+enum { BESIDE_LATER = 2 << 20 }; /* bytes that a training needs beside its plan after it is made */
 
 /* total_steps 0: only to evaluate and predict. */
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)

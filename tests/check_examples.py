@@ -490,7 +490,8 @@ def few_steps_get_more_epochs(folder):
     status, out, err = call(TEXT, *options, os.path.join(folder, "b"), "--batch=8")
     expect(status == 0 and "\n12 epochs of 17 steps; for " in out, out, err)
     status, out, err = call(TEXT, *options, os.path.join(folder, "c"), "--epochs=3")
-    expect(status == 0 and "\n3 epochs of 9 steps; for " in out and "\nnote: 27 steps are few" in out, out, err)
+    expect(status == 0 and "\n3 epochs of 9 steps; for " in out, out, err)
+    expect("\nnote: 27 steps are few" in out, out)
 
 
 @check
@@ -926,7 +927,7 @@ def answers(model, loads):
             expect(out.startswith(prompt) and len(out) > len(prompt) + 1, prompt, repr(out))
             behind = out[len(prompt):]
             expect("\ufffd" in behind or all(ord(c) < 128 for c in behind), prompt, repr(out))
-    # What is put in front of a text is there once where the text spells it out.
+    # A text that spells out the token which its tokenizer puts in front of texts has that token once.
     front = [{"SpecialToken": {"id": "<end>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     post = {"type": "TemplateProcessing", "single": front, "special_tokens": {"<end>": {"ids": [256]}}}
     added = [{"id": 256, "content": "<end>", "special": True}]

@@ -747,7 +747,7 @@ TEST(image_loader_option_errors)
         CHECK(!tt_image_loader_new(ctx, d, &o, NULL));
         CHECK_ERROR(ctx, TT_ERR_ARGUMENT, bad[i].error);
     }
-    /* What only tt_image_options.resize_shortest and resample can have. */
+    /* resize_shortest and resample, which the table above does not set */
     static const struct { int shortest, height, resample; const char *error; } other[] = {
         {-1, 0, 2, "resize_shortest = -1"}, {65536, 0, 2, "resize_shortest = 65536"},
         {9, 9, 2, "resize_shortest = 9 beside resize_height = 9"}, {0, 0, 4, "resample = 4"},

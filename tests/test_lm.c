@@ -553,7 +553,8 @@ TEST(models_are_not_saved_beside_an_adapter)
     TEST_CLOSE(ctx, &a);
 }
 
-/* What transformers 5 has in rope_parameters, older versions read from other members. */
+/* config.json holds rope_parameters for transformers 5, and rope_theta, rotary_pct and rope_scaling, from
+   which older versions read the base, the share of columns and the scaling. */
 TEST(rotary_bases_are_saved_in_both_spellings)
 {
     static const struct { const char *name, *members[3]; } rows[] = {
@@ -773,6 +774,20 @@ TEST(configs)
     }
 }
 
+/* Copies a golden model into a new folder, whose path and whose config.json's path it writes. */
+static void copy_golden(const char *name, char folder[600], char config[700])
+{
+    char from[600];
+    size_t n;
+    golden_path(from, name, "");
+    snprintf(folder, 600, "%s", test_folder());
+    snprintf(config, 700, "%s/config.json", folder);
+    load_and_save(from, folder, 0);
+    char *text = test_read(test_path(from, "config.json"), &n);
+    if (CHECK(text != NULL)) test_write(config, text, n);
+    free(text);
+}
+
 /* A config says windows and positions in its own words for as long as the model has them, and then in words
    that load as what it has. */
 TEST(shapes_are_kept)
@@ -781,15 +796,8 @@ TEST(shapes_are_kept)
         "\"use_sliding_window\": false", "\"sliding_window\": 32768", "\"max_window_layers\": 28",
         "\"layer_types\": [\"full_attention\", \"full_attention\"]", "\"rope_theta\": 1000000.0",
         "\"original_max_position_embeddings\": 8"};
-    char from[600], folder[600], config[700];
-    size_t n;
-    golden_path(from, "qwen2", "");
-    snprintf(folder, sizeof folder, "%s", test_folder());
-    snprintf(config, sizeof config, "%s/config.json", folder);
-    load_and_save(from, folder, 0);
-    char *text = test_read(test_path(from, "config.json"), &n);
-    if (CHECK(text != NULL)) test_write(config, text, n);
-    free(text);
+    char folder[600], config[700];
+    copy_golden("qwen2", folder, config);
     replace(config, "\"sliding_attention\"", "\"full_attention\"");
     replace(config, "\"sliding_window\": 5", "\"sliding_window\": 32768");
     replace(config, "\"max_window_layers\": 1", "\"max_window_layers\": 28");
@@ -803,7 +811,8 @@ TEST(shapes_are_kept)
         m.config.window = k == 1 ? 6 : 0;
         m.config.window_from = k == 1;
         CHECK(tt_lm_save(&m, folder) == TT_OK);
-        text = test_read(config, &n);
+        size_t n;
+        char *text = test_read(config, &n);
         for (int i = 0; i < TEST_COUNT(said) && text; i++)
             if (!CHECK((k == 0 || i > 4) == (strstr(text, said[i]) != NULL) || (k && (i == 0 || i == 4))))
                 fprintf(stderr, "%d: %s in %s\n", k, said[i], text);
@@ -831,23 +840,16 @@ TEST(shapes_are_kept)
         }
 }
 
-/* What transformers reads in place of rope_parameters goes where they are written anew; what it would take
-   plain weights for quantized by goes always. */
+/* A config.json is saved without original_max_position_embeddings if its rope_parameters are written anew, as
+   transformers would prefer the former, and always without quantization_config: saved weights are plain. */
 TEST(members_that_are_not_saved_again)
 {
     for (int k = 0; k < 3; k++) {
-        char from[600], folder[600], config[700];
+        char folder[600], config[700];
         test_allocator a;
         test_log log;
         tt_lm m;
-        size_t n;
-        golden_path(from, "llama_original", "");
-        snprintf(folder, sizeof folder, "%s", test_folder());
-        snprintf(config, sizeof config, "%s/config.json", folder);
-        load_and_save(from, folder, 0);
-        char *text = test_read(test_path(from, "config.json"), &n);
-        if (CHECK(text != NULL)) test_write(config, text, n);
-        free(text);
+        copy_golden("llama_original", folder, config);
         if (k == 2)
             replace(config, "\"head_dim\"",
                     "\"quantization_config\": {\"quant_method\": \"bitsandbytes\"}, \"head_dim\"");
@@ -858,7 +860,8 @@ TEST(members_that_are_not_saved_again)
         CHECK(tt_lm_save(&m, folder) == TT_OK);
         tt_lm_free(&m);
         TEST_CLOSE(ctx, &a);
-        text = test_read(config, &n);
+        size_t n;
+        char *text = test_read(config, &n);
         CHECK(text && (strstr(text, "\"original_max_position_embeddings\": 8") != NULL) == (k != 1));
         CHECK(text && !strstr(text, "quantization_config"));
         free(text);

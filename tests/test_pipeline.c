@@ -847,7 +847,7 @@ TEST(stages_that_do_not_fit_are_refused_together)
     CHECK(later > 0);
 }
 
-/* A stage that fits, and so gives its parameters their dtype, does not hide what precision "bf16-true" needs. */
+/* A stage that fits, and so gives its parameters a dtype, does not hide how much "bf16-true" needs. */
 TEST(stages_are_advised_of_precision)
 {
     setup s = setup_of("cpu*2", 2, "1f1b", 4);

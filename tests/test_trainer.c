@@ -2539,7 +2539,7 @@ typedef struct own {
     int aimless[2];             /* of epoch 1, steps from here to there have no target that counts */
     bool unvalidated;           /* tt_fit gets no validation */
     int blow_at[2];             /* after these of the reported steps, numbered from 1, "w" is set ... */
-    float blow_to[2];           /* ... to these */
+    float blow_to[2];           /* ... to these numbers */
     double metrics[OWN_EPOCHS], losses[OWN_EPOCHS];
     bool best[OWN_EPOCHS];
 } own;
@@ -2961,8 +2961,8 @@ static bool in_folder(const char *folder, const char *name)
     return access(test_path(folder, name), F_OK) == 0;
 }
 
-/* The last step of an epoch is not finite, by its data: the loss has not diverged, so that the run goes on,
-   with one state, also where no validation tells that the weights are well. Where they blew up, it fails. */
+/* An example makes the loss of an epoch's last step NaN. The loss has not diverged before, so the run goes on
+   with one state, with a validation and without. If the loss has diverged before, the run fails. */
 TEST(fit_goes_on_behind_a_bad_last_step)
 {
     const tt_metric none = {NULL, NULL, false};

@@ -441,7 +441,8 @@ TEST(broken_checkpoints)
     refused(folder, 0, 0, TT_ERR_ARGUMENT, "channels is 500, at most 4 are supported", "ViT config");
 }
 
-/* What transformers' processors make of images, to the last bit, by a file as it is and as it is saved. */
+/* A model's preprocessor_config.json, as read and as saved again, gives the pixels of transformers'
+   processors to the last bit. */
 TEST(preprocessor_golden)
 {
     test_allocator a;
