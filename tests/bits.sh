@@ -1,7 +1,7 @@
 #!/bin/sh
 # bits.sh OLD NEW [PATTERN...]: trains tiny models with two versions of the library (tests/bits.c) and
 # compares losses, norms, outputs, parameters, optimizer state (the same bits) and plans (none larger). OLD
-# and NEW are folders with tinytrain.h, tinytrain_cuda.cu, Makefile and tests/cuda_emu; `make bits BASE=...`
+# and NEW are folders with the repository's files (but for tests/golden); `make bits BASE=...`
 # makes the old one. PATTERN: of names of cases, such as 'vit/16-*'. Results of OLD are kept, and used again
 # until tests/bits.c changes.
 #

@@ -18,6 +18,7 @@ B: folder of the built examples (build), CC: compiler (cc), both from the enviro
     is not there is refused
   - every relative link leads to a file
 """
+import glob
 import json
 import os
 import re
@@ -183,8 +184,10 @@ def check_manual(folder):
 
 
 def check_makefile(text, name):
-    with open("Makefile") as f:
-        makefile = f.read()
+    makefile = ""
+    for path in ["Makefile"] + glob.glob("*/*.mk") + glob.glob("*/*/*.mk"):
+        with open(path) as f:
+            makefile += f.read()
     known = set(re.findall(r"\$\((\w+)\)", makefile)) | set(re.findall(r"^(\w+) *[:?+]?=", makefile, re.M))
     targets = {"all"}
     phony = re.findall(r"^\.PHONY:(.*)", makefile, re.M)

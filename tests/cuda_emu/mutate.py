@@ -26,7 +26,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 FLAGS = {"plain": "-O1 -ftrivial-auto-var-init=pattern", "trace": "-O1 -fsanitize=thread",
          "asan": "-O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"}
 RUNTIME = {"plain": "-O1", "trace": "-O1 -DEMU_TRACE", "asan": "-O1 -fsanitize=address"}
-with open(os.path.join(ROOT, "Makefile")) as makefile:
+with open(os.path.join(HERE, "emu.mk")) as makefile:
     DEFINES = re.search(r"^EMU_DEFINES\s*:= ((?:.*\\\n)*.*)", makefile.read(), re.M).group(1)
 DEFINES = re.findall(r"-D\S+", DEFINES) + ["-I" + HERE, "-I" + ROOT]
 

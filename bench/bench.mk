@@ -1,0 +1,79 @@
+#> make bench        build the benchmarks, as B/NAME, and run those that need no data; A=--json prints one
+#>                   object a line
+#> make bench-peers  virtual environment build/venv with PyTorch and transformers from PyPI, and programs to
+#>                   compare with; LLMC=dir: also those of llm.c, from a checkout; TORCH=...: what pip
+#>                   installs as PyTorch (torch)
+#> make bench-programs  build what those comparisons run here, without the environment
+BENCHES  := $(patsubst bench/%.c,$(B)/%,$(wildcard bench/*.c))
+MEASURED := $(addprefix $(B)/,gemm attention rows step ranks compile tokenize images)
+# What make bench-peers has pip install for PyTorch: a requirement and options. PyPI's torch for Linux brings
+# CUDA (5.6 GB); PyTorch's own index of CPU builds does not: TORCH='torch --index-url URL'.
+TORCH ?= torch
+# A checkout of github.com/karpathy/llm.c: its CPU program too, with the flags of its Makefile.
+LLMC_FLAGS ?= -Ofast -march=native -fopenmp -DOMP
+
+bench: $(BENCHES)
+	@for b in $(MEASURED); do echo "== $$b" >&2; $$b $(A) || exit 1; done
+
+$(BENCHES:%=%.o): $(B)/%.o: bench/%.c tinytrain.h $(B)/flags
+	$(call compile,$(CFLAGS) $(SHARED))
+$(B)/gpt2_step.o: bench/peers/gpt2_step.c tinytrain.h $(B)/flags
+	$(call compile,$(CFLAGS) $(SHARED))
+$(BENCHES) $(B)/gpt2_step: $(B)/%: $(B)/%.o $(KERNELS)
+	$(link)
+
+# The programs that need no library but this one, and those that do.
+PEER_PROGRAMS ?= $(BENCHES) $(B)/gpt2_step $(B)/distilbert_imdb
+bench-programs: $(PEER_PROGRAMS) $(B)/gemm_openblas $(B)/gemm_onednn
+
+# Goes on where a peer is not to be had, and lists at the end what was left out and why.
+bench-peers: bench-programs
+	@B='$(B)' VENV='$(VENV)' TORCH='$(TORCH)' sh bench/peers/install.sh
+	@$(MAKE) $(B)/gemm_onednn
+	@rm -f $(B)/llmc.left_out
+ifneq ($(LLMC),)
+	@$(MAKE) $(B)/llmc > $(B)/llmc.txt 2>&1 || \
+	    echo "$(B)/llmc: $$(grep -v '^make' $(B)/llmc.txt | tail -n 1)" > $(B)/llmc.left_out
+endif
+	@cat $(B)/*.left_out > $(B)/left_out.txt 2> /dev/null || :
+	@if [ -s $(B)/left_out.txt ]; then echo 'left out:'; sed 's/^/  /' $(B)/left_out.txt; \
+	else echo 'nothing was left out'; fi
+
+# Other libraries' matrix products, where the library is: oneDNN below build/venv, or as OpenBLAS where
+# compilers look.
+GEMM_openblas      := -DPEER_OPENBLAS -lopenblas
+GEMM_onednn        := -isystem $(VENV)/include -L$(VENV)/lib -Wl,-rpath,'$(abspath $(VENV))/lib' -ldnnl
+GEMM_NEED_openblas := OpenBLAS (Debian: libopenblas-dev)
+GEMM_NEED_onednn   := oneDNN 3 (PyPI: onednn-devel-cpu-gomp, which make bench-peers installs; \
+                      Debian: libdnnl-dev, where it is 3)
+# The smallest program that compiles and links where the library is: its header alone, or another's, is not
+# enough.
+GEMM_TRY_openblas  := '\#include <cblas.h>' 'int main(void) { return !openblas_get_config(); }'
+GEMM_TRY_onednn    := '\#include <dnnl.h>' '\#if DNNL_VERSION_MAJOR < 3' '\#error it is older' '\#endif' \
+                      'int main(void) { return !dnnl_version(); }'
+$(B)/gemm_openblas $(B)/gemm_onednn: $(B)/gemm_%: bench/peers/gemm.c $(B)/flags
+	@printf '%s\n' $(GEMM_TRY_$*) > $@.try.c
+	@if $(CC) $(CPPFLAGS) $(CFLAGS) -Werror=implicit-function-declaration $@.try.c -o $@.try \
+	    $(LDFLAGS) $(GEMM_$*) > $@.txt 2>&1; then \
+	    rm -f $@.left_out; set -x; \
+	    $(CC) $(CPPFLAGS) $(CFLAGS) $(STRICT) $< -o $@ $(LDFLAGS) $(GEMM_$*) $(LIBS); \
+	else \
+	    echo "$@ needs $(GEMM_NEED_$*): $$(grep -m 1 -E 'error|cannot find|undefined' $@.txt)" > $@.left_out; \
+	    sed 's/^/left out: /' $@.left_out; \
+	fi
+
+$(B)/llmc: bench/peers/llmc.c $(or $(wildcard $(LLMC)/train_gpt2.c),FORCE) $(B)/flags
+	@[ -f '$(LLMC)/train_gpt2.c' ] || { \
+	    echo "LLMC='$(LLMC)': there is no train_gpt2.c;" \
+	        "LLMC=dir names a checkout of github.com/karpathy/llm.c" >&2; \
+	    exit 1; \
+	}
+	$(CC) $(STRICT) $(LLMC_FLAGS) -isystem '$(LLMC)' $< -o $@ $(LIBS)
+
+# On a GPU the benchmark of whole steps, and what a GPU can do, for comparison.
+cuda: $(B)/cuda/step
+$(B)/cuda/step: $(B)/cuda/gpu.o
+$(B)/cuda/gpu.o: bench/gpu.cu $(B)/flags
+	$(nvcc)
+
+.PHONY: bench bench-programs bench-peers

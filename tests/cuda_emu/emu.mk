@@ -1,0 +1,118 @@
+# CUDA code is tested on an emulator, in three builds (cuda_emu.h): B/cuda_emu/NAME.BUILD is NAME.cu of this
+# folder, or tests/NAME.c of CUDA_TESTS with tinytrain_cuda.cu.
+
+# All builds, unless TESTS= names some of the tests.
+ifeq ($(origin EMU_BUILDS)$(origin TESTS),undefinedundefined)
+EMU_BUILDS := plain asan trace
+TEST_TIME  := $(if $(T),,, about 5 minutes on two cores; make check, without the emulator of CUDA, 1.5)
+endif
+EMU       := $(B)/cuda_emu
+EMU_TESTS ?= $(wildcard tests/cuda_emu/*.cu)
+# Of tests/NAME.c, those that run with TINYTRAIN_DEVICE=cuda on the emulator and on a GPU, and which of their
+# tests.
+CUDA_TESTS         ?= test_ops test_models test_lm test_cuda test_peers test_tensor test_pipeline
+CUDA_T_test_ops    := reference_cuda gradient_cuda attention_by_warpgroups stochastic_rounding_of_each_isa \
+                      pieces_are_updated_as_the_whole cuda_epilogues cuda_tensors_share_launches \
+                      cuda_kernels_of_each_dtype cuda_column_sums_of_attention cuda_dropout_kept_for_keys \
+                      cuda_dropout_with_norms cuda_programs_with_dropout_and_norms \
+                      cuda_backward_by_warpgroups biases_of_attention_cuda cuda_products_of_one_x \
+                      matmul_in_tf32 quantize history_of_fp8_scales matmul_in_fp8 \
+                      training_in_fp8 parameters_begin_on_the_device device_described_cuda
+CUDA_T_test_tensor := gradients_of_ranks_cuda
+CUDA_T_test_pipeline := stages_on_cuda stages_that_are_apart_are_refused
+CUDA_T_test_lm     := golden_lm greedy_tokens
+CUDA_T_test_models := golden_distilbert golden_vit golden_bf16_true recompute_policies
+# Whole models, and runs of a program for each call of CUDA: in the fastest of the builds alone.
+EMU_LONG_asan      := test_models test_lm test_cuda test_tensor
+EMU_LONG_trace     := $(EMU_LONG_asan)
+
+# ---- what `make test` runs
+HAVE_CXX := $(if $(EMU_BUILDS),$(shell command -v $(firstword $(CXX))))
+HAVE_EMU := $(and $(HAVE_CXX),$(filter plain,$(EMU_BUILDS)))
+ifneq ($(HAVE_CXX),)
+EMU_RAN  := $(foreach b,$(EMU_BUILDS),$(patsubst %,$(EMU)/%.$b,$(filter-out $(EMU_LONG_$b),$(CUDA_TESTS))))
+EMU_LOGS := $(foreach b,$(EMU_BUILDS),$(patsubst %.cu,$(EMU)/%.$b.log,$(notdir $(EMU_TESTS)))) \
+            $(EMU_RAN:%=%.log)
+# Which kernels these ran, as a test of its own where all the tests of ops are among them.
+ifeq ($(T)$(RUN)$(filter $(EMU)/test_ops.plain,$(EMU_RAN)),$(EMU)/test_ops.plain)
+EMU_LOGS += $(EMU)/all_kernels.log
+endif
+else ifneq ($(EMU_BUILDS),)
+EMU_LOGS := $(EMU).log
+endif
+
+# ---- compilers' options. The runtime is never compiled with -fsanitize=thread: in the trace build it is what
+# that option calls.
+EMU_STRICT        := -std=c++17 -g1 -Wall -Wextra -Wpedantic -Werror
+# Without what takes most of the compiler's time and whose mistakes AddressSanitizer sees when memory is used.
+EMU_SANITIZE      := -O1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all \
+                     -fno-sanitize=null,object-size,pointer-overflow,vptr
+EMU_PATTERN        = $(shell $(CXX) -ftrivial-auto-var-init=pattern -E -x c++ /dev/null > /dev/null 2>&1 && \
+                       echo -ftrivial-auto-var-init=pattern)
+# fmaf as an instruction where this CPU has it, with the same bits as the library's function, of which the
+# calls take a third of the kernels' time.
+EMU_FMA            = $(shell grep -qsw fma /proc/cpuinfo && \
+                       $(CXX) -mfma -E -x c++ /dev/null > /dev/null 2>&1 && echo -mfma -ffp-contract=off)
+EMU_FLAGS_plain    = -O2 $(EMU_PATTERN) $(EMU_FMA)
+EMU_FLAGS_asan     = $(EMU_SANITIZE) $(EMU_FMA)
+EMU_FLAGS_trace    = -O1 -fsanitize=thread $(EMU_FMA)
+EMU_RUNTIME_plain := -O3
+EMU_RUNTIME_asan  := -O2 -fno-omit-frame-pointer -fsanitize=address
+EMU_RUNTIME_trace := -O3 -DEMU_TRACE
+EMU_LINK_asan     := $(EMU_SANITIZE)
+# The C side of a program: the trace build does not watch it, so it has that of the plain one. Of the CPU's
+# kernels, the portable ones are enough beside a device's, one object for all builds, with the chunks
+# that test_ops makes small: sanitizers see them where the CPU's own tests run.
+EMU_C_FLAGS_plain := -O0 -g1
+EMU_C_FLAGS_asan  := $(EMU_SANITIZE) -O0 -g1
+# Less resident workspace than on a GPU, since the emulator's time goes with the memory that is touched; fewer
+# tensors a launch, and fewer blocks, each of which does more.
+EMU_DEFINES       := -DTT__CUDA_RESIDENT=0x7f000 -DTT__TENSORS=5 -DTT__PEERS=64 -DTT__SORT_TILES=2 \
+                     -DTT__RANKED=512 -DTT__LOSS_BLOCKS=3 -DTT__LOSS_CACHE=20992 -DTT__PROBE_BYTES=8192 \
+                     -DTT__CUDA_LOSS_CHUNK=5 -Itests/cuda_emu -I.
+EMU_C             := -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $(EMU_DEFINES)
+
+# ---- rules, whose stem is NAME.BUILD
+vpath %.cu tests/cuda_emu bench
+.SECONDEXPANSION:
+name     = $(basename $*)
+build    = $(subst .,,$(suffix $*))
+emu_cxx  = $(CXX) $(EMU_STRICT) $(1) $(DEPENDS) -c $< -o $@
+emu_link = $(CXX) $(EMU_LINK_$(build)) $(filter %.o,$^) -o $@ $(LINKED) $(LIBS)
+
+$(EMU)/%.o: tests/cuda_emu/$$(name).cpp $(B)/flags
+	$(call emu_cxx,$(EMU_RUNTIME_$(build)))
+$(EMU)/%.o: $$(name).cu tinytrain.h $(B)/flags
+	$(call emu_cxx,$(EMU_FLAGS_$(build)) $(EMU_DEFINES) -x c++)
+$(EMU)/%.c.o: $$(name).c tinytrain.h $(B)/flags
+	$(call compile,-Werror $(EMU_C) $(SHARED) $(EMU_C_FLAGS_$(build)))
+$(EMU)/kernels.o: tinytrain.h $(B)/flags
+	$(call compile,$(EMU_C) -O1 -g1 -DTT__LOSS_CHUNK=5 -DTINYTRAIN_IMPLEMENTATION -DTT__KERNELS_ONLY -x c)
+
+# Programs of .cu files, and C programs with tinytrain_cuda.cu; what these are linked from.
+emu_of     = $(foreach b,plain asan trace,$(patsubst %,$(EMU)/%.$b,$(1)))
+emu_parts  = cuda_emu cuda_emu_blas $(patsubst %,cuda_emu_%,$(filter trace,$(1)))
+emu_with   = $(patsubst %,$(EMU)/%.$(2).o,$(1) $(call emu_parts,$(2)))
+EMU_OF_CU  := $(call emu_of,$(basename $(notdir $(EMU_TESTS))))
+EMU_OF_C   := $(call emu_of,$(CUDA_TESTS)) $(EMU)/step.plain
+EMU_SHARED := $(KERNELS:$(B)/%=$(EMU)/%)
+$(EMU_OF_CU): $(EMU)/%: $$(call emu_with,$$(name),$$(build))
+	$(emu_link)
+$(EMU_OF_C): $(EMU)/%: $(EMU)/$$(name).$$(build:trace=plain).c.o \
+                       $$(call emu_with,tinytrain_cuda,$$(build)) $(EMU_SHARED)
+	$(emu_link)
+$(EMU)/step.plain: $(EMU)/gpu.plain.o
+
+$(EMU)/%.log: $(EMU)/% FORCE
+	@rm -f $<.kernels
+	@sh tests/run.sh run $@ env TINYTRAIN_DEVICE=cuda EMU_KERNELS=$<.kernels $(RUN) $< \
+	    $(call patterns,$(or $(T),$(CUDA_T_$(name))))
+$(EMU)/all_kernels.log: $(EMU_RAN:%=%.log) FORCE
+	@$(call checked,$(PYTHON) tests/cuda_emu/kernels.py tinytrain_cuda.cu $(EMU_RAN:%=%.kernels))
+$(EMU).log: FORCE
+	@sh tests/run.sh skip $@ '$(CXX) is not there'
+
+# The emulator's own tests of what they and a GPU both have.
+$(B)/cuda/test_emu: tests/cuda_emu/test_emu.cu tests/cuda_emu/sample.cu tinytrain_cuda.cu $(B)/flags
+	$(NVCC) -std=c++17 $(CUDA_WERROR) $(CUDA_CODE) -I. -c $< -o $@.o
+	$(CXX) $@.o -o $@ $(CUDA_LIBS) -lcublas $(LIBS)
