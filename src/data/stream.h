@@ -2,7 +2,6 @@
 #include "../base/base.h"
 #include "../files/lists.h"
 #include "../text/vocabulary.h"
-#include "../text/bpe.h"
 
 /* ------------------------------------------------------------------------------------------ token streams */
 

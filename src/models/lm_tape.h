@@ -1,7 +1,6 @@
 #pragma once
 #include "../base/base.h"
 #include "../tape/tape.h"
-#include "config.h"
 #include "adapters.h"
 
 /* -------------------------------------------------------------------------------- a language model's tape */

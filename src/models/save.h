@@ -5,6 +5,8 @@
 #include "../context/cpu.h"
 #include "../context/params.h"
 #include "../files/lists.h"
+#include "../files/json.h"
+#include "../files/safetensors.h"
 #include "layout.h"
 
 /* ---- to checkpoint files */

@@ -1,6 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/lists.h"
+#include "../files/json.h"
 #include "vocabulary.h"
 #include "bpe.h"
 

@@ -8,6 +8,7 @@
 #include "../run/step.h"
 #include "../run/state.h"
 #include "../files/lists.h"
+#include "../files/json.h"
 #include "trainer.h"
 #include "evaluate.h"
 #include "state.h"

@@ -6,6 +6,7 @@
 #include "../../cuda/groups.cuh"
 #include "cuda_shared.cuh"
 #include "cuda_f32.cuh"
+#include "cuda_cores.cuh"
 #include "cuda_forward_wide.cuh"
 #include "cuda_backward.cuh"
 #include "cuda_backward_wide.cuh"
