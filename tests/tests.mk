@@ -84,8 +84,8 @@ case: $(B)/test_ops $(EMU)/test_ops.plain
 GCOV ?= gcov
 coverage:
 	@rm -f $(B)/coverage/*.gcda
-	@$(MAKE) --no-print-directory test PRODUCTS=1 B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' \
-	    CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
+	@$(MAKE) --no-print-directory test PRODUCTS=1 B=$(B)/coverage \
+	    CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@$(MAKE) --no-print-directory covered B=$(B)/coverage
 covered:
 	@for f in $(B)/*.gcda; do $(GCOV) -t -o $(B) $$f; done | \

@@ -3,12 +3,12 @@
 
     tools/join.py                     writes tinytrain.h and tinytrain_cuda.cu
     tools/join.py --check             compares them with src/ and fails if they differ
-    tools/join.py --lines --out DIR   writes them into DIR with #line, so that a compiler names the file in src/
+    tools/join.py --lines --out DIR   writes them into DIR with #line: compilers name the files of src/
 
-src/tinytrain.h and src/tinytrain_cuda.cu are the roots: each `#include "folder/file"` of a root is replaced by
-that file without its head, and an empty line parts two files. The head of a file is all that stands before its
-first empty line: a guard, and the includes of what the file uses. A file may include only what its root has
-joined before it.
+src/tinytrain.h and src/tinytrain_cuda.cu are the roots: each `#include "folder/file"` of a root is replaced
+by that file without its head, and an empty line parts two files. The head of a file is all that stands before
+its first empty line: a guard, and the includes of what the file uses. A file may include only what its root
+has joined before it.
 """
 import argparse
 import os
@@ -38,7 +38,7 @@ def split(path):
 
 
 def check_heads(path, head, joined):
-    """Fails unless what a head includes is joined, directly or, of a file without a body, what it includes."""
+    """Fails unless what a head includes is joined; of a file without a body, what that includes."""
     for used in includes(head, path):
         if used in joined or used in ROOTS:
             continue
