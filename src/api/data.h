@@ -204,8 +204,8 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 void tt_loader_free(tt_loader *l); /* at any time: stops its threads */
 int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
 /* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
-   longest texts; 0 of images) and accumulate (a step may have more micro-batches than parallel.data) of
-   tt_train_options. A trainer for several loaders needs the largest. */
+   longest texts; 0 of images) and compile.accumulate (a step may have more micro-batches than
+   parallel.data) of tt_train_options. A trainer for several loaders needs the largest. */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);

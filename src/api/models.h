@@ -310,16 +310,15 @@ typedef struct tt_generator_options {
     int context;         /* tokens of a prompt and its answer, at most. Default 0: the model's max_positions,
                             or 2048 where it has more */
     int max_tokens;      /* tokens of prompts that run at once, at least max_seqs. Default 256 */
-    /* tt_compile_options', with the same defaults. `share`: a program that trains the model, whose parameters
-       it then uses where they lie (tt_trainer_program), on its device (the default then); make the generator
-       before the first step. Of several ranks the first data rank generates: the other data ranks only give
-       it their pieces of parameters (zero 3); all tensor ranks and stages take part. Of several processes
-       each calls tt_generate with the same arguments, and gets the same tokens. Without `share`, a generator
-       runs on one device, and a name of several is refused (TT_ERR_UNSUPPORTED). To answer more at a time,
-       let max_seqs be larger. */
-    const char *precision, *device;
-    size_t memory_budget;
-    const tt_program *share;
+    /* How its program is made. Default: tt_compile_options_default(), but `train` false, which it must be.
+       `share`: a program that trains the model, whose parameters the generator then uses where they lie
+       (tt_trainer_program), with that program's `parallel`, `memory` and offloaded parameters, and on its
+       device; make the generator before the first step. Of several ranks the first
+       data rank generates: the other data ranks only give it their shards of parameters (zero 3); all tensor
+       ranks and stages take part. Of several processes each calls tt_generate with the same arguments, and
+       gets the same tokens. Without `share`, a generator runs on one device, and a name of several is refused
+       (TT_ERR_UNSUPPORTED). To answer more at a time, let max_seqs be larger. */
+    tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
 /* NULL after an error. m must stay. */

@@ -214,7 +214,7 @@ typedef struct tt_compile_options {
     tt_parallel parallel; /* how the ranks of the device share the work. Default: tt_parallel_default() */
     /* A program of the same device whose arena to use; inputs are overwritten when the other runs. An arena
        that is allocated does not grow: compile the program that needs most before. NULL (default): none. */
-    tt_program *share;
+    const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
 

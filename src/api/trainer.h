@@ -9,26 +9,19 @@
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    bool train; /* default true; false: no gradients, optimizer; for tt_evaluate, tt_forward, tt_predict */
+    /* How its programs are made. Default: tt_compile_options_default(), but optimizer.clip_norm 1. `train`
+       false: no gradients and no optimizer, for tt_evaluate, tt_forward and tt_predict. `accumulate`: a step
+       may have more micro-batches than there are data ranks, as tt_loader_accumulates says. `share`: NULL. */
+    tt_compile_options compile;
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up; total_steps (0) must be set */
-    tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1 */
-    /* These are tt_compile_options', with the same defaults. */
-    const char *precision, *residual, *matmul;
-    tt_loss_scale loss_scale;
-    const char *recompute, *offload, *update, *memory, *tune, *device;
-    tt_parallel parallel;
-    size_t memory_budget;
-    const tt_costs *costs;           /* must stay until tt_trainer_new returns */
     /* Of the cross-entropy that classifiers and language models are trained with, as tt_cross_entropy_options
        says; evaluations have the plain one. class_weights (the model's classes; copied; default NULL: none)
        are for classifiers, and with them the loss and the accuracy of a step are weighted means. A model of
        your own gets them, and ones where it is evaluated, in an f32 input "class_weights" of (1, classes). */
     float label_smoothing;           /* default 0 */
     const float *class_weights;
-    /* The most that a micro-batch has, and whether a step may have more of them than there are data ranks:
-       what tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
+    /* The most that a micro-batch has: what tt_loader_max_seqs and tt_loader_max_tokens (text only) say. */
     int max_seqs, max_tokens;
-    bool accumulate;                 /* default false */
 };
 tt_train_options tt_train_options_default(void);
 /* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if steps

@@ -40,6 +40,8 @@ tt_generator_options tt_generator_options_default(void)
     memset(&o, 0, sizeof o);
     o.max_seqs = 1;
     o.max_tokens = 256;
+    o.compile = tt_compile_options_default();
+    o.compile.train = false;
     return o;
 }
 
@@ -104,26 +106,22 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     tt_value x = tt__lm_hidden(g->m, t, &in, &cache);
     g->logits = tt__lm_head(g->m, t, tt_gather_rows(t, x, g->last));
     if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
-    tt_compile_options c = tt_compile_options_default();
-    c.train = false;
-    c.precision = o->precision;
-    c.device = o->device;
-    c.memory_budget = o->memory_budget;
-    c.share = (tt_program *)(uintptr_t)o->share;
-    if (o->share) { /* the parameters stay where its program has put them */
-        const char *name = o->share->settings.crew->name;
-        c.parallel = o->share->settings.options.parallel;
+    tt_compile_options c = o->compile;
+    const tt_program *share = c.share;
+    if (share) { /* the parameters stay where its program has put them */
+        const char *name = share->settings.crew->name;
+        c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
-        c.memory = tt__memory_names[o->share->settings.memory];
+        c.memory = tt__memory_names[share->settings.memory];
         snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* less " in 4 processes" */
         if (!c.device) c.device = device;
-        if (o->share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
+        if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
     g->program = tt_compile(t, g->logits, &c);
     tt_tape_free(t);
     if (!g->program) return g->ctx->status;
     const tt_plan plan = tt_program_plan(g->program);
-    if (plan.ranks == 1 || o->share) return TT_OK;
+    if (plan.ranks == 1 || share) return TT_OK;
     return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, and its "
                     "device has %d: name one device, as \"cpu\" or \"cuda:0\"", plan.ranks);
 }
@@ -136,6 +134,7 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
     char text[400] = "";
     tt__text all = {text, sizeof text, 0};
+    if (o->compile.train) tt__print(&all, "; compile.train is true, and a generator does not train");
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
     if (context < 2) tt__print(&all, "; a context of %d tokens", context);
     if (m->position && context > c->max_positions)

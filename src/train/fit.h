@@ -494,7 +494,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
     if (status == TT_OK) status = tt__fit_same_classes(f);
     if (status != TT_OK) return status;
-    if (f->train->accumulates && !f->r->options.accumulate)
+    if (f->train->accumulates && !f->r->options.compile.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "
                         "trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)

@@ -54,17 +54,10 @@ tt_train_options tt_train_options_default(void)
 {
     tt_train_options o;
     memset(&o, 0, sizeof o);
-    o.train = true;
+    o.compile = tt_compile_options_default();
+    o.compile.optimizer.clip_norm = 1;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
-    o.optimizer = tt_optimizer_options_default();
-    o.optimizer.clip_norm = 1;
-    o.precision = "32-true";
-    o.matmul = "fp32";
-    o.loss_scale = tt_loss_scale_default();
-    o.recompute = "cheap";
-    o.update = "end";
-    o.parallel = tt_parallel_default();
     return o;
 }
 
@@ -75,30 +68,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
         if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
         if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
     }
-    if (train && train->accumulates) o->accumulate = true;
-}
-
-/* What of these options is for tt_compile. */
-static tt_compile_options tt__compile_options(const tt_train_options *o)
-{
-    tt_compile_options c = tt_compile_options_default();
-    c.train = o->train;
-    c.precision = o->precision;
-    c.residual = o->residual;
-    c.matmul = o->matmul;
-    c.loss_scale = o->loss_scale;
-    c.recompute = o->recompute;
-    c.offload = o->offload;
-    c.update = o->update;
-    c.memory = o->memory;
-    c.tune = o->tune;
-    c.costs = o->costs;
-    c.device = o->device;
-    c.parallel = o->parallel;
-    c.accumulate = o->accumulate;
-    c.optimizer = o->optimizer;
-    c.memory_budget = o->memory_budget;
-    return c;
+    if (train && train->accumulates) o->compile.accumulate = true;
 }
 
 /* Can this stand in the heading of metrics.csv? */
@@ -114,14 +84,13 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     char text[1024];
     tt__text all = {text, sizeof text, 0};
     tt__settings settings;
-    const tt_compile_options c = tt__compile_options(o);
     const tt_schedule *s = &o->schedule;
     const bool decays = s->kind != TT_CONSTANT;
     if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
     if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
     if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
     if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (o->train && decays && s->total_steps < 1)
+    if (o->compile.train && decays && s->total_steps < 1)
         tt__print(&all, "; total_steps must be set for a schedule that decays");
     if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
         tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
@@ -148,7 +117,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->class_weights && sum == 0)
         tt__print(&all, model->classes ? "; the weights of all classes are 0"
                                        : "; class_weights are for a model that has classes");
-    if (tt__parse_settings(ctx, &c, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    if (o->compile.share) tt__print(&all, "; compile.share is set, and a trainer has an arena of its own");
+    if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
@@ -174,7 +144,7 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 
 static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 {
-    tt_compile_options o = tt__compile_options(&r->options);
+    tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
@@ -327,7 +297,7 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
-    if (!o.precision) o.precision = "32-true";
+    if (!o.compile.precision) o.compile.precision = "32-true";
     if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
@@ -414,9 +384,9 @@ int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_trai
 {
     tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
     if (b.options.max_seqs < 1) b.options.max_seqs = 1;
-    ctx->unbudgeted = !b.options.memory_budget;
-    tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.memory_budget,
+    ctx->unbudgeted = !b.options.compile.memory_budget;
+    tt_status status = tt__budget_on(ctx, b.options.compile.device, &b.options.compile.memory_budget);
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.compile.memory_budget,
                                                              tt__try_micro_batch, &b);
     ctx->unbudgeted = false;
     return (int)n;
@@ -538,7 +508,7 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
 {
     const float lr = tt_trainer_lr(r);
     r->staged = 0;
-    if (!r->options.accumulate) return tt_step(r->train, lr, stats);
+    if (!r->options.compile.accumulate) return tt_step(r->train, lr, stats);
     tt_status status = tt_micro_step(r->train, stats);
     if (status == TT_OK && stats) r->so_far = *stats;
     if (status == TT_OK && last_of_step) status = tt_update(r->train, lr, stats);
@@ -552,7 +522,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (updated) *updated = false;
     if (status != TT_OK) return status;
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
-    if (!r->options.accumulate && !last && whole_round) {
+    if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
         tt__trainer_discard_step(r);
         if (r->data > 1)
