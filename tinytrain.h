@@ -243,6 +243,7 @@ typedef enum tt_status {
     TT_ERR_BUDGET,      /* the plan does not fit memory_budget */
     TT_ERR_FILE,        /* a file could not be opened, read, written, synced or renamed */
     TT_ERR_FORMAT,      /* a file's content is not what its format prescribes */
+    TT_ERR_STATE,       /* a saved state has other tensors than the program or trainer that is to load it */
     TT_ERR_NUMERIC,     /* a loss or gradient that is not finite */
     TT_ERR_UNSUPPORTED, /* an op, dtype or configuration that this build does not have */
     TT_ERR_DEVICE,      /* a device is not there, or failed */
@@ -302,6 +303,17 @@ typedef struct tt_files {
     int64_t (*space)(void *user, const char *folder);
 } tt_files;
 
+/* How errors of memory_budget name options and bytes: by default as the fields of tt_compile_options, and a
+   program with options of its own as these. */
+typedef struct tt_wording {
+    const char *budget;  /* default "memory_budget" */
+    const char *smaller; /* what needs less memory; default "A micro-batch of fewer rows" */
+    /* Writes an option and its value; default: recompute "blocks". value NULL: the option alone. */
+    void (*option)(void *user, const char *name, const char *value, char *to, size_t capacity);
+    void (*bytes)(void *user, size_t bytes, char *to, size_t capacity); /* default: only the number */
+    void *user;
+} tt_wording;
+
 typedef struct tt_context_options {
     int threads;            /* that compute, the caller's included, 0..256; 0: as many as the calling thread
                                may use by its affinity mask and the CPU quotas of its control groups */
@@ -318,6 +330,7 @@ typedef struct tt_context_options {
     tt_logger logger;       /* default: warnings and errors to stderr */
     tt_allocator allocator; /* default: posix_memalign, huge pages advised for large blocks */
     tt_files files;         /* default: POSIX */
+    tt_wording wording;
 } tt_context_options;
 
 tt_context_options tt_context_options_default(void);
@@ -1181,6 +1194,9 @@ const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes);
 int tt_dataset_label(const tt_dataset *d, int64_t i);
 int tt_dataset_classes(const tt_dataset *d);
 const char *tt_dataset_class_name(const tt_dataset *d, int class_index);
+/* Sorts names of classes (n) as tt_dataset_table numbers labels: in byte order, or by value where all are
+   numbers. */
+void tt_sort_class_names(const char **names, int n);
 void tt_dataset_counts(const tt_dataset *d, int64_t *counts); /* texts or images of each class: (classes) */
 
 /* Batches of a dataset: shuffled by (seed, epoch), sorted by length within windows of `window` batches
@@ -1596,6 +1612,11 @@ typedef struct tt_lm_config {
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
+/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as they
+   can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head turns;
+   tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
+   max_positions. */
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
     tt_param *attention_norm_w, *attention_norm_b;
@@ -2640,8 +2661,9 @@ static tt_status tt__fail(tt_context *ctx, tt_status status, const char *format,
 const char *tt_status_name(tt_status status)
 {
     static const char *const names[] = {"TT_OK", "TT_ERR_ARGUMENT", "TT_ERR_SHAPE", "TT_ERR_MEMORY",
-                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_NUMERIC",
-                                        "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE", "TT_ERR_INTERNAL"};
+                                        "TT_ERR_BUDGET", "TT_ERR_FILE", "TT_ERR_FORMAT", "TT_ERR_STATE",
+                                        "TT_ERR_NUMERIC", "TT_ERR_UNSUPPORTED", "TT_ERR_DEVICE",
+                                        "TT_ERR_INTERNAL"};
     return (unsigned)status < (unsigned)TT__COUNT(names) ? names[status] : "unknown status";
 }
 
@@ -3429,6 +3451,20 @@ static const char *tt__posix_reason(void *user)
 }
 #pragma GCC diagnostic pop
 
+static void tt__default_option(void *user, const char *name, const char *value, char *to, size_t capacity)
+{
+    const bool number = value && *value >= '0' && *value <= '9';
+    (void)user;
+    if (!value) snprintf(to, capacity, "`%s`", name);
+    else snprintf(to, capacity, number ? "%s %s" : "%s \"%s\"", name, value);
+}
+
+static void tt__default_bytes(void *user, size_t bytes, char *to, size_t capacity)
+{
+    (void)user;
+    snprintf(to, capacity, "%zu", bytes);
+}
+
 tt_context_options tt_context_options_default(void)
 {
     tt_context_options o;
@@ -3446,6 +3482,10 @@ tt_context_options tt_context_options_default(void)
         tt__posix_rename, tt__posix_remove, tt__posix_make_folder, tt__posix_list, tt__posix_reason, NULL,
         tt__posix_lock, tt__posix_space};
     o.files = posix;
+    o.wording.budget = "memory_budget";
+    o.wording.smaller = "A micro-batch of fewer rows";
+    o.wording.option = tt__default_option;
+    o.wording.bytes = tt__default_bytes;
     return o;
 }
 
@@ -20444,57 +20484,73 @@ static const char *const tt__out_lists[16] = {
     "optimizer,parameters,activations", "gradients,parameters,activations",
     "optimizer,gradients,parameters,activations"};
 
+/* Options and bytes in the words of tt_context_options.wording. */
+static const char *tt__say_option(const tt_context *ctx, const char *name, const char *value, char to[96])
+{
+    ctx->options.wording.option(ctx->options.wording.user, name, value, to, 96);
+    return to;
+}
+
+static const char *tt__say_bytes(const tt_context *ctx, size_t bytes, char to[32])
+{
+    ctx->options.wording.bytes(ctx->options.wording.user, bytes, to, 32);
+    return to;
+}
+
 /* The options that are a choice. items: values that are computed again beside what "cheap" does. */
 static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
 {
-    if (p->settings.options.train)
-        tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
-    if (p->settings.options.train && items)
-        tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
-    if (x->offload || !tt__one_memory(p) || !p->settings.options.train)
-        tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "",
-                  tt__out_lists[x->offload]);
-    if (p->settings.options.train && (x->update || p->settings.update))
-        tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
-    if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
+    const bool train = p->settings.options.train;
+    char said[96], zero[12];
+    if (train)
+        tt__print(text, "%s", tt__say_option(p->ctx, "recompute", items ? "budget" :
+                                             tt__recompute_names[x->recompute], said));
+    if (train && items) tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
+    if (x->offload || !tt__one_memory(p) || !train)
+        tt__print(text, "%s%s", train ? ", " : "",
+                  tt__say_option(p->ctx, "offload", tt__out_lists[x->offload], said));
+    if (train && (x->update || p->settings.update))
+        tt__print(text, ", %s", tt__say_option(p->ctx, "update", tt__update_names[x->update], said));
+    snprintf(zero, sizeof zero, "%d", x->zero);
+    if (p->settings.options.parallel.data > 1)
+        tt__print(text, ", %s", tt__say_option(p->ctx, "zero", zero, said));
 }
 
-/* Step k of those that save memory, from the least to lose to the most. False: it changes nothing, or is not
-   possible. */
-static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name, size_t capacity)
+/* Step k of those that save memory, from the least to lose to the most, and `said`: its option. False: it
+   changes nothing, or is not possible. */
+static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char said[96])
 {
     static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
     const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
+    const char *name = k == 0 ? "zero" : k <= 3 ? "recompute" : k == 8 || k == 9 ? "update" : "offload";
+    const char *value = k == 0 ? "3" : k == 8 ? "backward" : "host";
     if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
-    if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
         if (o->train && policy > x->recompute) x->recompute = policy;
-        snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
+        value = tt__recompute_names[policy];
     }
     if (k >= 4 && k <= 7 && moves) {
         const unsigned more = out[k - 4];
         if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
         if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
+        value = tt__out_lists[more];
     }
     if (k == 8) {
         const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
         const bool may = o->train && once && !o->parallel.server && !staged;
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
-        snprintf(name, capacity, "update \"backward\"");
     }
-    if (k == 9) {
-        if (o->train && moves) x->update = TT__UPDATE_HOST;
-        snprintf(name, capacity, "update \"host\"");
-    }
+    if (k == 9 && o->train && moves) x->update = TT__UPDATE_HOST;
     if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
-        x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
-        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
+        const unsigned more = k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
+        x->offload |= more;
+        value = tt__out_lists[more];
     }
+    tt__say_option(p->ctx, name, value, said);
     return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
            x->update != was.update;
 }
@@ -20535,12 +20591,16 @@ static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shor
     const tt_program *p = c->job.p;
     const bool chooses = c->recompute || c->by_seconds;
     const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    char said[32];
     if (chooses && !advised && least->least < s->least) {
-        tt__print(text, "%s %zu with ", text->length ? ", at least" : ": at least", s->least);
+        tt__print(text, "%s at least %s with ", text->length ? "," : ":",
+                  tt__say_bytes(p->ctx, s->least, said));
         tt__print_options(text, p, &s->how, s->items);
-        tt__print(text, "; if more may change, the smallest possible is %zu with ", least->least);
+        tt__print(text, "; if more may change, the smallest possible is %s with ",
+                  tt__say_bytes(p->ctx, least->least, said));
     } else {
-        tt__print(text, "; the smallest possible is %zu%s", least->least, same ? "" : " with ");
+        tt__print(text, "; the smallest possible is %s%s", tt__say_bytes(p->ctx, least->least, said),
+                  same ? "" : " with ");
     }
 }
 
@@ -20550,7 +20610,8 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
 {
     const tt__job *j = &c->job;
     tt_program *p = j->p;
-    char steps[640], name[48];
+    const tt_wording *words = &p->ctx->options.wording;
+    char steps[720], name[96], said[32], limit[32];
     tt__text text = {steps, sizeof steps, 0};
     tt__choice now = tt__at_slowest(c->base);
     const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
@@ -20566,7 +20627,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         tt__choice next = now;
         if (advice && p->ctx->searches) break;
         if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
-        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
+        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name)) continue;
         c->job.least = advice ? &least : s;
         const tt_status built = tt__try_build(j, &next, e);
         if (built == TT_ERR_MEMORY) status = built;
@@ -20575,7 +20636,9 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         if (fits && !advice) return TT_OK;
         if (advice && !advised && chooses) {
             least_told = s->least < s->bytes;
-            if (least_told) tt__print(&text, "%s at least %zu with ", text.length ? "," : ":", s->least);
+            if (least_told)
+                tt__print(&text, "%s at least %s with ", text.length ? "," : ":",
+                          tt__say_bytes(p->ctx, s->least, said));
             if (least_told) tt__print_options(&text, p, &s->how, s->items);
             tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
         } else {
@@ -20585,7 +20648,7 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
         now = next;
         bytes = e->bytes;
         advised = advised || advice;
-        tt__print(&text, "%s %s%zu", name, first ? "makes it " : "", bytes);
+        tt__print(&text, "%s %s%s", name, first ? "makes it " : "", tt__say_bytes(p->ctx, bytes, said));
         first = false;
         const double copies = tt__flops_of_copies(p->built.t);
         if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
@@ -20615,11 +20678,15 @@ static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
     char of_stage[32] = "";
     if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
     const bool in_vain = tt__one_memory(p) && p->settings.offload; /* what is moved stays in the budget */
-    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s%s. A "
-                    "micro-batch of fewer rows needs less", of_stage, s->bytes,
-                    p->settings.crew->ranks > 1 ? " a rank" : "", e->budget,
+    if (in_vain)
+        tt__print(&text, "; without %s, which saves nothing on device \"cpu\", it is less",
+                  tt__say_option(p->ctx, "offload", NULL, name));
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %s%s%s, %s is %s%s%s. %s needs less", of_stage,
+                    tt__say_bytes(p->ctx, s->bytes, said), words->bytes == tt__default_bytes ? " bytes" : "",
+                    p->settings.crew->ranks > 1 ? " a rank" : "", words->budget,
+                    tt__say_bytes(p->ctx, e->budget, limit),
                     e->by_them ? " for a program that this one shares an arena with" : "", steps,
-                    in_vain ? "; without `offload`, which saves nothing on device \"cpu\", it is less" : "");
+                    words->smaller);
 }
 
 static void tt__chooser_close(tt__chooser *c)
@@ -21048,8 +21115,9 @@ static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
 {
     ctx->needs = r->needs;
     if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
-    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %zu",
-                    TT__ERROR - 80, r->error, r->at, r->most);
+    char said[32];
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %s",
+                    TT__ERROR - 80, r->error, r->at, tt__say_bytes(ctx, r->most, said));
 }
 
 /* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
@@ -21204,7 +21272,7 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
 {
     tt_context *ctx = t->ctx;
     tt_compile_options other = *o;
-    char error[TT__ERROR];
+    char error[TT__ERROR], precision[96], with[96], said[32];
     const size_t needed = ctx->needs, advised = ctx->advised;
     const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
     const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
@@ -21223,9 +21291,10 @@ static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_opt
         if (!last) continue;
         if (!fits && advised && bytes >= advised) break; /* other options do better */
         const size_t used = strlen(error);
-        snprintf(error + used, sizeof error - used, "; precision \"bf16-true\"%s %s %zu%s",
-                 k ? " with recompute \"budget\"" : "", fits ? "makes it" : "still needs", bytes,
-                 fits ? ", which fits" : "");
+        snprintf(error + used, sizeof error - used, "; %s%s%s %s %s%s",
+                 tt__say_option(ctx, "precision", "bf16-true", precision), k ? " with " : "",
+                 k ? tt__say_option(ctx, "recompute", "budget", with) : "", fits ? "makes it" : "still needs",
+                 tt__say_bytes(ctx, bytes, said), fits ? ", which fits" : "");
         break;
     }
     ctx->searches = false;
@@ -31225,6 +31294,27 @@ static bool tt__less_number(const void *arg, uint32_t a, uint32_t b)
     return values[a] != values[b] ? values[a] < values[b] : a < b;
 }
 
+static int tt__by_class_name(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int tt__by_class_number(const void *a, const void *b)
+{
+    double x = 0, y = 0;
+    tt__is_number(*(const char *const *)a, &x);
+    tt__is_number(*(const char *const *)b, &y);
+    return x != y ? (x > y) - (x < y) : tt__by_class_name(a, b);
+}
+
+void tt_sort_class_names(const char **names, int n)
+{
+    double x;
+    bool all = true;
+    for (int k = 0; k < n; k++) all = all && tt__is_number(names[k], &x);
+    if (n > 0) qsort((void *)names, (size_t)n, sizeof *names, all ? tt__by_class_number : tt__by_class_name);
+}
+
 /* Classes in byte order, all of which are numbers, are numbered by value. */
 static tt_status tt__table_numbers(tt_dataset *d)
 {
@@ -35261,6 +35351,23 @@ tt_lm_config tt_lm_config_default(const char *kind)
     return c;
 }
 
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads)
+{
+    tt_lm_config c = tt_lm_config_default(kind);
+    const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
+    const bool turns_whole = c.heads && c.rotary.size == c.hidden_size / c.heads;
+    c.layers = layers;
+    c.hidden_size = hidden_size;
+    c.heads = heads;
+    c.key_heads = heads % sharing ? heads : heads / sharing;
+    c.intermediate_size = tt__lm_gated(&c) ? 8 * hidden_size / 3 : 4 * hidden_size;
+    c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
+    c.window = 0;
+    c.tied = true;
+    c.embedding_dropout = c.dropout = c.attention_dropout = 0;
+    return c;
+}
+
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
 
@@ -37974,13 +38081,13 @@ static tt_status tt__state_has(const tt__state *s, const tt_tensor_info *expecte
 {
     int k = tt_safetensors_find(s->file, expected->name);
     if (k < 0)
-        return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it is no state of this model and "
+        return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s' has no tensor '%s': it is no state of this model and "
                         "optimizer", s->path, expected->name);
     const tt_tensor_info *found = tt_safetensors_info(s->file, k);
     bool same = found->ndim == expected->ndim && strcmp(found->dtype, expected->dtype) == 0;
     for (int d = 0; d < expected->ndim && same; d++) same = found->dims[d] == expected->dims[d];
     if (same) return TT_OK;
-    return tt__fail(s->p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
+    return tt__fail(s->p->ctx, TT_ERR_STATE, "'%s': tensor '%s' is %s of %zu bytes, this run has %s of %zu: "
                     "the model or the precision differs", s->path, expected->name, found->dtype, found->bytes,
                     expected->dtype, expected->bytes);
 }
@@ -38040,7 +38147,7 @@ static tt_status tt__state_open(tt__state *s, tt_program *p, const char *path, s
     /* A trainer's state is one of its program too, and one of other products of the same model. */
     int found = tt_safetensors_count(file) - (!more && tt_safetensors_find(file, "tinytrain.progress") >= 0);
     if (found - has == s->tensors - own) return TT_OK;
-    return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s' has %d tensors, this run has %d: other parameters are "
+    return tt__fail(p->ctx, TT_ERR_STATE, "'%s' has %d tensors, this run has %d: other parameters are "
                     "trained", path, found, s->tensors);
 }
 

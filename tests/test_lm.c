@@ -872,6 +872,22 @@ TEST(members_that_are_not_saved_again)
     }
 }
 
+/* A kind in other sizes: heads that share keys, the width of the MLP and the share of a head that turns. */
+TEST(sized_models)
+{
+    static const struct { const char *kind; int heads, key_heads, intermediate, turning; } rows[] = {
+        {"gpt2", 4, 4, 256, 0}, {"llama", 4, 4, 170, 0}, {"mistral", 4, 1, 170, 0}, {"mistral", 2, 2, 170, 0},
+        {"qwen2", 8, 8, 170, 0}, {"gpt_neox", 4, 4, 256, 4}, {"falcon", 4, 4, 256, 0}};
+    for (int k = 0; k < TEST_COUNT(rows); k++) {
+        const tt_lm_config c = tt_lm_config_sized(rows[k].kind, 3, 64, rows[k].heads);
+        CHECK(strcmp(c.kind, rows[k].kind) == 0 && c.layers == 3 && c.hidden_size == 64);
+        CHECK(c.heads == rows[k].heads && c.key_heads == rows[k].key_heads);
+        CHECK(c.intermediate_size == rows[k].intermediate && c.rotary.size == rows[k].turning);
+        CHECK(c.tied && !c.window && !(c.dropout > 0) && c.vocab_size > 0);
+    }
+    CHECK(tt_lm_config_sized("bloom", 2, 64, 4).vocab_size == 0);
+}
+
 /* New models: of every kind, as transformers makes them; sizes that cannot be are refused. */
 TEST(new_models)
 {
@@ -1779,7 +1795,7 @@ static const test_case tests[] = {
     TEST_CASE(saves_over_older_ones), TEST_CASE(models_are_not_saved_beside_an_adapter),
     TEST_CASE(rotary_bases_are_saved_in_both_spellings), TEST_CASE(weights_of_pytorch_are_named),
     TEST_CASE(configs), TEST_CASE(shapes_are_kept), TEST_CASE(members_that_are_not_saved_again),
-    TEST_CASE(new_models), TEST_CASE(allocation_failures),
+    TEST_CASE(sized_models), TEST_CASE(new_models), TEST_CASE(allocation_failures),
     TEST_CASE(greedy_tokens), TEST_CASE(alibi_of_a_long_sequence),
     TEST_CASE(cached_scores), TEST_CASE(sampled_shares), TEST_CASE(sampled_from_equals),
     TEST_CASE(sampled_texts), TEST_CASE(samples_while_training),

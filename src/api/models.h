@@ -221,6 +221,11 @@ typedef struct tt_lm_config {
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
+/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as they
+   can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head turns;
+   tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
+   max_positions. */
+tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
 typedef struct tt_lm_layer { /* weights (out, in), biases (out), norms (hidden); NULL: there is none */
     tt_param *attention_norm_w, *attention_norm_b;
