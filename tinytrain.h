@@ -1612,9 +1612,9 @@ typedef struct tt_lm_config {
 /* transformers' default of that kind: "gpt2" is GPT-2 of 124 million parameters; key_heads is 0 but of
    "mistral" (8) and "falcon" (1). tt_lm_new refuses other kinds. */
 tt_lm_config tt_lm_config_default(const char *kind);
-/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as they
-   can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head turns;
-   tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
+/* The same with other sizes, for a small model from scratch: heads share keys as the kind's do, as far as
+   they can, an MLP is 4 times as wide as the model (8/3 where it has a gate), and as large a share of a head
+   turns; tied, with neither a window nor dropout. heads, at least 1, divides hidden_size. Set vocab_size and
    max_positions. */
 tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, int heads);
 
@@ -1748,6 +1748,15 @@ tt_sampling tt_sampling_default(void);
    many. */
 tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
                       const tt_sampling *sampling, int32_t *out, int *count);
+/* Continues a text: put gets what the answer adds to it, as it comes, in whole characters; false ends the
+   answer. k: the model's tokenizer; NULL: tokens are bytes, and 256 ends a document. Of `sampling` (NULL:
+   defaults) `token` and `user` are not read; tt_lm.stop and what ends a document end the answer, too. A text
+   without a token is continued as a new document; one that spells out the token which k puts in front of
+   texts has it once, and the logger is warned. count, which may be NULL: tokens of the answer.
+   TT_ERR_ARGUMENT: the text has no fewer tokens than the context; else the errors of tt_generate. */
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count);
 
 /* ------------------------------------------------------------------------------------------------ trainer */
 
@@ -36985,6 +36994,119 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
             active--;
         }
     }
+    return status;
+}
+
+/* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
+typedef struct tt__answer {
+    tt_decode_stream *stream; /* NULL: tokens are bytes */
+    const char *known;
+    bool (*put)(void *user, const char *text, size_t bytes);
+    void *user;
+    bool no_memory;
+} tt__answer;
+
+static bool tt__answer_text(tt__answer *w, const char *text, size_t bytes)
+{
+    size_t known = 0;
+    w->no_memory = w->no_memory || !text;
+    if (!text) return false;
+    while (known < bytes && w->known[known] && text[known] == w->known[known]) known++;
+    const bool other = known < bytes && w->known[known]; /* bytes that end the known text may be another with
+                                                            those behind: from that character on */
+    while (other && known && (text[known] & 0xc0) == 0x80) known--;
+    w->known = other ? "" : w->known + known;
+    return known == bytes || w->put(w->user, text + known, bytes - known);
+}
+
+static bool tt__answer_token(void *user, int seq, int32_t id)
+{
+    tt__answer *w = (tt__answer *)user;
+    const char byte = (char)id;
+    size_t bytes = 0;
+    (void)seq;
+    if (!w->stream) return id >= 256 || w->put(w->user, &byte, 1);
+    const char *text = tt_decode_stream_put(w->stream, &id, 1, &bytes);
+    return tt__answer_text(w, text, bytes);
+}
+
+/* Writes the tokens of a text, at most `room`, and returns how many it has; -1: no memory. end: what a text
+   without a token is continued from. */
+static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *text, int32_t end, int32_t *ids,
+                          int64_t room)
+{
+    const size_t bytes = strlen(text);
+    int64_t n = (int64_t)bytes;
+    int32_t first; /* of what the tokenizer puts around a text */
+    if (k) n = tt_tokenizer_encode(k, text, bytes, true, ids, room);
+    else for (int64_t i = 0; i < n && i < room; i++) ids[i] = (uint8_t)text[i];
+    if (k && n > 1 && ids[0] == ids[1] && tt_tokenizer_encode(k, "", 0, true, &first, 1) && first == ids[0]) {
+        tt__log(g->ctx, TT_LOG_WARNING, "generate", "the text spells out '%s', which is put in front of a "
+                "text: it has it once", tt_tokenizer_token(k, first));
+        n--;
+        memmove(ids, ids + 1, sizeof *ids * (size_t)tt__min(n, room - 1));
+    }
+    if (n == 0) ids[n++] = end < 0 ? 0 : end;
+    return n;
+}
+
+/* Continues n tokens, whose text `known` is to be (length + 1 bytes). */
+static tt_status tt__generate_known(tt_generator *g, const tt_tokenizer *k, const int32_t *ids, int64_t n,
+                                    const tt_sampling *s, tt__answer *w, char *known, int64_t length,
+                                    int32_t *out, int *count)
+{
+    const int32_t start[2] = {0, (int32_t)n};
+    size_t rest = 0; /* bytes that come first, or last */
+    if (k) {
+        tt_tokenizer_decode(k, ids, n, true, known, (size_t)length + 1);
+        w->no_memory = !(w->stream = tt_decode_stream_new(k, true)) ||
+                       !tt_decode_stream_put(w->stream, ids, n, &rest);
+        w->known = known + rest;
+    }
+    tt_status status = w->no_memory ? TT_ERR_MEMORY : tt_generate(g, ids, start, 1, s, out, count);
+    if (status == TT_OK && w->stream) {
+        const char *last = tt_decode_stream_end(w->stream, &rest);
+        tt__answer_text(w, last, rest);
+    }
+    tt_decode_stream_free(w->stream);
+    return w->no_memory ? tt__fail(g->ctx, TT_ERR_MEMORY, "no memory to decode a text") : status;
+}
+
+tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
+                           const tt_sampling *sampling,
+                           bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count)
+{
+    tt_sampling s = sampling ? *sampling : tt_sampling_default();
+    tt__answer w = {NULL, "", put, user, false};
+    const tt_lm *m = g->m;
+    const int of_tokenizer = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : 256;
+    const int end = of_tokenizer < 0 && m->n_stop ? m->stop[0] : of_tokenizer, n_own = m->n_stop + (end >= 0);
+    tt_status status = tt__check_sampling(g->ctx, &s);
+    if (status != TT_OK) return status;
+    const size_t room = (size_t)g->context + 1, most = (size_t)s.max_new, stops = (size_t)(s.n_stop + n_own);
+    int given = 0;
+    int32_t *ids = (int32_t *)tt__alloc(g->ctx, sizeof *ids * (room + most + stops));
+    if (!ids) return TT_ERR_MEMORY;
+    int32_t *out = ids + room, *stop = out + most;
+    for (int i = 0; i < s.n_stop; i++) stop[i] = s.stop[i];
+    for (int i = 0; i < m->n_stop; i++) stop[s.n_stop + i] = m->stop[i];
+    if (end >= 0) stop[s.n_stop + m->n_stop] = end;
+    s.stop = stop;
+    s.n_stop += n_own;
+    s.token = tt__answer_token;
+    s.user = &w;
+    const int64_t n = tt__prompt(g, k, text, end, ids, (int64_t)room);
+    if (n >= g->context)
+        status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "the text has %lld tokens, and the generator a context of "
+                          "%d", (long long)n, g->context);
+    const int64_t length = status == TT_OK && k && n > 0 ? tt_tokenizer_decode(k, ids, n, true, NULL, 0) : 0;
+    char *known = (char *)tt__alloc(g->ctx, (size_t)tt__max(length, 0) + 1);
+    if (status == TT_OK && (!known || length < 0 || n < 0))
+        status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
+    if (status == TT_OK) status = tt__generate_known(g, k, ids, n, &s, &w, known, length, out, &given);
+    if (count) *count = given;
+    tt__free(g->ctx, known);
+    tt__free(g->ctx, ids);
     return status;
 }
 

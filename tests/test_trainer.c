@@ -1285,7 +1285,7 @@ TEST(states_of_other_runs)
             CHECK(train(&v, 2, NULL) == TT_OK && tt_trainer_save(v.r, path, &v.progress) == TT_OK);
         }
         CHECK(train(&w, 2, NULL) == TT_OK);
-        refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) || k == 12 ? TT_ERR_ARGUMENT : TT_ERR_FORMAT,
+        refuse(&w, path, k <= 2 || (k >= 5 && k <= 7) || k == 12 ? TT_ERR_ARGUMENT : TT_ERR_STATE,
                errors[k]);
         CHECK(train(&w, 1, NULL) == TT_OK); /* it goes on as if nothing had been */
         char *x = snapshot(&w, &n);
