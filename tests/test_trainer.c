@@ -1448,7 +1448,7 @@ TEST(damaged_states)
         }
         bytes[20] ^= 0x10; /* in the header; the data has no checksum */
         test_write(bad, bytes, n);
-        refuse(&w, bad, TT_ERR_FORMAT, "bad.safetensors'");
+        refuse(&w, bad, TT_ERR_STATE, "bad.safetensors'");
         free(bytes);
         remove(bad);
         refuse(&w, bad, TT_ERR_FILE, "cannot open '");
@@ -1481,7 +1481,7 @@ TEST(damaged_states)
             copy_state(path, bad, NULL, NULL, NULL, k < 4 ? 5 : k < 6 ? 3 : 4, values[k]);
             refuse(&w, bad, TT_ERR_FORMAT, "steps were skipped, and");
         }
-        refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_FORMAT,
+        refuse(&w, TEST_GOLDEN("distilbert/model.safetensors"), TT_ERR_STATE,
                "has no tensor 'tinytrain.run'");
         refuse(&w, TEST_GOLDEN("distilbert/config.json"), TT_ERR_FORMAT, "config.json'");
 
