@@ -460,27 +460,6 @@ static inline void handle_signals(bool handle)
     if (!handle && stop_signal == SIGPIPE) signal(SIGPIPE, SIG_IGN); /* what is still to be said is lost */
 }
 
-/* Makes a line of progress fit: first its bar becomes shorter, then what stands before the last field goes.
-   Fields have two spaces between them. */
-static inline void fit_line(char *line, size_t width)
-{
-    char *bar = strchr(line, '['), *end = bar ? strchr(bar, ']') : NULL;
-    if (end && strlen(line) > width) {
-        size_t bytes = (size_t)(end - bar) - 1, over = strlen(line) - width, whole = bytes;
-        size_t keep = over + 4 < bytes ? bytes - over : 0, done = strspn(bar + 1, "#");
-        for (size_t k = 0; k < keep; k++) bar[1 + k] = (k + 1) * whole <= done * keep ? '#' : '.';
-        char *to = keep ? bar + 1 + keep : bar, *rest = keep ? end : end + 2;
-        memmove(to, rest, strlen(rest) + 1);
-    }
-    while (strlen(line) > width) {
-        char *last = NULL, *before = NULL;
-        for (char *at = strstr(line, "  "); at; at = strstr(at + 2, "  ")) before = last, last = at;
-        if (!before) break;
-        memmove(before, last, strlen(last) + 1);
-    }
-    if (strlen(line) > width) line[width] = 0;
-}
-
 /* For tt_fit_options.report: one line, rewritten on a terminal; elsewhere a plain line every ten seconds. */
 static inline void show_progress(void *user, const tt_fit_event *e)
 {
@@ -494,8 +473,7 @@ static inline void show_progress(void *user, const tt_fit_event *e)
     double now = (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
     if (!last && now - shown < (terminal ? 0.1 : 10)) return;
     shown = now;
-    tt_fit_text(e, line, sizeof line);
-    if (terminal) fit_line(line, (size_t)cli_width() - 1);
+    tt_fit_text(e, line, terminal && cli_width() < (int)sizeof line ? (size_t)cli_width() : sizeof line);
     printf("%s%s%s%s", rewrite ? "\r" : "", line, rewrite ? "\033[K" : "", rewrite && !last ? "" : "\n");
     fflush(stdout);
 }

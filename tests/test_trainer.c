@@ -1762,6 +1762,15 @@ TEST(fit_in_a_line)
                        "29% of peak  ETA 2:05") == 0);
     CHECK(tt_fit_text(&e, cut, sizeof cut) == strlen(line) && strcmp(cut, "epoch 2") == 0 &&
           tt_fit_text(&e, NULL, 0) == strlen(line));
+    static const char *const narrow[] = {
+        "epoch 2/6 [##....] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05",
+        "epoch 2/6 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05",
+        "epoch 2/6 13/52  loss 0.1235  accuracy 0.988  ETA 2:05", "epoch 2/6 13/52  ETA 2:05"};
+    for (int k = 0; k < TEST_COUNT(narrow); k++) {
+        char fits[128];
+        CHECK(tt_fit_text(&e, fits, strlen(narrow[k]) + (k == 1 ? 4 : 1)) == strlen(line));
+        if (strcmp(fits, narrow[k]) != 0) { printf("%s\n", fits); CHECK(!"so wide"); }
+    }
     e.unit = "images", e.step = 52, e.seconds_left = 0;
     tt_fit_text(&e, line, sizeof line);
     CHECK(strcmp(line, "epoch 2/6 [####################] 52/52  loss 0.1235  accuracy 0.988  55692 images/s  "
