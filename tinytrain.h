@@ -37003,6 +37003,7 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
 /* Gives a text to `put` as tokens are decoded. known: what is still to come of the text that is continued. */
 typedef struct tt__answer {
     tt_decode_stream *stream; /* NULL: tokens are bytes */
+    char *text;               /* that is continued */
     const char *known;
     bool (*put)(void *user, const char *text, size_t bytes);
     void *user;
@@ -37053,26 +37054,18 @@ static int64_t tt__prompt(tt_generator *g, const tt_tokenizer *k, const char *te
     return n;
 }
 
-/* Continues n tokens, whose text `known` is to be (length + 1 bytes). */
-static tt_status tt__generate_known(tt_generator *g, const tt_tokenizer *k, const int32_t *ids, int64_t n,
-                                    const tt_sampling *s, tt__answer *w, char *known, int64_t length,
-                                    int32_t *out, int *count)
+/* The answer continues the text of n tokens. False: no memory. */
+static bool tt__answer_begin(tt__answer *w, tt_context *ctx, const tt_tokenizer *k, const int32_t *ids,
+                             int64_t n)
 {
-    const int32_t start[2] = {0, (int32_t)n};
-    size_t rest = 0; /* bytes that come first, or last */
-    if (k) {
-        tt_tokenizer_decode(k, ids, n, true, known, (size_t)length + 1);
-        w->no_memory = !(w->stream = tt_decode_stream_new(k, true)) ||
-                       !tt_decode_stream_put(w->stream, ids, n, &rest);
-        w->known = known + rest;
-    }
-    tt_status status = w->no_memory ? TT_ERR_MEMORY : tt_generate(g, ids, start, 1, s, out, count);
-    if (status == TT_OK && w->stream) {
-        const char *last = tt_decode_stream_end(w->stream, &rest);
-        tt__answer_text(w, last, rest);
-    }
-    tt_decode_stream_free(w->stream);
-    return w->no_memory ? tt__fail(g->ctx, TT_ERR_MEMORY, "no memory to decode a text") : status;
+    size_t done; /* bytes of the text that the stream gives at once */
+    const int64_t length = tt_tokenizer_decode(k, ids, n, true, NULL, 0);
+    w->text = length < 0 ? NULL : (char *)tt__alloc(ctx, (size_t)length + 1);
+    w->stream = w->text ? tt_decode_stream_new(k, true) : NULL;
+    if (!w->stream || !tt_decode_stream_put(w->stream, ids, n, &done)) return false;
+    tt_tokenizer_decode(k, ids, n, true, w->text, (size_t)length + 1);
+    w->known = w->text + done;
+    return true;
 }
 
 tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *text,
@@ -37080,7 +37073,7 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
                            bool (*put)(void *user, const char *text, size_t bytes), void *user, int *count)
 {
     tt_sampling s = sampling ? *sampling : tt_sampling_default();
-    tt__answer w = {NULL, "", put, user, false};
+    tt__answer w = {NULL, NULL, "", put, user, false};
     const tt_lm *m = g->m;
     const int of_tokenizer = k ? tt_tokenizer_special(k, TT_TOKEN_EOS) : 256;
     const int end = of_tokenizer < 0 && m->n_stop ? m->stop[0] : of_tokenizer, n_own = m->n_stop + (end >= 0);
@@ -37099,16 +37092,21 @@ tt_status tt_generate_text(tt_generator *g, const tt_tokenizer *k, const char *t
     s.token = tt__answer_token;
     s.user = &w;
     const int64_t n = tt__prompt(g, k, text, end, ids, (int64_t)room);
+    const int32_t start[2] = {0, (int32_t)n};
     if (n >= g->context)
         status = tt__fail(g->ctx, TT_ERR_ARGUMENT, "the text has %lld tokens, and the generator a context of "
                           "%d", (long long)n, g->context);
-    const int64_t length = status == TT_OK && k && n > 0 ? tt_tokenizer_decode(k, ids, n, true, NULL, 0) : 0;
-    char *known = (char *)tt__alloc(g->ctx, (size_t)tt__max(length, 0) + 1);
-    if (status == TT_OK && (!known || length < 0 || n < 0))
-        status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
-    if (status == TT_OK) status = tt__generate_known(g, k, ids, n, &s, &w, known, length, out, &given);
+    else if (n < 0 || (k && !tt__answer_begin(&w, g->ctx, k, ids, n))) w.no_memory = true;
+    else status = tt_generate(g, ids, start, 1, &s, out, &given);
+    if (status == TT_OK && w.stream && !w.no_memory) {
+        size_t bytes;
+        const char *last = tt_decode_stream_end(w.stream, &bytes);
+        tt__answer_text(&w, last, bytes);
+    }
+    if (w.no_memory) status = tt__fail(g->ctx, TT_ERR_MEMORY, "no memory for the tokens of a text");
+    tt_decode_stream_free(w.stream);
     if (count) *count = given;
-    tt__free(g->ctx, known);
+    tt__free(g->ctx, w.text);
     tt__free(g->ctx, ids);
     return status;
 }
