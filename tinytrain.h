@@ -33064,9 +33064,10 @@ typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* in messages */
-    const char *class_name[2], *type[2]; /* of config.json, in each spelling: "architectures", "model_type" */
-    const char *activation_key[2], *more[2]; /* the activation's key; keys and values that never change */
-    const char *prefix[2];       /* of names of tensors, which files may lack */
+    int spelling;                /* of config.json, and of the names of a new model's parameters */
+    const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
+    const char *activation_key, *more;   /* the activation's key; keys and values that never change */
+    const char *prefix[2];       /* of names of tensors, which files may lack; in each spelling */
     const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
     const tt__tensor_row *model, *layer;
     const tt__config_row *config;
@@ -33114,19 +33115,27 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
+/* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
+typedef struct tt__checkpoint {
+    char path[TT__PATH];   /* of config.json, for messages */
+    tt__json config;       /* empty: there is none */
+    tt_safetensors **file;
+    int files, spelling;   /* of the tensors' names */
+} tt__checkpoint;
+
 /* The parameters of a model, or of one that is yet to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
     int layers, spelling;
-    tt_safetensors *const *files; /* that are read, in that spelling */
-    int n_files;
+    const tt__checkpoint *from; /* NULL: no file is read */
     tt__sizes size;
 } tt__layout;
 
+/* In the spelling of the checkpoint, or the architecture's. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, tt_safetensors *const *files, int n_files)
+                                const void *config, const tt__checkpoint *from)
 {
     tt__layout l;
     memset(&l, 0, sizeof l);
@@ -33135,9 +33144,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
-    l.spelling = spelling;
-    l.files = files;
-    l.n_files = n_files;
+    l.spelling = from ? from->spelling : a->spelling;
+    l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
@@ -33384,9 +33392,9 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
 /* The file that has a tensor, and its number there; NULL: none has. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
-    for (int k = 0; k < l->n_files; k++) {
-        *index = tt__find_tensor(l->files[k], name, l->a->prefix[l->spelling]);
-        if (*index >= 0) return l->files[k];
+    for (int k = 0; k < l->from->files; k++) {
+        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->spelling]);
+        if (*index >= 0) return l->from->file[k];
     }
     return NULL;
 }
@@ -33411,9 +33419,9 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
     }
     if (any)
         return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", l->files[0]->path, name);
+                        "without one the other tensors do", l->from->file[0]->path, name);
     return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
-                    "%d", l->files[0]->path, name, layer, l->layers);
+                    "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
 /* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
@@ -33453,10 +33461,11 @@ static tt_status tt__layout_attach(const tt__layout *l)
     int64_t classes = 0; /* of the file */
     bool new_head = false;
     const tt__tensor_row *row;
-    const char *path = l->files[0]->path;
+    tt_safetensors *const *files = l->from->file;
+    const char *path = files[0]->path;
     char name[256];
     int unused = 0;
-    for (int k = 0; k < l->n_files; k++) unused += l->files[k]->count;
+    for (int k = 0; k < l->from->files; k++) unused += files[k]->count;
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4] = {0};
         int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
@@ -33487,9 +33496,9 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
                 "start anew, with values that must be trained", path, (long long)classes,
                 (long long)l->size['C' - 'A'], text[1]);
-    for (int f = 0; f < l->n_files; f++)
-        for (int k = 0; k < l->files[f]->count && unused > 0; k++)
-            unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
+    for (int f = 0; f < l->from->files; f++)
+        for (int k = 0; k < files[f]->count && unused > 0; k++)
+            unused -= tt__is_buffer(l, files[f]->infos[k].name);
     if (unused > 0)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
                 "left out", path, unused);
@@ -33834,13 +33843,13 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
-static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config)
+static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
     tt_status status = TT_OK;
     for (int k = 0; k < a->n_config && status == TT_OK; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *key = r->key[spelling];
+        const char *key = r->key[a->spelling];
         char *to = (char *)config + r->offset;
         if (!key) continue;
         if (tt__is_int(r)) {
@@ -33854,7 +33863,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
             status = tt__json_read_float(j, 0, key, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
         }
     }
-    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key, false, &act);
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     const int quantized = tt__json_get(j, 0, "quantization_config");
@@ -33921,8 +33930,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
 }
 
 /* Makes a model of a config that is in order. */
-static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                                int spelling)
+static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
@@ -33939,7 +33947,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -33947,38 +33955,35 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     return status;
 }
 
-static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                               int spelling)
+static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     memset(self, 0, a->bytes);
     tt_status status = tt__config_check(ctx, a, config);
-    return status == TT_OK ? tt__model_make(ctx, a, self, config, spelling) : status;
+    return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
 /* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
-   asked for; 0: the config's. j: config.json, empty if there is none; made: the spelling of the parameters'
-   names; spelling: of the file's. */
-static tt_status tt__model_load(const tt__architecture *a, void *self, void *config, int classes,
-                                int image_size, const tt__json *j, int made, int spelling,
-                                tt_safetensors *const *files, int n_files)
+   asked for; 0: the config's. */
+static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
+                                const tt__checkpoint *from, int classes, int image_size)
 {
-    tt_context *ctx = files[0]->ctx;
+    tt_context *ctx = from->file[0]->ctx;
     const int params = ctx->n_params, own_classes = a->classes ? tt__int_field(config, a->classes) : 0;
     if (!classes) classes = own_classes;
     if (a->classes) *(int *)(void *)((char *)config + a->classes) = classes;
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, NULL, config, spelling, files, n_files);
+    tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
     if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
-    if (status == TT_OK) status = tt__model_make(ctx, a, self, config, made);
+    if (status == TT_OK) status = tt__model_make(ctx, a, self, config);
     if (status != TT_OK) return status;
-    if (a->classes && j->count && classes == own_classes)
-        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
-    l = tt__layout_of(ctx, a, self, config, spelling, files, n_files);
+    if (a->classes && from->config.count && classes == own_classes)
+        status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
+    l = tt__layout_of(ctx, a, self, config, from);
     if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -33989,7 +33994,6 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
 typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
-    int spelling; /* of config.json */
     tt_dtype dtype;
     bool *last;   /* see tt__last_of_names */
 } tt__saved_model;
@@ -34000,19 +34004,19 @@ static void tt__print_config(tt__text *json, const void *arg)
     const tt__architecture *a = s->a;
     const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
     char number[32];
-    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-              a->class_name[s->spelling], a->type[s->spelling]);
+    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
+              a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *value = number;
-        if (!r->key[s->spelling]) continue;
+        const char *value = number, *key = r->key[a->spelling];
+        if (!key) continue;
         if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
         else if (r->kind != 'b') tt__json_float(tt__float_field(s->config, r->offset), number);
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
-        tt__print(json, "  \"%s\": %s,\n", r->key[s->spelling], value);
+        tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key[s->spelling],
-              (const char *)s->self + a->activation_at, a->more[s->spelling]);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
+              a->more);
     if (a->print) a->print(json, s->self, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
     if (!a->classes) return;
@@ -34020,17 +34024,16 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; config_spelling:
-   of config.json; most: bytes of a file, 0: any number. `config` is the model's: where its owner has changed
-   it, it must still be in order. */
+/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; most: bytes of a
+   file, 0: any number. `config` is the model's: where its owner has changed it, it must still be in order. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, int config_spelling, size_t most,
-                                const char *folder)
+                                const void *config, int spelling, size_t most, const char *folder)
 {
-    tt__saved_model s = {a, self, config, config_spelling, TT_F32, NULL};
+    tt__saved_model s = {a, self, config, TT_F32, NULL};
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
+    l.spelling = spelling;
     if (a->classes)
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
                                    tt__int_field(config, a->classes), &s.last);
@@ -34143,93 +34146,48 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-tt_bert_config tt_bert_config_default(tt_bert_kind kind)
-{
-    const bool distil = kind == TT_DISTILBERT, roberta = kind == TT_ROBERTA, big_bird = kind == TT_BIG_BIRD;
-    tt_bert_config c;
-    memset(&c, 0, sizeof c);
-    c.kind = kind;
-    c.vocab_size = roberta ? 50265 : big_bird ? 50358 : 30522;
-    c.hidden_size = 768;
-    c.layers = distil ? 6 : 12;
-    c.heads = 12;
-    c.intermediate_size = 3072;
-    c.max_positions = roberta ? 514 : big_bird ? 4096 : 512;
-    c.type_vocab_size = distil ? 0 : roberta ? 1 : 2;
-    c.pad_token = roberta;
-    c.pooler = kind == TT_BERT;
-    c.classes = 2;
-    c.activation = big_bird ? "gelu_new" : "gelu";
-    c.layer_norm_eps = roberta ? 1e-5f : 1e-12f;
-    c.initializer_range = 0.02f;
-    c.dropout = 0.1f;
-    c.attention_dropout = 0.1f;
-    c.classifier_dropout = distil ? 0.2f : 0.1f;
-    c.block_sparse = big_bird;
-    c.block_size = 64;
-    c.random_blocks = 3;
-    c.qkv_bias = true;
-    return c;
-}
-
 /* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
    BigBird, U where queries, keys and values have biases. */
-static void tt__bert_sizes(const void *config, tt__sizes size)
-{
-    const tt_bert_config *c = (const tt_bert_config *)config;
-    size['Q' - 'A'] = c->kind != TT_BERT || c->pooler ? c->hidden_size : 0;
-    size['B' - 'A'] = c->kind == TT_BIG_BIRD ? c->hidden_size : 0;
-    size['U' - 'A'] = c->kind != TT_BIG_BIRD || c->qkv_bias ? c->hidden_size : 0;
-}
+static void tt__bert_sizes(const void *config, tt__sizes size);
+static void tt__bert_check(tt__text *all, const void *config);
+static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-static const tt__tensor_row tt__bert_tensors[] = {
-#define T(field, bert, distil, shape) TT__TENSOR(tt_bert, field, bert, distil, shape, 'n', false)
+/* Spelling 1 is DistilBERT's. */
+#define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
-    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH"),
-    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH"),
-    T(type, ".embeddings.token_type_embeddings.weight", NULL, "TH"),
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
+#define TT__BERT_EMBEDDINGS \
+    T(word, ".embeddings.word_embeddings.weight", "VH", 'n', false), \
+    T(position, ".embeddings.position_embeddings.weight", "PH", 'n', false), \
+    T(type, ".embeddings.token_type_embeddings.weight", "TH", 'n', false), \
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false)
+static const tt__tensor_row tt__bert_tensors[] = {
+    TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
-#undef T
-#undef W
 };
-#define TT__BERT_LAYER(W) \
-    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'), \
-    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'), \
-    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'), \
-    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'), \
-    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'), \
-    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'), \
-    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'), \
-    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1')
-#define TT__BERT_ROW(field, bert, distil, ...) \
-    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, distil, __VA_ARGS__, false)
-static const tt__tensor_row tt__bert_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
-#undef TT__BERT_ROW
-/* RoBERTa and BigBird */
-#define TT__BERT_ROW(field, bert, distil, ...) \
-    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, bert, __VA_ARGS__, false)
-static const tt__tensor_row tt__roberta_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
-#undef TT__BERT_ROW
-#undef TT__BERT_LAYER
-static const tt__tensor_row tt__roberta_tensors[] = {
-#define T(field, roberta, big_bird, shape, init, head) \
-    TT__TENSOR(tt_bert, field, roberta, big_bird, shape, init, head)
-#define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
-    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH", 'n', false),
-    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH",
-      'n', false),
-    T(type, ".embeddings.token_type_embeddings.weight", ".embeddings.token_type_embeddings.weight", "TH",
-      'n', false),
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
-    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', 2),
-    T(pooler_b, NULL, ".pooler.bias", "B", '0', 2),
+static const tt__tensor_row tt__roberta_tensors[] = { /* and BigBird's */
+    TT__BERT_EMBEDDINGS,
+    T(pooler_w, ".pooler.weight", "BB", 'n', 2),
+    T(pooler_b, ".pooler.bias", "B", '0', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
+};
+#undef TT__BERT_EMBEDDINGS
 #undef T
 #undef W
+static const tt__tensor_row tt__bert_layer_tensors[] = {
+#define W(...) TT__WEIGHT_BIAS(tt_bert_layer, __VA_ARGS__, false)
+    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'),
+    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'),
+    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'),
+    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'),
+    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'),
+    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'),
+    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'),
+    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
+#undef W
 };
+/* BERT and DistilBERT have the first 12, RoBERTa 13. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -34244,93 +34202,139 @@ static const tt__config_row tt__bert_rows[] = {
     C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"),
     C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout"),
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
-#undef C
-};
-static const tt__config_row tt__roberta_rows[] = {
-#define C(field, kind, letter, key) TT__CONFIG(tt_bert, field, kind, letter, key, key)
-#define B(field, kind, key) TT__CONFIG(tt_bert, field, kind, 0, NULL, key) /* BigBird's */
-    C(vocab_size, 'N', 'V', "vocab_size"),
-    C(hidden_size, 'N', 'H', "hidden_size"),
-    C(layers, 'N', 0, "num_hidden_layers"),
-    C(heads, 'N', 0, "num_attention_heads"),
-    C(intermediate_size, 'N', 'I', "intermediate_size"),
-    C(max_positions, 'N', 'P', "max_position_embeddings"),
-    C(type_vocab_size, '0', 'T', "type_vocab_size"),
-    C(pad_token, '0', 0, "pad_token_id"),
-    C(layer_norm_eps, 'f', 0, "layer_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"),
-    C(dropout, 'p', 0, "hidden_dropout_prob"),
-    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob"),
-    C(classifier_dropout, 'p', 0, "classifier_dropout"),
-    B(block_size, 'n', "block_size"),
-    B(random_blocks, '0', "num_random_blocks"),
-    B(qkv_bias, 'b', "use_bias"),
-    B(scale_embeddings, 'b', "rescale_embeddings"),
-#undef B
+    C(pad_token, '0', 0, "pad_token_id", NULL),
+    C(block_size, 'n', 0, "block_size", NULL),
+    C(random_blocks, '0', 0, "num_random_blocks", NULL),
+    C(qkv_bias, 'b', 0, "use_bias", NULL),
+    C(scale_embeddings, 'b', 0, "rescale_embeddings", NULL),
 #undef C
 };
 
-/* Spelling 1 is DistilBERT's. */
-static const tt__architecture tt__bert = {
-    "BERT", {"BertForSequenceClassification", "DistilBertForSequenceClassification"}, {"bert", "distilbert"},
-    {"hidden_act", "activation"},
-    {"  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n",
-     "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
-     "  \"pad_token_id\": 0,\n"},
-    {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
-    tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
-    TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    NULL, NULL, 0, NULL, NULL};
+/* What tells a kind from the others: its files and tables, flags, the layer of its head, its base model. */
+enum {
+    TT__BERT_HEAD = 1,      /* it has a layer before the classifier; else `pooler` says so */
+    TT__BERT_OFFSET = 2,    /* positions begin behind pad_token, and there is one token type */
+    TT__BERT_SPARSE = 4,    /* block_sparse, qkv_bias and scale_embeddings */
+    TT__BERT_DROP_SUM = 8,  /* dropout comes before the norm of embeddings, not behind it */
+    TT__BERT_DROP_OUT = 16, /* of the output of attention */
+    TT__BERT_DROP_HEAD = 32, /* of what the layer before the classifier reads */
+    TT__BERT_DROP_AS = 64   /* a file without classifier_dropout has `dropout` there */
+};
+typedef struct tt__bert_kind {
+    tt__architecture a;
+    int flags;
+    tt_value (*head)(tt_tape *, tt_value); /* NULL: as the layers' */
+    int vocab, positions, types, pad, layers;
+    const char *activation;
+    float eps, classifier_dropout;
+} tt__bert_kind;
 
-static void tt__roberta_check(tt__text *all, const void *config)
+#define TT__BERT_FILES(table, rows, name, spelling, class_name, type, act, more, before, layers) { \
+    name, spelling, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
+    tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
+    TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
+    tt__bert_print, NULL}
+
+static const tt__bert_kind tt__bert_kinds[] = { /* by tt_bert_kind */
+    {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
+                    "encoder.layer"),
+     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f},
+    {TT__BERT_FILES(bert, 12, "DistilBERT", 1, "DistilBertForSequenceClassification", "distilbert",
+                    "activation",
+                    "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
+                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer"),
+     TT__BERT_HEAD, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.2f},
+    {TT__BERT_FILES(roberta, 13, "RoBERTa", 0, "RobertaForSequenceClassification", "roberta", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n"
+                    "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer"),
+     TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh,
+     50265, 514, 1, 1, 12, "gelu", 1e-5f, 0.1f},
+    {TT__BERT_FILES(roberta, TT__COUNT(tt__bert_rows), "BigBird", 0, "BigBirdForSequenceClassification",
+                    "big_bird", "hidden_act",
+                    "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n", "bert.",
+                    "encoder.layer"),
+     TT__BERT_HEAD | TT__BERT_SPARSE | TT__BERT_DROP_SUM | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD |
+     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
+};
+
+static const tt__bert_kind *tt__bert_of(const tt_bert_config *c)
+{
+    const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_kinds);
+    return &tt__bert_kinds[known ? c->kind : TT_BERT];
+}
+
+tt_bert_config tt_bert_config_default(tt_bert_kind kind)
+{
+    tt_bert_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    const tt__bert_kind *k = tt__bert_of(&c);
+    c.vocab_size = k->vocab;
+    c.hidden_size = 768;
+    c.layers = k->layers;
+    c.heads = 12;
+    c.intermediate_size = 3072;
+    c.max_positions = k->positions;
+    c.type_vocab_size = k->types;
+    c.pad_token = k->pad;
+    c.pooler = !(k->flags & TT__BERT_HEAD);
+    c.classes = 2;
+    c.activation = k->activation;
+    c.layer_norm_eps = k->eps;
+    c.initializer_range = 0.02f;
+    c.dropout = 0.1f;
+    c.attention_dropout = 0.1f;
+    c.classifier_dropout = k->classifier_dropout;
+    c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
+    c.block_size = 64;
+    c.random_blocks = 3;
+    c.qkv_bias = true;
+    return c;
+}
+
+static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
+    const int flags = tt__bert_of(c)->flags;
+    size['Q' - 'A'] = flags & TT__BERT_HEAD || c->pooler ? c->hidden_size : 0;
+    size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
+    size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
+}
+
+static void tt__bert_check(tt__text *all, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if (c->kind == TT_ROBERTA && c->max_positions <= c->pad_token + 1)
+    if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
         tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
-    if (c->kind == TT_ROBERTA && c->type_vocab_size > 1)
+    if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
         tt__print(all, "; type_vocab_size is %d, of which only 1 is supported", c->type_vocab_size);
-    if (c->kind == TT_BIG_BIRD && (c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
+    if (!(flags & TT__BERT_SPARSE)) return;
+    if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
-    if (c->kind == TT_BIG_BIRD && listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
-    if (c->kind == TT_BIG_BIRD && (2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
+    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
+    if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
-static void tt__roberta_print(tt__text *json, const void *self, const void *config)
+static void tt__bert_print(tt__text *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;
-    if (c->kind == TT_BIG_BIRD)
+    if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
-/* Spelling 1 is BigBird's. */
-static const tt__architecture tt__roberta = {
-    "RoBERTa or BigBird", {"RobertaForSequenceClassification", "BigBirdForSequenceClassification"},
-    {"roberta", "big_bird"}, {"hidden_act", "hidden_act"},
-    {"  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 2,\n",
-     "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n"},
-    {"roberta.", "bert."}, {"encoder.layer.%d.", "encoder.layer.%d."},
-    tt__roberta_tensors, tt__roberta_layer_tensors, tt__roberta_rows, TT__COUNT(tt__roberta_tensors),
-    TT__COUNT(tt__roberta_layer_tensors), TT__COUNT(tt__roberta_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    tt__roberta_check, NULL, 0, tt__roberta_print, NULL};
-
-/* A kind's architecture, and which of its spellings. */
-static const tt__architecture *tt__bert_of(tt_bert_kind kind)
-{
-    return kind >= TT_ROBERTA ? &tt__roberta : &tt__bert;
-}
-static int tt__bert_spelling(tt_bert_kind kind) { return kind == TT_DISTILBERT || kind == TT_BIG_BIRD; }
-
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    return tt__model_new(ctx, tt__bert_of(config->kind), m, config, tt__bert_spelling(config->kind));
+    return tt__model_new(ctx, &tt__bert_of(config)->a, m, config);
 }
 
-void tt_bert_free(tt_bert *m) { tt__model_free(tt__bert_of(m->config.kind), m); }
+void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert_of(&m->config)->a, m); }
 
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
@@ -34432,18 +34436,24 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
         }
 }
 
+/* Where the embedding of positions has that of a sequence's first token. */
+static int tt__bert_offset(const tt_bert_config *c)
+{
+    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
+}
+
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const int offset = c->kind == TT_ROBERTA ? c->pad_token + 1 : 0;
+    const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
     /* The order of these two decides the random numbers of the updates. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
-    if (c->kind == TT_BIG_BIRD && c->scale_embeddings)
+    if (flags & TT__BERT_SPARSE && c->scale_embeddings)
         words = tt_scale(t, words, sqrtf((float)c->hidden_size));
     tt_value x = tt_add(t, words, places);
-    if (m->type && c->kind == TT_ROBERTA) return tt_add(t, x, tt_param_value(t, m->type));
+    if (m->type && flags & TT__BERT_OFFSET) return tt_add(t, x, tt_param_value(t, m->type));
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
@@ -34469,7 +34479,8 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const bool sparse = c->kind == TT_BIG_BIRD && c->block_sparse;
+    const int flags = tt__bert_of(c)->flags;
+    const bool sparse = flags & TT__BERT_SPARSE && c->block_sparse;
     const size_t blocks = (size_t)tt__ceil_div(c->max_positions, tt__max(1, c->block_size));
     const size_t random = (size_t)c->random_blocks, lists_of = blocks * (size_t)c->heads * random;
     int32_t *lists = NULL;
@@ -34480,9 +34491,9 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     }
     /* All but h is (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
-    if (c->kind == TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
-    if (c->kind != TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
     tt_name(t, x, "embeddings");
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
@@ -34492,7 +34503,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_value o = tt_attention(t, q, key, v, in->seq_start, &attention);
         tt_name(t, o, "layer.%d.attention", k);
         o = tt_linear(t, o, l->attention_w, l->attention_b);
-        if (c->kind != TT_DISTILBERT) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
+        if (flags & TT__BERT_DROP_OUT) o = tt_dropout(t, o, c->dropout);
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
@@ -34511,12 +34522,11 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
-    const tt_bert_kind kind = m->config.kind;
-    if (kind >= TT_ROBERTA) h = tt_dropout(t, h, m->config.classifier_dropout);
+    const tt__bert_kind *k = tt__bert_of(&m->config);
+    if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = kind == TT_DISTILBERT ? tt_relu(t, h)
-            : kind == TT_BIG_BIRD ? tt__activation_of(m->activation)(t, h) : tt_tanh(t, h);
+        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -34533,7 +34543,7 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
 tt_model tt_bert_classifier(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    const int length = c->max_positions - (c->kind == TT_ROBERTA ? c->pad_token + 1 : 0);
+    const int length = c->max_positions - tt__bert_offset(c);
     tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
     return model;
 }
@@ -34545,26 +34555,29 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
-    while (kind <= TT_BIG_BIRD &&
-           strcmp(type, tt__bert_of((tt_bert_kind)kind)->type[tt__bert_spelling((tt_bert_kind)kind)]) != 0)
-        kind++;
-    if (kind > TT_BIG_BIRD)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'bert' "
-                        "(BERT, MiniLM), 'distilbert', 'roberta' and 'big_bird'", j->path, type);
+    char known[256];
+    tt__text all = {known, sizeof known, 0};
+    for (; kind < TT__COUNT(tt__bert_kinds) && strcmp(type, tt__bert_kinds[kind].a.type) != 0; kind++)
+        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_kinds[kind].a.type);
+    if (kind == TT__COUNT(tt__bert_kinds))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s "
+                        "(MiniLM is a 'bert')", j->path, type, known);
     *c = tt_bert_config_default((tt_bert_kind)kind);
-    if (kind != TT_DISTILBERT) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
-    status = tt__config_read(j, tt__bert_of(c->kind), tt__bert_spelling(c->kind), c);
+    const tt__bert_kind *k = tt__bert_of(c);
+    const bool sparse = k->flags & TT__BERT_SPARSE;
+    if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
+    status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
-    if (status == TT_OK && kind == TT_BIG_BIRD)
+    if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
     if (status != TT_OK) return status;
-    c->block_sparse = kind == TT_BIG_BIRD && strcmp(attention, "block_sparse") == 0;
+    c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
                         "'absolute' is supported", j->path, position);
-    if (!c->block_sparse && kind == TT_BIG_BIRD && strcmp(attention, "original_full") != 0)
+    if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
                         "'original_full' are supported", j->path, attention);
     if (decoder)
@@ -34573,20 +34586,23 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
-/* The files of a checkpoint, opened; each named once by an index. */
-typedef struct tt__shards {
-    tt_safetensors **file;
-    int files;
-} tt__shards;
-
-static void tt__shards_close(tt_context *ctx, tt__shards *s)
+/* Opens config.json of a folder. */
+static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
-    for (int k = 0; k < s->files; k++) tt_safetensors_close(s->file[k]);
-    tt__free(ctx, s->file);
+    memset(c, 0, sizeof *c);
+    tt_status status = tt__path_join(ctx, c->path, folder, "config.json");
+    return status == TT_OK ? tt__json_open(&c->config, ctx, c->path) : status;
+}
+
+static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
+{
+    tt__json_free(&c->config);
+    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
+    tt__free(ctx, c->file);
 }
 
 /* Opens the files that weight_map of model.safetensors.index.json names. */
-static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     tt__json j;
@@ -34630,7 +34646,7 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__sh
     return status;
 }
 
-static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s)
+static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
     if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
@@ -34638,7 +34654,7 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s
     return TT_OK;
 }
 
-static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     bool one = false, index = false;
@@ -34663,22 +34679,18 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
-    char path[TT__PATH];
-    tt__json j;
     tt_bert_config config;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint from;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__bert_read_config(&j, &config);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK)
-        status = tt__model_load(tt__bert_of(config.kind), m, &config, classes, 0, &j,
-                                tt__bert_spelling(config.kind), tt__bert_spelling(config.kind), s.file,
-                                s.files);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
+    if (status == TT_OK) {
+        const tt__architecture *a = &tt__bert_of(&config)->a;
+        from.spelling = a->spelling;
+        status = tt__model_load(a, m, &config, &from, classes, 0);
+    }
+    tt__checkpoint_close(ctx, &from);
     return status;
 }
 
@@ -34686,8 +34698,8 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
     tt_bert_config config = m->config;
     config.activation = m->activation;
-    const int spelling = tt__bert_spelling(config.kind);
-    return tt__model_save(m->ctx, tt__bert_of(config.kind), m, &config, spelling, spelling, 0, folder);
+    const tt__architecture *a = &tt__bert_of(&config)->a;
+    return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
 }
 
 /* ---------------------------------------------------------------------------------------------------- ViT */
@@ -34870,7 +34882,7 @@ static const tt__config_row tt__vit_rows[] = {
 
 /* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
 static const tt__architecture tt__vit = {
-    "ViT", {"ViTForImageClassification", NULL}, {"vit", NULL}, {"hidden_act", NULL}, {"", NULL}, {"vit.", ""},
+    "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
@@ -34878,7 +34890,7 @@ static const tt__architecture tt__vit = {
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
-    return tt__model_new(ctx, &tt__vit, m, config, 0);
+    return tt__model_new(ctx, &tt__vit, m, config);
 }
 
 void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
@@ -34978,11 +34990,11 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
                         j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit, 0, c);
+    return tt__config_read(j, &tt__vit, c);
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt__shards *s, const char *name, int k)
+static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 {
     const tt_tensor_info *info = NULL;
     for (int f = 0; f < s->files && !info; f++)
@@ -34991,8 +35003,9 @@ static int tt__tensor_size(const tt__shards *s, const char *name, int k)
 }
 
 /* The config of files without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(const tt__shards *s, int spelling, tt_vit_config *config)
+static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
+    const int spelling = s->spelling;
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
                                         "conv_proj.weight"};
@@ -35138,38 +35151,34 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
 
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
-    char folder[TT__PATH], file[TT__PATH], beside[TT__PATH];
-    tt__json j, preprocessor;
+    char folder[TT__PATH], beside[TT__PATH];
+    tt__json preprocessor;
     tt_vit_config config;
     bool is_file = tt__match("*.safetensors", path);
-    int spelling = 0;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint s;
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
+    memset(&s, 0, sizeof s);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, file, path, "model.safetensors"); /* the longest that follows */
+    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* the longest that follows */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
     status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
-    for (int k = 0; k < s.files && !spelling; k++)
-        spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
-                   tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
-    if (status == TT_OK) status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
+    for (int k = 0; k < s.files && !s.spelling; k++)
+        s.spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+                     tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
+    if (status == TT_OK) status = tt__json_open_if_there(&s.config, ctx, s.path, folder, "config.json");
     if (status == TT_OK)
-        status = j.count ? tt__vit_read_config(&j, &config)
-                         : tt__vit_infer_config(&s, spelling, &config);
+        status = s.config.count ? tt__vit_read_config(&s.config, &config) : tt__vit_infer_config(&s, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count)
         status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
-    if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s.file, s.files);
-    if (status == TT_OK) m->torchvision = spelling == 1;
+    if (status == TT_OK) status = tt__model_load(&tt__vit, m, &config, &s, classes, image_size);
+    if (status == TT_OK) m->torchvision = s.spelling == 1;
     tt__json_free(&preprocessor);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt__checkpoint_close(ctx, &s);
     return status;
 }
 
@@ -35204,7 +35213,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
                         "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
@@ -35213,61 +35222,19 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
    A table for each architecture says what its files call the tensors of tt_lm and the numbers of
    tt_lm_config. How the layers compute follows from what is there. */
 
-static bool tt__lm_is(const tt_lm_config *c, const char *kind)
-{
-    return c->kind && strcmp(c->kind, kind) == 0;
-}
-
-/* LLaMA's layers: RMSNorm, a gate in the MLP, no fused product of queries, keys and values. */
-static bool tt__lm_gated(const tt_lm_config *c)
-{
-    return tt__lm_is(c, "llama") || tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2");
-}
-
-static const tt__architecture *tt__lm_kind(const char *kind);
-
-tt_lm_config tt_lm_config_default(const char *kind)
-{
-    static const struct {
-        const char *kind;
-        int vocab, hidden, layers, heads, key_heads, intermediate, positions;
-        const char *activation;
-        float eps, dropout, turns;
-        bool tied, bias, parallel;
-    } all[] = {
-        {"gpt2", 50257, 768, 12, 12, 12, 3072, 1024, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
-        {"llama", 32000, 4096, 32, 32, 32, 11008, 2048, "silu", 1e-6f, 0, 1, false, false, false},
-        {"mistral", 32000, 4096, 32, 32, 8, 14336, 131072, "silu", 1e-6f, 0, 1, false, false, false},
-        {"qwen2", 151936, 4096, 32, 32, 32, 22016, 32768, "silu", 1e-6f, 0, 1, false, false, false},
-        {"gpt_neox", 50432, 6144, 44, 64, 64, 24576, 2048, "gelu", 1e-5f, 0, 0.25f, false, true, true},
-        {"falcon", 65024, 4544, 32, 71, 1, 18176, 2048, "gelu", 1e-5f, 0, 1, true, false, true}};
-    tt_lm_config c;
-    memset(&c, 0, sizeof c);
-    c.kind = kind;
-    c.end_token = -1;
-    for (int k = 0; k < TT__COUNT(all); k++) {
-        if (!kind || strcmp(all[k].kind, kind) != 0) continue;
-        c.kind = all[k].kind;
-        c.vocab_size = all[k].vocab;
-        c.hidden_size = all[k].hidden;
-        c.layers = all[k].layers;
-        c.heads = all[k].heads;
-        c.key_heads = all[k].key_heads == all[k].heads ? 0 : all[k].key_heads;
-        c.intermediate_size = all[k].intermediate;
-        c.max_positions = all[k].positions;
-        c.activation = all[k].activation;
-        c.norm_eps = all[k].eps;
-        c.embedding_dropout = c.dropout = c.attention_dropout = all[k].dropout;
-        c.tied = all[k].tied;
-        c.attention_bias = all[k].bias;
-        c.parallel = all[k].parallel;
-        c.initializer_range = 0.02f;
-        c.rotary = tt_rotary_options_default(c.heads);
-        c.rotary.size = (int)(all[k].turns * (float)(c.hidden_size / c.heads));
-    }
-    if (tt__lm_is(&c, "mistral")) c.window = 4096;
-    return c;
-}
+/* What tells a kind from the others, beside its tables. */
+enum {
+    TT__LM_POSITIONS = 1,   /* positions are learned, not rotary */
+    TT__LM_EQUAL_HEADS = 2, /* as many key heads as heads */
+    TT__LM_LLAMA = 4,       /* heads of any size; config.json has a sliding_window, be it null */
+    TT__LM_MLP_4 = 8,       /* an MLP of 4 * hidden_size where config.json does not say its size */
+    TT__LM_QKV_BIAS = 16,   /* queries, keys and values always have biases, attention's output never */
+    TT__LM_ONE_BIAS = 32,   /* the MLP has biases where attention has */
+    TT__LM_WINDOW = 64,     /* sliding_window is read */
+    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on: window_from */
+    TT__LM_FALCON = 256     /* config.json says by multi_query and others how many key heads and norms */
+};
+static int tt__lm_flags(const tt_lm_config *c);
 
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
@@ -35278,8 +35245,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config);
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
-    const bool qwen = tt__lm_is(c, "qwen2");
-    const bool falcon = tt__lm_is(c, "falcon");
+    const bool bias = c->attention_bias || tt__lm_flags(c) & TT__LM_QKV_BIAS;
 #define S(letter) size[letter - 'A']
     S('X') = c->tied ? 0 : c->vocab_size;
     S('D') = c->head_size;
@@ -35287,15 +35253,15 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('A') = (int64_t)c->heads * c->head_size;
     S('K') = (int64_t)c->key_heads * c->head_size;
     S('S') = S('A') + 2 * S('K');
-    S('Q') = c->attention_bias || qwen ? S('A') : 0;
-    S('L') = c->attention_bias || qwen ? S('K') : 0;
+    S('Q') = bias ? S('A') : 0;
+    S('L') = bias ? S('K') : 0;
     S('T') = c->attention_bias ? S('S') : 0;
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = falcon && c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                                /* input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                           /* Falcon's post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* post_attention_layernorm */
 #undef S
 }
 
@@ -35410,9 +35376,20 @@ static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-#define TT__LM_KIND(what, type_name, model_class, act, before, in_layer) { \
-    type_name, {model_class, NULL}, {type_name, NULL}, {act, NULL}, {"", NULL}, {before, NULL}, \
-    {in_layer "%d.", NULL}, \
+/* A kind: its files and tables, flags, keys of config.json for the base and share of rotary positions, the
+   modules that get adapters, and transformers' defaults. */
+typedef struct tt__lm_kind {
+    tt__architecture a;
+    int flags;
+    const char *base_key, *share_key, *adapted;
+    int vocab, hidden, layers, heads, key_heads, intermediate, positions, window;
+    const char *activation;
+    float eps, dropout, turns;
+    bool tied, bias, parallel;
+} tt__lm_kind;
+
+#define TT__LM_FILES(what, type, class_name, act, before, in_layer) { \
+    type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
@@ -35420,37 +35397,90 @@ static const char *const tt__lm_buffers[] = {
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
 
-static const tt__architecture tt__lm_kinds[] = {
-    TT__LM_KIND(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
-    TT__LM_KIND(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
-    TT__LM_KIND(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+static const tt__lm_kind tt__lm_kinds[] = {
+    {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+     TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
+     50257, 768, 12, 12, 12, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+    {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 32, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 8, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
+     151936, 4096, 32, 32, 32, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+     TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
+     50432, 6144, 44, 64, 64, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+    {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+     TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
+     65024, 4544, 32, 71, 1, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
 
-static const tt__architecture *tt__lm_kind(const char *kind)
+static const tt__lm_kind *tt__lm_kind_of(const char *kind)
 {
     for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
-        if (kind && strcmp(tt__lm_kinds[k].name, kind) == 0) return &tt__lm_kinds[k];
+        if (kind && strcmp(tt__lm_kinds[k].a.name, kind) == 0) return &tt__lm_kinds[k];
     return NULL;
+}
+
+static int tt__lm_flags(const tt_lm_config *c) { return tt__lm_kind_of(c->kind)->flags; }
+
+tt_lm_config tt_lm_config_default(const char *kind)
+{
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    tt_lm_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    c.end_token = -1;
+    if (!k) return c;
+    c.kind = k->a.name;
+    c.vocab_size = k->vocab;
+    c.hidden_size = k->hidden;
+    c.layers = k->layers;
+    c.heads = k->heads;
+    c.key_heads = k->key_heads == k->heads ? 0 : k->key_heads;
+    c.intermediate_size = k->intermediate;
+    c.max_positions = k->positions;
+    c.window = k->window;
+    c.activation = k->activation;
+    c.norm_eps = k->eps;
+    c.embedding_dropout = c.dropout = c.attention_dropout = k->dropout;
+    c.tied = k->tied;
+    c.attention_bias = k->bias;
+    c.parallel = k->parallel;
+    c.initializer_range = 0.02f;
+    c.rotary = tt_rotary_options_default(c.heads);
+    c.rotary.size = (int)(k->turns * (float)(c.hidden_size / c.heads));
+    return c;
+}
+
+/* Lists the kinds that there are. */
+static const char *tt__lm_names(char to[256])
+{
+    tt__text all = {to, 256, 0};
+    for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
+        tt__print(&all, "%s%s", k ? ", " : "", tt__lm_kinds[k].a.name);
+    return to;
 }
 
 /* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
-    const tt__architecture *a = tt__lm_kind(c->kind);
-    if (!a) {
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are gpt2, llama, "
-                 "mistral, qwen2, gpt_neox, falcon", c->kind ? c->kind : "(null)");
+    const tt__lm_kind *k = tt__lm_kind_of(c->kind);
+    char names[256];
+    if (!k) {
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are %s",
+                 c->kind ? c->kind : "(null)", tt__lm_names(names));
         return NULL;
     }
-    c->kind = a->name;
+    c->kind = k->a.name;
     if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
-    if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
-    return a;
+    if (k->flags & TT__LM_ONE_BIAS) c->mlp_bias = c->attention_bias;
+    return &k->a;
 }
 
 /* ------------------------------------------------------------------------ config.json of a language model */
@@ -35508,7 +35538,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
     for (int k = 0; k < TT__COUNT(shape); k++) if (strcmp(key, shape[k]) == 0) return TT__LM_SHAPE;
-    return strcmp(key, a->activation_key[0]) == 0 ? TT__LM_OWN : TT__LM_KEPT;
+    return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
 /* The members of config.json with that writer, as lines of their own; to be freed. */
@@ -35545,16 +35575,17 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* The columns of each head that turn. Of GPT-NeoX's a share may: of the object `at`, or else rotary_pct. The
-   others turn all: what they say of a share transformers ignores where positions are not scaled, and computes
-   nothing with where they are. */
+/* The columns of each head that turn. Of kinds with a share_key (GPT-NeoX) a share may: of the object `at`,
+   or else of that key. The others turn all: what they say of a share transformers ignores where positions
+   are not scaled, and computes nothing with where they are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
-    const bool neox = tt__lm_is(c, "gpt_neox");
-    const char *const keys[] = {neox ? "rotary_pct" : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = neox ? 0.25 : 1; /* as a double, which transformers multiplies too */
+    const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
+    const bool shared = kind->share_key != NULL;
+    const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
+    double share = kind->turns; /* as a double, which transformers multiplies too */
     c->rotary.size = c->head_size;
-    if (!neox && (!scaled || c->alibi)) return TT_OK;
+    if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
         const int node = tt__json_get(j, k ? at : 0, keys[k]);
         float in_range;
@@ -35564,16 +35595,16 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
         share = j->nodes[node].number;
     }
     c->rotary.size = (int)(c->head_size * share);
-    if (c->rotary.size == 0 || (!neox && c->rotary.size != c->head_size))
+    if (c->rotary.size == 0 || (!shared && c->rotary.size != c->head_size))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
                         "would turn; %s", j->path, share, c->head_size,
-                        neox ? "at least one must" : "only gpt_neox may have another than 1");
+                        shared ? "at least one must" : "only gpt_neox may have another than 1");
     return TT_OK;
 }
 
 /* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have, which
    has the last word where both are there. */
-static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a, tt_lm_config *c)
+static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
     const char *type = "default", *name = "rope_scaling";
@@ -35586,8 +35617,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
     if (at >= 0 && j->nodes[at].kind != TT__JSON_OBJECT)
         return tt__json_wrong(j, name, at, NULL, "an object");
     *r = tt_rotary_options_default(c->heads);
-    tt_status status = tt__json_read_float(j, 0, tt__lm_is(c, "gpt_neox") ? "rotary_emb_base" : "rope_theta",
-                                           1, INFINITY, &r->base);
+    tt_status status = tt__json_read_float(j, 0, tt__lm_kind_of(c->kind)->base_key, 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "type", false, &type);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "rope_type", false, &type);
@@ -35621,7 +35651,7 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
         const int node = tt__json_get(j, at, unknown[k]);
         if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL && j->nodes[node].kind != TT__JSON_TRUE)
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s of %s is not supported", j->path,
-                            unknown[k], a->name);
+                            unknown[k], c->kind);
     }
     if (status == TT_OK && r->scaling == TT_ROTARY_PLAIN)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type is '%s'; there are default, linear, "
@@ -35629,12 +35659,21 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
     return status;
 }
 
-/* What the rows of Falcon's config do not say. */
+/* What the rows of Falcon's config do not say: names of older versions, which the rows' replace, key heads
+   and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
     bool wide = false, one = true; /* new_decoder_architecture; multi_query */
-    int64_t key_heads = c->heads, norms = 0;
-    tt_status status = tt__json_read_bool(j, 0, "new_decoder_architecture", &wide);
+    static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
+                                            {"n_head", "num_attention_heads"}};
+    int64_t n[] = {c->layers, c->heads}, norms = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < 4 && status == TT_OK; k++)
+        status = tt__json_read_int(j, 0, names[k / 2][k % 2], false, 1, INT32_MAX / 4, &n[k / 2]);
+    c->layers = (int)n[0];
+    c->heads = (int)n[1];
+    int64_t key_heads = c->heads;
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "new_decoder_architecture", &wide);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "multi_query", &one);
     if (status == TT_OK)
         status = tt__json_read_int(j, 0, "num_kv_heads", false, 1, INT32_MAX / 4, &key_heads);
@@ -35649,15 +35688,15 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 /* Mistral's and Qwen2's sliding window: of all layers, or from one on. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
-    const bool qwen = tt__lm_is(c, "qwen2");
-    bool used = !qwen;
-    int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = qwen ? 28 : 0;
+    const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
+    bool used = !layers;
+    int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = layers ? 28 : 0;
     tt_status status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
-    if (status == TT_OK && qwen) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
-    if (status == TT_OK && qwen)
+    if (status == TT_OK && layers) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
+    if (status == TT_OK && layers)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
     if (status != TT_OK) return status;
-    const int types = qwen && used && window ? tt__json_get(j, 0, "layer_types") : -1;
+    const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
     if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
@@ -35681,67 +35720,59 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     const char *kind = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &kind);
     if (status != TT_OK) return status;
-    *a = tt__lm_kind(kind);
-    if (!*a)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads gpt2, "
-                        "llama, mistral, qwen2, gpt_neox and falcon", j->path, kind);
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    char names[256];
+    if (!k)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s", j->path,
+                        kind, tt__lm_names(names));
+    *a = &k->a;
     *c = tt_lm_config_default(kind);
-    if (tt__lm_is(c, "falcon")) c->key_heads = 0;
-    c->intermediate_size = tt__lm_gated(c) || tt__lm_is(c, "gpt_neox") ? c->intermediate_size : 0;
-    c->attention_bias = tt__lm_is(c, "gpt_neox") || tt__lm_is(c, "gpt2");
-    /* names of older versions, which the rows' replace */
-    if (tt__lm_is(c, "falcon")) {
-        int64_t layers = c->layers, heads = c->heads;
-        status = tt__json_read_int(j, 0, "n_layer", false, 1, INT32_MAX / 4, &layers);
-        if (status == TT_OK) status = tt__json_read_int(j, 0, "n_head", false, 1, INT32_MAX / 4, &heads);
-        c->layers = (int)layers;
-        c->heads = (int)heads;
-    }
-    if (status == TT_OK) status = tt__config_read(j, *a, 0, c);
+    if (k->flags & TT__LM_MLP_4) c->intermediate_size = 0;
+    status = tt__config_read(j, *a, c);
+    if (status == TT_OK && k->flags & TT__LM_FALCON) status = tt__lm_read_falcon(j, c);
     if (status != TT_OK) return status;
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
-    if (!tt__lm_complete(j->ctx, c)) return j->ctx->status;
-    if (tt__lm_is(c, "falcon")) status = tt__lm_read_falcon(j, c);
-    if (tt__lm_is(c, "qwen2")) c->attention_bias = false; /* always of q, k and v, never of the output */
-    if (status == TT_OK && (tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2")))
-        status = tt__lm_read_window(j, c);
+    tt__lm_complete(j->ctx, c);
+    if (k->flags & TT__LM_QKV_BIAS) c->attention_bias = false;
+    if (k->flags & TT__LM_WINDOW) status = tt__lm_read_window(j, c);
     static const struct { const char *key; bool only; } refused[] = {
         {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false},
         {"add_cross_attention", false}, {"is_encoder_decoder", false}};
-    for (int k = 0; k < TT__COUNT(refused) && status == TT_OK; k++)
-        status = tt__lm_refuse(j, refused[k].key, refused[k].only);
-    if (status == TT_OK && !tt__lm_is(c, "gpt2")) status = tt__lm_read_rotary(j, *a, c);
+    for (int i = 0; i < TT__COUNT(refused) && status == TT_OK; i++)
+        status = tt__lm_refuse(j, refused[i].key, refused[i].only);
+    if (status == TT_OK && !(k->flags & TT__LM_POSITIONS)) status = tt__lm_read_rotary(j, c);
     return status;
 }
 
 static void tt__lm_check(tt__text *all, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
-    const bool fused = tt__lm_is(c, "gpt2") || tt__lm_is(c, "gpt_neox");
+    const tt__lm_kind *k = tt__lm_kind_of(c->kind);
     if (c->key_heads < 1) tt__print(all, "; key_heads is %d", c->key_heads);
     else if (c->heads % c->key_heads)
         tt__print(all, "; %d heads are not a multiple of %d key heads", c->heads, c->key_heads);
-    if (fused && c->key_heads != c->heads) tt__print(all, "; %s has as many key heads as heads", c->kind);
+    if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
+        tt__print(all, "; %s has as many key heads as heads", c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
-    else if (!tt__lm_gated(c) && (int64_t)c->head_size * c->heads != c->hidden_size)
+    else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
         tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
-    const bool turns = !tt__lm_is(c, "gpt2") && !c->alibi, odd = c->rotary.size % 2 != 0;
+    const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
     if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
-    else if (turns && !tt__lm_is(c, "gpt_neox") && c->rotary.size && c->rotary.size != c->head_size)
+    else if (turns && !k->share_key && c->rotary.size && c->rotary.size != c->head_size)
         tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
                   c->head_size, c->kind);
     if (c->window < 0) tt__print(all, "; window is %d", c->window);
-    if (c->window_from < 0 || (c->window_from && !tt__lm_is(c, "qwen2")))
+    if (c->window_from < 0 || (c->window_from && !(k->flags & TT__LM_WINDOW_FROM)))
         tt__print(all, "; window_from is %d", c->window_from);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms without parallel");
-    if (tt__lm_is(c, "falcon") && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
-        tt__print(all, "; falcon with %d key heads is parallel", c->key_heads);
+    if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
+        tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
 /* The share of a head's columns that turn, so that its product with head_size, as a double, is not below
@@ -35784,14 +35815,15 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const cha
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
     const tt_rotary_options *r = &c->rotary;
     char a[32], b[32], share[32];
-    if (tt__lm_is(c, "gpt2") || c->alibi) return;
+    const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
+    if (kind->flags & TT__LM_POSITIONS || c->alibi) return;
     tt__lm_share(c, share);
-    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_emb_base"))
-        tt__print(json, "  \"rotary_emb_base\": %s,\n", tt__json_float(r->base, a));
-    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_pct"))
-        tt__print(json, "  \"rotary_pct\": %s,\n", share);
-    if (!tt__lm_said(said, "rope_theta"))
-        tt__print(json, "  \"rope_theta\": %s,\n", tt__json_float(r->base, a));
+    if (kind->share_key && !tt__lm_said(said, kind->share_key))
+        tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* at times the same */
+    for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
+        if (!tt__lm_said(said, bases[k]))
+            tt__print(json, "  \"%s\": %s,\n", bases[k], tt__json_float(r->base, a));
     for (int k = 0; k < 2; k++) {
         const char *key = k ? "rope_parameters" : "rope_scaling";
         if ((k == 0 && r->scaling == TT_ROTARY_PLAIN) || tt__lm_said(said, key)) continue;
@@ -35830,7 +35862,8 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
         tt__lm_print_rotary(json, c, m->read_shape);
         return;
     }
-    if (tt__lm_is(c, "falcon")) {
+    const int flags = tt__lm_flags(c);
+    if (flags & TT__LM_FALCON) {
         const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
         tt__print(json, "  \"alibi\": %s,\n  \"new_decoder_architecture\": %s,\n"
                   "  \"multi_query\": %s,\n  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n",
@@ -35838,11 +35871,11 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
                   c->key_heads == 1 ? "true" : "false", c->key_heads,
                   !wide ? "null" : c->two_norms ? "2" : "1");
     }
-    if (tt__lm_is(c, "qwen2"))
+    if (flags & TT__LM_WINDOW_FROM)
         tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
                   c->window ? "true" : "false", c->window ? c->window_from : c->layers);
     if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
-    else if (tt__lm_gated(c)) tt__print(json, "  \"sliding_window\": null,\n");
+    else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
     tt__lm_print_rotary(json, c, "");
 }
 
@@ -35856,7 +35889,7 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
                         "or -1 for none", c.end_token, c.vocab_size);
-    tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
+    tt_status status = a ? tt__model_new(ctx, a, m, &c) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;
 }
@@ -35866,11 +35899,11 @@ void tt_lm_free(tt_lm *m)
     if (!m->ctx) return;
     void *const owned[] = {m->stop, m->generation, m->kept, m->read_shape, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
 }
 
 /* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
-static tt_status tt__lm_check_tied(const tt_lm *m, const tt__shards *s)
+static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
     enum { AT_ONCE = 4096 };
@@ -35944,24 +35977,22 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
-    char path[TT__PATH], *kept = NULL, *shape = NULL, *base = NULL;
-    tt__json j;
+    char *kept = NULL, *shape = NULL, *base = NULL;
     tt_lm_config config;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint s;
+    const tt__json *j = &s.config;
     const tt__architecture *a = NULL;
     const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__lm_read_config(&j, &config, &a);
+    tt_status status = tt__checkpoint_open(ctx, folder, &s);
+    if (status == TT_OK) status = tt__lm_read_config(j, &config, &a);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_KEPT, &kept);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
+    if (status == TT_OK) status = tt__lm_keep(j, a, TT__LM_KEPT, &kept);
+    if (status == TT_OK) status = tt__lm_keep(j, a, TT__LM_SHAPE, &shape);
     if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
-    if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
+    if (status == TT_OK) status = tt__model_load(a, m, &config, &s, 0, 0);
     if (status == TT_OK && ((status = tt__lm_check_tied(m, &s)) != TT_OK ||
-                            (status = tt__lm_read_generation(m, &j, folder)) != TT_OK)) {
+                            (status = tt__lm_read_generation(m, j, folder)) != TT_OK)) {
         tt__params_undo(ctx, params);
         tt_lm_free(m);
     }
@@ -35976,8 +36007,7 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
         tt__free(ctx, kept);
         tt__free(ctx, shape);
     }
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt__checkpoint_close(ctx, &s);
     return status;
 }
 
@@ -35987,7 +36017,7 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
     config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
-    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, 0, m->shard_bytes, folder)
+    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
                          : m->ctx->status;
     if (status != TT_OK || !m->generation) return status;
     status = tt__path_join(m->ctx, path, folder, "generation_config.json");
@@ -36025,8 +36055,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
    NULL: there are no more. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     for (int n = a->n_model; (row = tt__layout_row(&l, n, name)) != NULL; n++) {
         int64_t dims[4];
@@ -36132,8 +36162,8 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 /* Only adapters are trained. */
 static void tt__lora_freeze(tt_lm *m)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     char name[256];
     for (int k = 0; (row = tt__layout_row(&l, k, name)) != NULL; k++) {
@@ -36145,8 +36175,7 @@ static void tt__lora_freeze(tt_lm *m)
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
 {
     const tt_lora_options o = options ? *options : tt_lora_options_default();
-    const bool separate = tt__lm_gated(&m->config), gpt2 = tt__lm_is(&m->config, "gpt2");
-    const char *usual = separate ? "q_proj,v_proj" : gpt2 ? "c_attn" : "query_key_value";
+    const char *targets = o.targets ? o.targets : tt__lm_kind_of(m->config.kind)->adapted;
     char name[256];
     tt__packing order;
     tt_param *weight;
@@ -36154,7 +36183,7 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     if (status == TT_OK) status = tt__lora_begin(m, &o);
     if (status != TT_OK) return status;
     for (int k = 0; status == TT_OK && (weight = tt__lm_module(m, k, name, &order)) != NULL; k++)
-        if (tt__lora_targets(o.targets ? o.targets : usual, name))
+        if (tt__lora_targets(targets, name))
             status = tt__lora_add(m, weight, name, o.rank);
     if (status == TT_OK) tt__lora_freeze(m);
     return tt__lora_drop(m, status);
@@ -36174,7 +36203,9 @@ static void tt__lora_print(tt__text *json, const void *arg)
 {
     const tt_lm *m = (const tt_lm *)arg;
     const tt_lora_options *o = &m->lora_options;
-    char a[32], b[32];
+    char a[32], b[32], name[256];
+    tt__packing order = {0, 0, 0, 0, 0};
+    tt__lm_module(m, 0, name, &order);
     tt__print(json, "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n"
               "  \"base_model_name_or_path\": ");
     if (m->base && tt__is_utf8(m->base)) tt__json_quote(json, m->base);
@@ -36182,10 +36213,10 @@ static void tt__lora_print(tt__text *json, const void *arg)
     tt__print(json, ",\n  \"inference_mode\": true,\n  \"bias\": \"none\",\n  \"r\": %d,\n"
               "  \"lora_alpha\": %s,\n  \"lora_dropout\": %s,\n  \"fan_in_fan_out\": %s,\n"
               "  \"target_modules\": [\n", o->rank, tt__json_float(o->alpha, a),
-              tt__json_float(o->dropout, b), tt__lm_is(&m->config, "gpt2") ? "true" : "false");
+              tt__json_float(o->dropout, b), order.kind == 't' ? "true" : "false");
     for (int k = 0; k < m->n_lora; k++) {
-        const char *name = tt_param_name(m->lora[k].weight);
-        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(name) - strlen(".weight")), name,
+        const char *weight = tt_param_name(m->lora[k].weight);
+        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(weight) - strlen(".weight")), weight,
                   k + 1 < m->n_lora ? "," : "");
     }
     tt__print(json, "  ]\n}\n");
