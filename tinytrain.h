@@ -2760,6 +2760,17 @@ static void tt__print(tt__text *text, const char *format, ...)
     if (n > 0) text->length += (size_t)n;
 }
 
+/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+static const char *tt__shortest(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
+}
+
 /* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
 static const char *tt__match_class(const char *pattern, char c)
 {
@@ -21098,15 +21109,6 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* The fewest digits that stand for this number alone. */
-static const char *tt__shortest(float x, char to[32])
-{
-    int digits = 5;
-    do snprintf(to, 32, "%.*g", ++digits, (double)x);
-    while (digits < 9 && (float)strtod(to, NULL) != x);
-    return to;
-}
-
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
@@ -24928,74 +24930,70 @@ static tt__state_header tt__state_header_of(const tt_program *p)
     return h;
 }
 
+/* ===========================================================================================================
+   REPORTS                                                                                           >>reports
+   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   ======================================================================================================== */
+
 /* -------------------------------------------------------------------------------------------------- costs
    tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
    with so few rows and columns that what it takes to start launches is most of it, and then with more, until
-   steps are long. */
+   steps are long. Of a block of one row the update takes most. */
 
 /* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
    most rows and columns, and bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
-enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__LEAST_COPY = 1 << 20, TT__MOST_COPY = 1 << 26 };
+enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
+       TT__MOST_COPY = 1 << 26 };
 
-/* A block of `width` rows and columns, in a program that trains, and its inputs. */
+/* A block of `width` columns, in a program that trains, and its inputs. */
 typedef struct tt__sample {
     tt_program *p;
     tt_value x, y, starts;
-    int width, seqs;
+    int rows, seqs;
     int32_t *start;
     float *numbers;         /* of x, and of y */
 } tt__sample;
 
-/* A parameter with a name that no other has: of out x in numbers, or, with out 0, of `in`. */
-static tt_param *tt__sample_param(tt_tape *t, int64_t out, int64_t in, tt_init_kind kind)
+/* A linear layer of `out` columns or, with out 0, a norm. Its parameters have names that no others have. */
+static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
-    char name[32];
-    const tt_init init = {kind, 0.05f};
-    const int64_t dims[] = {out ? out : in, in};
-    snprintf(name, sizeof name, "%d", t->ctx->n_params);
-    tt_param *p = tt_param_new(t->ctx, name, out ? 2 : 1, dims, init);
-    if (!p) tt__out_of_memory(t);
-    return p;
-}
-
-static tt_value tt__sample_linear(tt_tape *t, tt_value x, int64_t out)
-{
-    tt_param *w = tt__sample_param(t, out, tt_value_width(t, x), TT_INIT_UNIFORM);
-    return tt_linear(t, x, w, tt__sample_param(t, 0, out, TT_INIT_ZEROS));
-}
-
-static tt_value tt__sample_norm(tt_tape *t, tt_value x)
-{
-    const int64_t n = tt_value_width(t, x);
-    tt_param *w = tt__sample_param(t, 0, n, TT_INIT_ONES);
-    return tt_layernorm(t, x, w, tt__sample_param(t, 0, n, TT_INIT_ZEROS), 1e-5f);
+    const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
+    tt_param *p[2];
+    for (int k = 0; k < 2; k++) {
+        char name[32];
+        const tt_init init = {k ? TT_INIT_ZEROS : out ? TT_INIT_UNIFORM : TT_INIT_ONES, 0.05f};
+        snprintf(name, sizeof name, "%d", t->ctx->n_params);
+        p[k] = tt_param_new(t->ctx, name, out && !k ? 2 : 1, dims, init);
+        if (!p[k]) tt__out_of_memory(t);
+    }
+    return out ? tt_linear(t, x, p[0], p[1]) : tt_layernorm(t, x, p[0], p[1], 1e-5f);
 }
 
 static tt_status tt__sample_new(tt_context *ctx, tt__sample *s, const char *device, const char *precision,
-                                int width)
+                                int rows, int width)
 {
-    const int64_t n = width, elements = n * n;
+    const int64_t n = width, elements = rows * n;
     memset(s, 0, sizeof *s);
-    s->width = width;
-    s->seqs = width > 128 ? width / 128 : 1;
+    s->rows = rows;
+    s->seqs = rows > 128 ? rows / 128 : 1;
     s->start = (int32_t *)tt__alloc(ctx, sizeof *s->start * (size_t)(s->seqs + 1));
     s->numbers = (float *)tt__alloc(ctx, sizeof *s->numbers * (size_t)elements);
     tt_tape *t = s->start && s->numbers ? tt_tape_new(ctx) : NULL;
     if (!t) return TT_ERR_MEMORY;
-    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * width / s->seqs;
+    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * rows / s->seqs;
     for (int64_t k = 0; k < elements; k++) s->numbers[k] = (float)(k % 251) / 251 - 0.5f;
     const tt_attention_options heads = tt_attention_options_default(width / 64);
-    s->x = tt_input(t, "x", TT_F32, n, n);
-    s->y = tt_input(t, "y", TT_F32, n, n);
+    s->x = tt_input(t, "x", TT_F32, rows, n);
+    s->y = tt_input(t, "y", TT_F32, rows, n);
     s->starts = tt_seq_start(t, "starts", s->seqs);
-    tt_value h = tt__sample_norm(t, tt__sample_linear(t, s->x, n));
-    tt_value q = tt__sample_linear(t, h, n), k = tt__sample_linear(t, h, n), v = tt__sample_linear(t, h, n);
-    h = tt_add(t, h, tt__sample_linear(t, tt_attention(t, q, k, v, s->starts, &heads), n));
-    v = tt_gelu(t, tt__sample_linear(t, tt__sample_norm(t, h), 4 * n));
-    h = tt_add(t, h, tt__sample_linear(t, v, n));
+    tt_value h = tt__sample_layer(t, tt__sample_layer(t, s->x, n), 0);
+    tt_value q = tt__sample_layer(t, h, n), k = tt__sample_layer(t, h, n), v = tt__sample_layer(t, h, n);
+    h = tt_add(t, h, tt__sample_layer(t, tt_attention(t, q, k, v, s->starts, &heads), n));
+    v = tt_gelu(t, tt__sample_layer(t, tt__sample_layer(t, h, 0), 4 * n));
+    h = tt_add(t, h, tt__sample_layer(t, v, n));
     const tt_value none = {0}, loss = tt_mean_squared_error(t, h, s->y, none);
     tt_compile_options o = tt_compile_options_default();
     o.device = device;
@@ -25018,8 +25016,8 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
     for (int d = 0; d < s->p->arena->data && status == TT_OK; d++) {
-        status = tt_set_rank(s->p, d, s->x, s->numbers, s->width);
-        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->width);
+        status = tt_set_rank(s->p, d, s->x, s->numbers, s->rows);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->rows);
         if (status == TT_OK) status = tt_set_rank(s->p, d, s->starts, s->start, s->seqs + 1);
     }
     *seconds = tt__seconds();
@@ -25036,7 +25034,7 @@ typedef struct tt__profile {
 
 /* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
    steps down, and seldom all of these. *seconds: of a step, so. */
-static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
+static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
@@ -25064,6 +25062,19 @@ static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile 
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
     if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
     tt__free(ctx, each);
+    return status;
+}
+
+/* The profile of a new sample. */
+static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
+                                int width, tt__profile *to, double *seconds)
+{
+    tt__sample s;
+    ctx->profiles = true;
+    tt_status status = tt__sample_new(ctx, &s, device, precision, rows, width);
+    if (status == TT_OK) status = tt__profile_steps(ctx, &s, to, seconds);
+    ctx->profiles = false;
+    tt__sample_free(ctx, &s);
     return status;
 }
 
@@ -25131,45 +25142,6 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Bytes that each of so many ranks reads and writes a second when Adam updates in the host's memory. */
-static tt_status tt__measure_update(tt_context *ctx, int ranks, double *rate)
-{
-    const int64_t n = (int64_t)(TT__MOST_COPY / 16);
-    const tt__clipped clipped = {1, 1};
-    const tt_optimizer_options o = tt_optimizer_options_default();
-    tt__instr i = tt__new_instr(TT__OP_ADAM);
-    tt__run run;
-    tt__launch l;
-    double seconds = INFINITY;
-    memset(&l, 0, sizeof l);
-    memset(&run, 0, sizeof run);
-    const tt__mat factor = {(void *)(uintptr_t)&clipped, TT_F32, 1, 2, 2};
-    const tt__mat settings = {&run, TT_U8, 1, sizeof run, sizeof run};
-    const size_t scratch = tt__cpu_workspace(ctx->cpu.pool->threads, NULL, &i);
-    float *x = (float *)tt__calloc(ctx, 4 * sizeof *x * (size_t)n + scratch);
-    if (!x) return TT_ERR_MEMORY;
-    i.attr.beta1 = o.beta1;
-    i.attr.beta2 = o.beta2;
-    i.attr.eps = o.eps;
-    l.device = (tt__device *)(void *)&ctx->cpu;
-    l.instr = &i;
-    l.workspace = x + 4 * n;
-    for (int k = 0; k < 4; k++) {
-        const tt__mat m = {x + k * n, TT_F32, 1, n, n};
-        *(k ? &l.out[k - 1] : &l.in[0]) = m;
-    }
-    l.in[1] = factor;
-    l.in[TT__RUN_IN] = settings;
-    for (int k = 0; k < 3; k++) {
-        const double begin = tt__seconds();
-        tt__cpu_launch(&l, 1);
-        seconds = fmin(seconds, tt__seconds() - begin);
-    }
-    *rate = 28 * (double)n / fmax(seconds, 1e-9) / ranks; /* g is read; p, m and v are read and written */
-    tt__free(ctx, x);
-    return TT_OK;
-}
-
 /* Memory and links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
@@ -25204,13 +25176,9 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
     tt__profile now, small;
     memset(&small, 0, sizeof small);
     for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
-        tt__sample s;
         double seconds = 0;
-        ctx->profiles = true;
-        tt_status status = tt__sample_new(ctx, &s, device, single ? "32-true" : "bf16-true", width);
-        if (status == TT_OK) status = tt__sample_profile(ctx, &s, &now, &seconds);
-        ctx->profiles = false;
-        tt__sample_free(ctx, &s);
+        const char *precision = single ? "32-true" : "bf16-true";
+        const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
         if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
@@ -25235,12 +25203,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* as programs are: with streams, and graphs of launches */
-    double least, least_16;
-    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
+    tt__profile update;
+    double least, ignored;
+    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
-    if (status == TT_OK) status = tt__measure_update(own, s.p->settings.crew->local, &found.update_host);
+    if (status == TT_OK)
+        status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
+    if (status == TT_OK) /* each of so many ranks has that share */
+        found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
+                            s.p->settings.crew->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
-    if (status == TT_OK) status = tt__measure_precision(own, device, false, &least_16, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, false, &ignored, &found);
     if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
     tt__sample_free(own, &s);
     if (status == TT_OK) status = tt__check_costs(own, &found);
@@ -25249,11 +25222,6 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_close(own);
     return status;
 }
-
-/* ===========================================================================================================
-   REPORTS                                                                                           >>reports
-   A program and its memory plan as numbers, as text and as a picture. Uses all above.
-   ======================================================================================================== */
 
 const char *tt_category_name(tt_category c)
 {
@@ -33118,6 +33086,7 @@ static void *tt__pointer_at(const void *self, size_t offset)
 /* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
 typedef struct tt__checkpoint {
     char path[TT__PATH];   /* of config.json, for messages */
+    tt__file_bytes text;   /* of config.json */
     tt__json config;       /* empty: there is none */
     tt_safetensors **file;
     int files, spelling;   /* of the tensors' names */
@@ -33751,17 +33720,6 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
 
 /* -------------------------------------------------------------------------------------------- config.json */
 
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
-static const char *tt__json_float(float x, char to[32])
-{
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(to, 32, "%.*g", digits, x);
-        if (strtof(to, NULL) == x) break;
-    }
-    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    return to;
-}
-
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
    transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
    TT_ERR_ARGUMENT if one is not UTF-8. */
@@ -34011,7 +33969,7 @@ static void tt__print_config(tt__text *json, const void *arg)
         const char *value = number, *key = r->key[a->spelling];
         if (!key) continue;
         if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
-        else if (r->kind != 'b') tt__json_float(tt__float_field(s->config, r->offset), number);
+        else if (r->kind != 'b') tt__shortest(tt__float_field(s->config, r->offset), number);
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
         tt__print(json, "  \"%s\": %s,\n", key, value);
     }
@@ -34591,12 +34549,15 @@ static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__ch
 {
     memset(c, 0, sizeof *c);
     tt_status status = tt__path_join(ctx, c->path, folder, "config.json");
-    return status == TT_OK ? tt__json_open(&c->config, ctx, c->path) : status;
+    if (status == TT_OK) status = tt__file_open(ctx, c->path, &c->text);
+    if (status == TT_OK) status = tt__json_parse(&c->config, ctx, c->path, 0, c->text.bytes, c->text.size);
+    return status;
 }
 
 static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
 {
     tt__json_free(&c->config);
+    tt__file_close(ctx, &c->text);
     for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
     tt__free(ctx, c->file);
 }
@@ -35200,7 +35161,7 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
     for (int side = 0; side < 2; side++) {
         tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
         for (int k = 0; k < c->channels; k++)
-            tt__print(json, "%s%s", k ? ", " : "", tt__json_float((side ? c->std : c->mean)[k], number));
+            tt__print(json, "%s%s", k ? ", " : "", tt__shortest((side ? c->std : c->mean)[k], number));
         tt__print(json, "]");
     }
     tt__print(json, "\n}\n");
@@ -35485,37 +35446,16 @@ static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* x as Python writes floats: of the fewest digits that read back as it, and with a point. */
-static void tt__print_double(tt__text *to, double x)
+/* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
+static void tt__print_member(tt__text *to, const char *from)
 {
-    char text[40];
-    const int least = fabs(x) >= 1 && fabs(x) < 1e15 ? (int)log10(fabs(x)) + 1 : 1; /* no exponent */
-    for (int digits = least; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x) break;
-    }
-    for (char *c = text; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    tt__print(to, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
-}
-
-/* Writes the value of a node of parsed JSON. */
-static void tt__print_node(tt__text *to, const tt__json *j, int node)
-{
-    const tt__json_node *n = &j->nodes[node];
-    const bool object = n->kind == TT__JSON_OBJECT;
-    static const char *const words[] = {"null", "false", "true"};
-    if (n->kind <= TT__JSON_TRUE) tt__print(to, "%s", words[n->kind]);
-    else if (n->kind == TT__JSON_NUMBER_KIND && n->exact) tt__print(to, "%lld", (long long)n->integer);
-    else if (n->kind == TT__JSON_NUMBER_KIND) tt__print_double(to, n->number);
-    else if (n->kind == TT__JSON_STRING) tt__json_quote(to, j->pool + n->integer);
-    else {
-        tt__print(to, object ? "{" : "[");
-        for (int k = 0, at = node + 1; k < n->count; k++, at = j->nodes[at].after) {
-            if (k) tt__print(to, ", ");
-            if (object) tt__json_quote(to, j->pool + j->nodes[at].key), tt__print(to, ": ");
-            tt__print_node(to, j, at);
-        }
-        tt__print(to, object ? "}" : "]");
+    bool quoted = false;
+    for (int depth = 0; quoted || depth || (*from != ',' && *from != '}'); from++) {
+        if (!quoted && strchr(" \t\r\n", *from)) continue;
+        tt__print(to, !quoted && (*from == ',' || *from == ':') ? "%c " : "%c", *from);
+        if (*from == '"') quoted = !quoted;
+        else if (!quoted) depth += (*from == '[' || *from == '{') - (*from == ']' || *from == '}');
+        else if (*from == '\\') tt__print(to, "%c", *++from);
     }
 }
 
@@ -35542,8 +35482,10 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
 }
 
 /* The members of config.json with that writer, as lines of their own; to be freed. */
-static tt_status tt__lm_keep(const tt__json *j, const tt__architecture *a, tt__lm_writer writer, char **kept)
+static tt_status tt__lm_keep(const tt__checkpoint *from, const tt__architecture *a, tt__lm_writer writer,
+                             char **kept)
 {
+    const tt__json *j = &from->config;
     tt__text text = {NULL, 0, 0};
     for (int round = 0; round < 2; round++) {
         for (int k = 0, at = 1; k < j->nodes[0].count; k++, at = j->nodes[at].after) {
@@ -35552,7 +35494,7 @@ static tt_status tt__lm_keep(const tt__json *j, const tt__architecture *a, tt__l
             tt__print(&text, "  ");
             tt__json_quote(&text, key);
             tt__print(&text, ": ");
-            tt__print_node(&text, j, at);
+            tt__print_member(&text, from->text.bytes + j->nodes[at].offset);
             tt__print(&text, ",\n");
         }
         if (round) break;
@@ -35823,23 +35765,23 @@ static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const cha
     const char *const bases[] = {kind->base_key, "rope_theta"}; /* at times the same */
     for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
         if (!tt__lm_said(said, bases[k]))
-            tt__print(json, "  \"%s\": %s,\n", bases[k], tt__json_float(r->base, a));
+            tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
     for (int k = 0; k < 2; k++) {
         const char *key = k ? "rope_parameters" : "rope_scaling";
         if ((k == 0 && r->scaling == TT_ROTARY_PLAIN) || tt__lm_said(said, key)) continue;
         tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
-                  key, types[r->scaling], tt__json_float(r->base, a), share);
+                  key, types[r->scaling], tt__shortest(r->base, a), share);
         if (r->scaling != TT_ROTARY_PLAIN)
-            tt__print(json, ", \"factor\": %s", tt__json_float(r->factor, a));
+            tt__print(json, ", \"factor\": %s", tt__shortest(r->factor, a));
         if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
             const bool llama = r->scaling == TT_ROTARY_LLAMA3, usual = r->low == 0 && r->high == 0;
             tt__print(json, ", \"original_max_position_embeddings\": %d, \"%s\": %s, \"%s\": %s", r->original,
-                      llama ? "low_freq_factor" : "beta_slow", tt__json_float(usual ? 1 : r->low, a),
+                      llama ? "low_freq_factor" : "beta_slow", tt__shortest(usual ? 1 : r->low, a),
                       llama ? "high_freq_factor" : "beta_fast",
-                      tt__json_float(usual ? (llama ? 4 : 32) : r->high, b));
+                      tt__shortest(usual ? (llama ? 4 : 32) : r->high, b));
         }
         if (r->scaling == TT_ROTARY_YARN && r->magnitude > 0)
-            tt__print(json, ", \"attention_factor\": %s", tt__json_float(r->magnitude, a));
+            tt__print(json, ", \"attention_factor\": %s", tt__shortest(r->magnitude, a));
         tt__print(json, "},\n");
     }
 }
@@ -35987,8 +35929,8 @@ tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
     tt_status status = tt__checkpoint_open(ctx, folder, &s);
     if (status == TT_OK) status = tt__lm_read_config(j, &config, &a);
     if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_keep(j, a, TT__LM_KEPT, &kept);
-    if (status == TT_OK) status = tt__lm_keep(j, a, TT__LM_SHAPE, &shape);
+    if (status == TT_OK) status = tt__lm_keep(&s, a, TT__LM_KEPT, &kept);
+    if (status == TT_OK) status = tt__lm_keep(&s, a, TT__LM_SHAPE, &shape);
     if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__model_load(a, m, &config, &s, 0, 0);
     if (status == TT_OK && ((status = tt__lm_check_tied(m, &s)) != TT_OK ||
@@ -36212,8 +36154,8 @@ static void tt__lora_print(tt__text *json, const void *arg)
     else tt__print(json, "null");
     tt__print(json, ",\n  \"inference_mode\": true,\n  \"bias\": \"none\",\n  \"r\": %d,\n"
               "  \"lora_alpha\": %s,\n  \"lora_dropout\": %s,\n  \"fan_in_fan_out\": %s,\n"
-              "  \"target_modules\": [\n", o->rank, tt__json_float(o->alpha, a),
-              tt__json_float(o->dropout, b), order.kind == 't' ? "true" : "false");
+              "  \"target_modules\": [\n", o->rank, tt__shortest(o->alpha, a),
+              tt__shortest(o->dropout, b), order.kind == 't' ? "true" : "false");
     for (int k = 0; k < m->n_lora; k++) {
         const char *weight = tt_param_name(m->lora[k].weight);
         tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(weight) - strlen(".weight")), weight,
@@ -38380,7 +38322,7 @@ static size_t tt__fit_heading(const tt__fit *f, char to[160])
 
 static const char *tt__fit_number(double x, char to[32])
 {
-    if (fabs(x) <= FLT_MAX) return tt__json_float((float)x, to);
+    if (fabs(x) <= FLT_MAX) return tt__shortest((float)x, to);
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
@@ -38601,7 +38543,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         const int up = (int)(height * (tick - a.from) / (a.to - a.from) + 0.5);
         if (fabs(at) > FLT_MAX) continue;
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
-                  tt__json_float((float)at, label));
+                  tt__shortest((float)at, label));
     }
     /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
     tt__print(svg,
