@@ -31408,6 +31408,77 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 #define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
 #define TT__LOADER_THREADS 64
 
+/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
+   images, or windows of tokens */
+
+typedef struct tt__dealer {
+    const char *of;                /* whose it is, in messages */
+    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
+    int groups, data;              /* that each step is dealt out to; data ranks */
+    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
+    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
+    int64_t epoch, step;           /* of the next micro-batch */
+    uint32_t *order;               /* (count) this epoch's */
+} tt__dealer;
+
+static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
+
+/* Adds what is wrong with these options; false: something is. */
+static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
+{
+    const int groups = tt__deal_groups(p), data = p->data;
+    const size_t before = all->length;
+    if (batch < 1 || accumulate < 1 || accumulate > batch)
+        tt__print(all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", batch,
+                  accumulate);
+    else if (groups < 1 || data < 0 || (data && groups % data))
+        tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
+                  "after tt_parallel_on", p->groups, data);
+    else if (groups > batch / accumulate)
+        tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
+                  "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
+                  (long long)groups * accumulate);
+    return all->length == before;
+}
+
+/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
+   far as there are examples. */
+static int tt__deal_micros(const tt__dealer *d, int64_t n)
+{
+    return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
+}
+
+/* Begins to deal so many examples, before the first epoch. */
+static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
+                           const tt_parallel *p)
+{
+    d->batch = batch;
+    d->groups = tt__deal_groups(p);
+    d->data = (int)tt__max(1, p->data);
+    d->max_seqs = (int)tt__min(tt__ceil_div(batch, accumulate * d->groups), count);
+    d->count = d->used = count;
+    d->steps = tt__ceil_div(count, batch);
+    d->accumulates = tt__deal_micros(d, tt__min(batch, count)) > d->data;
+    d->epoch = -1;
+    return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
+}
+
+/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
+static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
+{
+    if (epoch < 0 || step < 0 || step > d->steps)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "%s: no step %lld of epoch %lld; an epoch has steps 0 to %lld",
+                        d->of, (long long)step, (long long)epoch, (long long)d->steps - 1);
+    const uint32_t n = epoch != d->epoch ? (uint32_t)d->count : 0;
+    for (uint32_t k = 0; k < n && !d->shuffle; k++) d->order[k] = k;
+    if (n && d->shuffle)
+        tt__shuffle(d->order, n, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                                TT__SHUFFLE_TEXTS));
+    d->epoch = epoch;
+    d->step = step;
+    return TT_OK;
+}
+
 /* ids: uint16_t, or int32_t for a large vocabulary */
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
 
@@ -31426,69 +31497,59 @@ typedef struct tt__ring_slot {     /* of a micro-batch of images */
     char why[256];
 } tt__ring_slot;
 
-/* Texts are tokenized when the loader is made. Images are made anew in each epoch, micro-batches `base` to
-   `base` + slots - 1 ahead of the trainer, which reads `base`. */
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;
-    const tt_tokenizer *k;
+    const tt_dataset *d;           /* `images` says which of the two there is */
     tt_loader_options o;
-    int groups, data;              /* that each step is dealt out to; data ranks */
-    int max_seqs, max_tokens;
+    tt__dealer deal;
+    int max_tokens, in_step;       /* examples of the step that were handed out */
+    tt_status status;              /* of the last tt_loader_next */
+    int32_t *labels;
+    int64_t *index;
+    tt_source source;
+    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
+                                      tokenized, chunks, longest and cut */
+    bool failed;
+
+    /* Texts, which are tokenized when the loader is made. */
+    const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool sort;                     /* windows are sorted, and their steps shuffled */
-    int64_t texts, steps;          /* of an epoch */
-
     tt__tokens *tokens;            /* (count) */
     tt__chunk *chunks;             /* where their ids are kept */
     int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
     int longest;                   /* tokens of a text before it is cut */
     int64_t cut;                   /* texts */
     int64_t empty;                 /* the first text without a token; -1: none */
-    bool accumulates;
-
-    pthread_mutex_t mutex;         /* guards the following four, a slot but its pixels, and, while texts are
-                                      tokenized, chunks, longest and cut */
-    pthread_cond_t work, ready;
-    int64_t cursor;                /* in `order`: the next image to make */
-    bool stop, failed;
-    uint32_t *order;               /* (count) this epoch's; changes under the mutex */
-    tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;
-
-    tt_image_options image;
-    size_t image_bytes;            /* of a result */
-    int slots;
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots; NULL: texts */
-    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
-    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
-    int64_t base;                  /* with `busy` guarded by the mutex, as `epoch` when a thread is busy */
-    int busy;                      /* threads that make an image */
-
-    int64_t epoch, step;           /* the consumer's from here on */
     /* the window that `sorted` and `step_order` hold; steps of every window */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int in_step;                   /* sequences of the step that were handed out */
-    int micro;                     /* micro-batches of the step that were handed out, of texts */
+    int micro;                     /* micro-batches of the step that were handed out */
     /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
        out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
        batch. All are (batch). */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
-    tt_status status;              /* of the last tt_loader_next */
-    double waited;
-    int32_t *ids, *positions, *types, *seq_start, *labels;
-    int64_t *index;
-    tt_source source;
-};
+    int32_t *ids, *positions, *types, *seq_start;
 
-/* Into how many micro-batches n sequences are cut, if tokens leave it at that: equally many for each group,
-   as far as there are sequences. */
-static int64_t tt__loader_micros(const tt_loader *l, int64_t n)
-{
-    return tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->max_seqs));
-}
+    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
+       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
+       order, which changes when no thread is busy. */
+    tt_image_options image;
+    size_t image_bytes;            /* of a result */
+    pthread_cond_t work, ready;
+    bool stop;
+    int64_t cursor;                /* in the order: the next image to make */
+    tt__loader_thread threads[TT__LOADER_THREADS];
+    int started;
+    int slots;
+    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
+    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
+    int64_t base;
+    int busy;                      /* threads that make an image */
+    double waited;
+};
 
 #define TT__TEXTS_AT_ONCE 64 /* of a task */
 
@@ -31555,12 +31616,12 @@ static bool tt__loader_tokenize(tt_loader *l)
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
-    for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
-    tt__sort_indices(l->order, count, tt__place_longer, &all);
-    l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* most texts have two tokens at least */
-    for (int64_t i = 0; i < tt__min(l->max_seqs, most); i++) micro += l->tokens[l->order[i]].count;
+    for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
+    tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
-    l->accumulates = micro > room || tt__loader_micros(l, most) > l->data;
+    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
     return true;
 }
 
@@ -31571,7 +31632,7 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     batch->labels = l->labels;
     batch->index = l->index;
     batch->last_of_step = last_of_step;
-    if (last_of_step) l->step++, l->in_step = l->micro = 0;
+    if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;
     return true;
 }
 
@@ -31583,7 +31644,8 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     int micro = 0, seqs = 0, tokens = 0;
     for (int i = 0; i < n; i++) {
         const int more = l->tokens[texts[i]].count;
-        if (seqs == l->max_seqs || more > l->max_tokens - tokens) l->ends[micro++] = i, seqs = tokens = 0;
+        const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
+        if (full) l->ends[micro++] = i, seqs = tokens = 0;
         l->dealt[i] = texts[i];
         seqs++;
         tokens += more;
@@ -31602,7 +31664,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
         const uint32_t place = l->by_length[i];
         int to = -1;
         for (int k = 0; k < micros; k++)
-            if (l->ends[k] < l->max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
+            if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
         l->filled[to] += l->tokens[texts[place]].count;
         if (l->filled[to] > l->max_tokens) return false;
         l->ends[to]++;
@@ -31615,14 +31677,14 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
-    int micros = (int)tt__loader_micros(l, n), from = 0;
-    if (l->groups == 1) {
+    int micros = tt__deal_micros(&l->deal, n), from = 0;
+    if (l->deal.groups == 1) {
         tt__loader_fill(l, texts, n);
         return;
     }
     for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
     tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
-    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->groups);
+    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
     for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
         const int seqs = l->ends[k];
         l->ends[k] = from;
@@ -31636,13 +31698,14 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
-    const int64_t step = at / l->o.batch, from = step * l->o.batch, n = tt__min(l->o.batch, l->texts - from);
-    const int64_t micros = tt__loader_micros(l, n), whole = tt__loader_micros(l, l->o.batch);
+    const tt__dealer *d = &l->deal;
+    const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
+    const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (l->groups == 1) { /* all but the last are full */
-        within = (at - from) / l->max_seqs;
-        *first = from + within * l->max_seqs;
-        end = tt__min(from + n, *first + l->max_seqs);
+    if (d->groups == 1) { /* all but the last are full */
+        within = (at - from) / d->max_seqs;
+        *first = from + within * d->max_seqs;
+        end = tt__min(from + n, *first + d->max_seqs);
     } else {
         within = ((at - from + 1) * micros - 1) / n;
         *first = from + within * n / micros;
@@ -31734,10 +31797,10 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const tt_image_source *source = &l->d->source;
     int64_t first, at = l->cursor++;
     int seqs;
-    uint32_t index = l->order[at];
+    uint32_t index = l->deal.order[at];
     const int64_t micro = tt__image_micro(l, at, &first, &seqs);
     tt__ring_slot *slot = &l->ring[micro % l->slots];
-    const int64_t of_step = micro % tt__loader_micros(l, l->o.batch);
+    const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
     if (slot->left_out) { /* all of it */
@@ -31745,7 +31808,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
         pthread_cond_signal(&l->ready);
         return;
     }
-    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->epoch, index);
+    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->deal.epoch, index);
     l->busy++;
     pthread_mutex_unlock(&l->mutex);
 
@@ -31783,7 +31846,7 @@ static void *tt__image_main(void *arg)
     int seqs;
     pthread_mutex_lock(&l->mutex);
     while (!l->stop) {
-        if (l->cursor < l->texts && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
+        if (l->cursor < l->deal.used && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
             tt__image_make(l, thread);
         else pthread_cond_wait(&l->work, &l->mutex);
     }
@@ -31794,7 +31857,7 @@ static void *tt__image_main(void *arg)
 static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
 {
     slot->done = 0;
-    slot->failed = l->max_seqs;
+    slot->failed = l->deal.max_seqs;
 }
 
 /* The next micro-batch, once all its images are made. */
@@ -31803,7 +31866,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     int64_t first, micro;
     int seqs;
     pthread_mutex_lock(&l->mutex);
-    micro = tt__image_micro(l, l->step * l->o.batch + l->in_step, &first, &seqs);
+    micro = tt__image_micro(l, l->deal.step * l->o.batch + l->in_step, &first, &seqs);
     if (micro > l->base) { /* the trainer is done with the one before it */
         tt__image_empty(l, &l->ring[l->base++ % l->slots]);
         pthread_cond_broadcast(&l->work);
@@ -31820,20 +31883,20 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     pthread_mutex_unlock(&l->mutex);
     if (slot->failed < seqs) {
         const tt_image_source *source = &l->d->source;
-        long long number = l->d->examples[l->order[first + slot->failed]].number;
+        long long number = l->d->examples[l->deal.order[first + slot->failed]].number;
         const char *name = source->name ? source->name(source->user, number) : NULL;
         l->status = name ? tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why)
                          : tt__fail(l->ctx, slot->status, "loader: image %lld: %s", number, slot->why);
         return false;
     }
     for (int i = 0; i < seqs; i++) {
-        l->index[i] = l->order[first + i];
+        l->index[i] = l->deal.order[first + i];
         l->labels[i] = l->d->examples[l->index[i]].label;
     }
     batch->pixels = slot->left_out ? NULL : slot->pixels;
     batch->image_bytes = (int64_t)l->image_bytes;
     l->in_step += seqs;
-    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->texts);
+    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
 void tt_loader_free(tt_loader *l)
@@ -31851,58 +31914,42 @@ void tt_loader_free(tt_loader *l)
     for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
     for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
     tt__chunks_free(ctx, &l->chunks);
-    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
+    void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->index, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
-static int tt__loader_groups(const tt_loader_options *o)
-{
-    return o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-}
-
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
-    const int groups = tt__loader_groups(o), data = o->parallel.data;
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= "
-                        "accumulate <= batch", o->batch, o->accumulate);
-    if (groups < 1 || data < 0 || (data && groups % data))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: parallel.groups = %d and parallel.data = %d; expected "
-                        "the trainer's tt_parallel after tt_parallel_on", o->parallel.groups, data);
-    if (groups > o->batch / o->accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: a step of batch = %d has fewer sequences than "
-                        "micro-batches, accumulate = %d for each of %d groups: set batch to %lld at least",
-                        o->batch, o->accumulate, groups, (long long)groups * o->accumulate);
-    if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
+    char text[640] = "";
+    tt__text all = {text, sizeof text, 0};
+    const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const int64_t most = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
+    if (!d->count) tt__print(&all, "; the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads,
-                        TT__LOADER_THREADS);
+        tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last "
-                        "leaves out others", d->count, d->images ? "images" : "texts", o->batch);
-    if (d->images) return TT_OK;
-    if (o->max_length < 2)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and "
-                        "[SEP]", o->max_length);
-    if (o->max_tokens != 0 && o->max_tokens < o->max_length)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = "
-                        "%d, so that every text fits", o->max_tokens, o->max_length);
-    if (o->window < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches",
-                        o->window);
-    if (tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / o->max_length && !o->max_tokens)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than "
-                        "can be counted: set max_tokens", o->batch, o->max_length);
-    return TT_OK;
+        tt__print(&all, "; %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count,
+                  texts ? "texts" : "images", o->batch);
+    if (texts && o->max_length < 2)
+        tt__print(&all, "; max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+        tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
+                  o->max_tokens, o->max_length);
+    else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
+        tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
+                  o->batch, o->max_length);
+    if (texts && o->window < 0)
+        tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
 static bool tt__loader_allocate(tt_loader *l) /* what texts need */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
@@ -31923,12 +31970,12 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     const tt_image_options *o = &l->image;
     size_t bytes;
     l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
-    if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
+    if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
-                        "can hold: set batch lower", l->max_seqs, o->height, o->width), false;
+                        "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
     /* one that the trainer reads, those of its next round, and as many as give every thread two images to
        make */
-    l->slots = l->o.threads ? 1 + l->data + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
+    l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
         if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
@@ -31957,19 +32004,16 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     l->k = k;
     l->o = o;
     if (image) l->image = *image;
+    l->deal.of = "loader";
+    l->deal.shuffle = o.shuffle;
+    bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
+    if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
     l->sort = k && o.shuffle && o.window > 1;
-    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
-    l->texts = tt__min(d->count, l->steps * o.batch);
-    l->groups = tt__loader_groups(&o);
-    l->data = (int)tt__max(1, o.parallel.data);
-    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), d->count);
-    l->accumulates = tt__loader_micros(l, tt__min(o.batch, d->count)) > l->data;
-    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
-    l->epoch = l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->max_seqs;
-    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)d->count * 4)) &&
-        (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+    l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
+    l->window_at = l->empty = -1;
+    size_t seqs = (size_t)l->deal.max_seqs;
+    ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
@@ -32067,10 +32111,10 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
     return tt__image_check(ctx, d, image) == TT_OK ? tt__loader_make(ctx, d, NULL, image, options) : NULL;
 }
 
-int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->max_seqs; }
+int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
-bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
+bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
 int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
 double tt_loader_waited(const tt_loader *l) { return l->waited; }
@@ -32110,9 +32154,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     const tt_image_options *i = &l->image;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
-              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle,
-              o->drop_last);
-    if (!l->ring)
+              (int)l->d->count, l->d->images ? "images" : "texts", o->batch, o->accumulate, l->deal.groups,
+              o->shuffle, o->drop_last);
+    if (!l->d->images)
         tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens,
                   o->window);
     else
@@ -32140,41 +32184,35 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
-                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes,
-                   tt__loader_source_deal, tt__loader_source_describe};
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+                   l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
     return &l->source;
 }
 
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 {
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 "
-                        "to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
     pthread_mutex_lock(&l->mutex);
-    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed && !l->dealt_anew)
-        return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->texts; /* nothing more is begun */
+    const int64_t cursor = l->cursor;
+    const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
+    if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
+    l->cursor = l->deal.used; /* nothing more is begun */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
-    if (epoch != l->epoch) {
-        uint32_t count = (uint32_t)l->d->count;
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                      TT__SHUFFLE_TEXTS);
-        if (l->o.shuffle) tt__shuffle(l->order, count, key);
-        else for (uint32_t i = 0; i < count; i++) l->order[i] = i;
-        l->epoch = epoch;
-        l->window_at = -1;
+    if (epoch != l->deal.epoch) l->window_at = -1;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) {
+        l->in_step = l->micro = 0;
+        l->cursor = tt__min(step * l->o.batch, l->deal.used);
+        l->failed = l->dealt_anew = false;
+        for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
+        l->base = step * tt__deal_micros(&l->deal, l->o.batch);
+    } else {
+        l->cursor = cursor;
     }
-    l->step = step;
-    l->in_step = l->micro = 0;
-    l->cursor = tt__min(step * l->o.batch, l->texts);
-    l->failed = l->dealt_anew = false;
-    for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
-    l->base = step * tt__loader_micros(l, l->o.batch);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->mutex);
-    return TT_OK;
+    return status;
 }
 
 /* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
@@ -32182,14 +32220,14 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
-    int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
-    const tt__step_texts shuffled = {l->tokens, l->order + first};
-    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->order[first + i];
+    int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
+    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
                                       TT__SHUFFLE_STEPS + (uint64_t)window);
         tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
-        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + l->sorted[i]];
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->deal.order[first + l->sorted[i]];
         tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
         if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
     } else {
@@ -32202,13 +32240,13 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
 {
     memset(batch, 0, sizeof *batch);
     l->status = TT_OK;
-    if (l->step >= l->steps) return false;
-    if (l->ring) return tt__image_next(l, batch);
-    int64_t window = l->step / l->window_steps;
+    if (l->deal.step >= l->deal.steps) return false;
+    if (l->d->images) return tt__image_next(l, batch);
+    int64_t window = l->deal.step / l->window_steps;
     if (window != l->window_at) tt__loader_window(l, window);
 
-    int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
-    int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
+    int64_t from = (window * l->window_steps + l->step_order[l->deal.step % l->window_steps]) * l->o.batch;
+    int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
@@ -32798,11 +32836,9 @@ struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    int groups, most;              /* windows of a micro-batch */
+    tt__dealer deal;               /* of windows */
     int max_seqs, max_tokens;
-    int64_t windows, steps, epoch, step;
     int micro;                     /* of the step, that were given */
-    uint32_t *order;               /* (windows) */
     int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
     uint64_t hash;
     tt_array array;
@@ -32824,7 +32860,7 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
@@ -32848,28 +32884,12 @@ static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
     return TT_OK;
 }
 
-static int tt__window_micros(const tt_token_loader *l, int64_t n)
-{
-    return (int)tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->most));
-}
-
 static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "token loader: no step %lld of epoch %lld; an epoch has "
-                        "steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
-    if (epoch != l->epoch) {
-        const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                            TT__SHUFFLE_TEXTS);
-        const uint32_t n = (uint32_t)l->windows;
-        if (l->o.shuffle) tt__shuffle(l->order, n, key);
-        else for (uint32_t k = 0; k < n; k++) l->order[k] = k;
-    }
-    l->epoch = epoch;
-    l->step = step;
-    l->micro = 0;
-    return TT_OK;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) l->micro = 0;
+    return status;
 }
 
 /* Adds window number w behind `rows` tokens and `seqs` sequences. */
@@ -32892,13 +32912,14 @@ static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *s
 static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    const int64_t first = l->step * l->o.batch, n = tt__min(l->o.batch, l->windows - first);
+    tt__dealer *d = &l->deal;
+    const int64_t first = d->step * d->batch, n = tt__min(d->batch, d->count - first);
     int rows = 0, seqs = 0;
-    *more = l->step < l->steps;
+    *more = d->step < d->steps;
     if (!*more) return TT_OK;
-    const int micros = tt__window_micros(l, n);
+    const int micros = tt__deal_micros(d, n);
     for (int64_t k = n * l->micro / micros; k < n * (l->micro + 1) / micros; k++) {
-        tt_status status = tt__window_add(l, l->order[first + k], &rows, &seqs);
+        tt_status status = tt__window_add(l, d->order[first + k], &rows, &seqs);
         if (status != TT_OK) return status;
     }
     l->seq_start[seqs] = rows;
@@ -32913,7 +32934,7 @@ static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
     b->arrays = &l->array;
     b->n_arrays = 1;
     b->last_of_step = ++l->micro == micros;
-    if (b->last_of_step) l->step++, l->micro = 0;
+    if (b->last_of_step) d->step++, l->micro = 0;
     return TT_OK;
 }
 
@@ -32921,21 +32942,11 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
-    const int groups = o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-    const int data = o->parallel.data;
     char text[400] = "";
     tt__text all = {text, sizeof text, 0};
     if (o->length < 1) tt__print(&all, "; length = %d", o->length);
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        tt__print(&all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch,
-                  o->accumulate);
-    else if (groups < 1 || data < 0 || (data && groups % data))
-        tt__print(&all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", o->parallel.groups, data);
-    else if (groups > o->batch / o->accumulate)
-        tt__print(&all, "; batch = %d is less than accumulate = %d for each of %d groups", o->batch,
-                  o->accumulate, groups);
-    else if (o->length > 0 && tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / 4 / o->length)
+    if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
+        tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
         tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
                   o->length);
     if (o->length > 0 && s->count / o->length >= INT32_MAX)
@@ -32953,21 +32964,20 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     l->ctx = ctx;
     l->s = s;
     l->o = o;
-    l->groups = o.parallel.groups ? o.parallel.groups : (int)tt__max(1, o.parallel.data);
-    l->windows = tt__ceil_div(s->count - 1, o.length);
-    l->steps = tt__ceil_div(l->windows, o.batch);
-    l->most = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), l->windows);
-    l->max_tokens = (int)tt__min((int64_t)l->most * o.length, s->count - 1);
-    l->epoch = -1;
+    tt__dealer *d = &l->deal;
+    d->of = "token loader";
+    d->shuffle = o.shuffle;
+    const bool begun = tt__deal_begin(ctx, d, tt__ceil_div(s->count - 1, o.length), o.batch, o.accumulate,
+                                      &o.parallel);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * o.length, s->count - 1);
     tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
     x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
     x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
     const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
     l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)l->most * x.most, l->max_tokens);
+    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.most, l->max_tokens);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
-    if (status == TT_OK &&
-        (l->order = (uint32_t *)tt__alloc(ctx, sizeof *l->order * (size_t)l->windows)) &&
+    if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->positions = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->targets = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -32984,16 +32994,14 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
-              l->o.accumulate, l->groups, l->o.length, l->o.shuffle, l->o.across);
+              l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
-    const int data = (int)tt__max(1, l->o.parallel.data);
-    const bool accumulates = tt__window_micros(l, tt__min(l->o.batch, l->windows)) > data;
-    const tt_source s = {l, tt__window_seek, tt__window_next, l->steps, l->max_seqs, l->max_tokens,
-                         accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+    const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
     l->source = s;
     return &l->source;
 }
