@@ -35311,34 +35311,26 @@ static const tt__config_row tt__gpt2_rows[] = {
     C(dropout, 'p', 0, "resid_pdrop"), C(attention_dropout, 'p', 0, "attn_pdrop"),
     C(tied, 'b', 0, "tie_word_embeddings"),
 };
+#define TT__LM_ROWS(intermediate, eps) \
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"), \
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"), \
+    C(intermediate_size, 'n', 'I', intermediate), C(max_positions, 'n', 0, "max_position_embeddings"), \
+    C(norm_eps, 'f', 0, eps), C(initializer_range, 'f', 0, "initializer_range"), \
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings")
 static const tt__config_row tt__llama_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(key_heads, 'n', 0, "num_key_value_heads"), C(head_size, 'n', 0, "head_dim"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "rms_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(attention_dropout, 'p', 0, "attention_dropout"),
-    C(tied, 'b', 0, "tie_word_embeddings"), C(attention_bias, 'b', 0, "attention_bias"),
+    TT__LM_ROWS("intermediate_size", "rms_norm_eps"), C(key_heads, 'n', 0, "num_key_value_heads"),
+    C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
     C(mlp_bias, 'b', 0, "mlp_bias"),
 };
 static const tt__config_row tt__neox_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("intermediate_size", "layer_norm_eps"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
 };
 static const tt__config_row tt__falcon_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "ffn_hidden_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("ffn_hidden_size", "layer_norm_epsilon"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "bias"), C(parallel, 'b', 0, "parallel_attn"),
 };
+#undef TT__LM_ROWS
 #undef C
 
 static const char *const tt__lm_buffers[] = {
@@ -35558,7 +35550,6 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
     const char *type = "default", *name = "rope_scaling";
-    float original = 0;
     int at = tt__json_get(j, 0, name);
     const bool empty = at < 0 || j->nodes[at].kind == TT__JSON_NULL ||
                        (j->nodes[at].kind == TT__JSON_OBJECT && !j->nodes[at].count);
@@ -35574,28 +35565,24 @@ static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
     const bool scaled = status == TT_OK && strcmp(type, "default") != 0;
     if (status == TT_OK) status = tt__lm_read_columns(j, at, scaled, c);
     if (status != TT_OK || !scaled) return status;
-    static const struct { const char *type; tt_rotary_scaling scaling; const char *low, *high; } all[] = {
-        {"linear", TT_ROTARY_LINEAR, NULL, NULL},
-        {"llama3", TT_ROTARY_LLAMA3, "low_freq_factor", "high_freq_factor"},
-        {"yarn", TT_ROTARY_YARN, "beta_slow", "beta_fast"}};
-    for (int k = 0; k < TT__COUNT(all); k++) {
-        if (strcmp(type, all[k].type) != 0) continue;
-        original = (float)c->max_positions;
-        r->scaling = all[k].scaling;
-        status = tt__json_read_float(j, at, "factor", 1, INFINITY, &r->factor);
-        /* transformers 5 lets that of the file itself have the last word */
-        for (int own = 0; own < 2 && status == TT_OK && all[k].low; own++)
-            status = tt__json_read_float(j, own ? 0 : at, "original_max_position_embeddings", 1, 1e9f,
-                                         &original);
-        r->original = (int)original;
-        if (status == TT_OK && all[k].low)
-            status = tt__json_read_float(j, at, all[k].low, 0, INFINITY, &r->low);
-        if (status == TT_OK && all[k].low)
-            status = tt__json_read_float(j, at, all[k].high, 0, INFINITY, &r->high);
-        if (status == TT_OK && r->scaling == TT_ROTARY_YARN)
-            status = tt__json_read_float(j, at, "attention_factor", 0, INFINITY, &r->magnitude);
-        break;
-    }
+    static const struct { const char *type, *low, *high; } all[] = { /* by tt_rotary_scaling */
+        {"", NULL, NULL}, {"linear", NULL, NULL}, {"llama3", "low_freq_factor", "high_freq_factor"},
+        {"yarn", "beta_slow", "beta_fast"}};
+    int kind = TT__COUNT(all) - 1;
+    while (kind > TT_ROTARY_PLAIN && strcmp(type, all[kind].type) != 0) kind--;
+    r->scaling = (tt_rotary_scaling)kind;
+    float original = (float)c->max_positions;
+    const struct { const char *key; int at; float least, below, *to; } numbers[] = {
+        {"factor", at, 1, INFINITY, &r->factor},
+        {"original_max_position_embeddings", at, 1, 1e9f, &original},
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* has the last word in transformers 5 */
+        {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
+        {"attention_factor", at, 0, INFINITY, &r->magnitude}};
+    const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
+    for (int k = 0; k < n && status == TT_OK; k++)
+        status = tt__json_read_float(j, numbers[k].at, numbers[k].key, numbers[k].least, numbers[k].below,
+                                     numbers[k].to);
+    if (n) r->original = (int)original;
     static const char *const unknown[] = {"mscale", "mscale_all_dim", "truncate"};
     for (int k = 0; k < TT__COUNT(unknown) && status == TT_OK; k++) {
         const int node = tt__json_get(j, at, unknown[k]);
