@@ -1630,9 +1630,9 @@ typedef struct tt_lm {
                                   that file is missing: ids that end an answer, as tt_sampling.stop */
     int n_stop;
     char *generation;          /* generation_config.json, which tt_lm_save writes again; NULL: none */
-    char *kept;                /* what config.json has besides, which tt_lm_save writes again */
-    char *read_shape;          /* how config.json says windows, rotary positions and Falcon's heads, which */
-    tt_lm_config read;         /* tt_lm_save writes again while config has those of this, as it was loaded */
+    struct tt__checkpoint *kept; /* config.json as it was read: tt_lm_save writes again what `config` does not
+                                    say, and how it says windows, rotary positions and Falcon's heads ... */
+    tt_lm_config read;         /* ... while `config` has those of this, as it was loaded. kept NULL: none */
     tt_lora *lora;             /* (n_lora), by tt_lm_lora; with lora_options, whose targets are not kept */
     int n_lora;
     tt_lora_options lora_options;
@@ -34562,12 +34562,19 @@ static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__ch
     return status;
 }
 
+static void tt__shards_close(tt_context *ctx, tt__checkpoint *c)
+{
+    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
+    tt__free(ctx, c->file);
+    c->file = NULL;
+    c->files = 0;
+}
+
 static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
 {
     tt__json_free(&c->config);
     tt__file_close(ctx, &c->text);
-    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
-    tt__free(ctx, c->file);
+    tt__shards_close(ctx, c);
 }
 
 /* Opens the files that weight_map of model.safetensors.index.json names. */
@@ -35481,32 +35488,6 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
-/* The members of config.json with that writer, as lines of their own; to be freed. */
-static tt_status tt__lm_keep(const tt__checkpoint *from, const tt__architecture *a, tt__lm_writer writer,
-                             char **kept)
-{
-    const tt__json *j = &from->config;
-    tt__text text = {NULL, 0, 0};
-    for (int round = 0; round < 2; round++) {
-        for (int k = 0, at = 1; k < j->nodes[0].count; k++, at = j->nodes[at].after) {
-            const char *key = j->pool + j->nodes[at].key;
-            if (tt__lm_writer_of(a, key) != writer) continue;
-            tt__print(&text, "  ");
-            tt__json_quote(&text, key);
-            tt__print(&text, ": ");
-            tt__print_member(&text, from->text.bytes + j->nodes[at].offset);
-            tt__print(&text, ",\n");
-        }
-        if (round) break;
-        text.capacity = text.length + 1; /* now its length is known */
-        text.length = 0;
-        text.to = *kept = (char *)tt__alloc(j->ctx, text.capacity);
-        if (!text.to) return TT_ERR_MEMORY;
-        *text.to = 0;
-    }
-    return TT_OK;
-}
-
 /* What a file may not ask for: the key must be absent, null or have this value. */
 static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
 {
@@ -35735,19 +35716,11 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
 }
 
-/* Is there a member of that name among lines of config.json? */
-static bool tt__lm_said(const char *lines, const char *key)
-{
-    char begins[64];
-    const int n = snprintf(begins, sizeof begins, "  \"%s\":", key);
-    for (const char *line = lines; line && *line; line = strchr(line, '\n'), line += line != NULL)
-        if (strncmp(line, begins, (size_t)n) == 0) return true;
-    return false;
-}
+static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* The members that tell rotary positions, but those that `said` has. transformers 5 reads rope_parameters,
-   older versions the others, for which a base is 10,000 where they find none. */
-static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const char *said)
+/* The members that tell rotary positions, but those that `said` has (NULL: none). transformers 5 reads
+   rope_parameters, older versions the others, for which a base is 10,000 where they find none. */
+static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
     const tt_rotary_options *r = &c->rotary;
@@ -35786,19 +35759,26 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_lm *m = (const tt_lm *)self;
-    if (m->kept) {
-        tt__print(json, "%s", m->kept);
-    } else { /* a new model's, as transformers has defaults of its own for each kind */
+    const tt__json *j = m->kept ? &m->kept->config : NULL;
+    const bool as_read = j && tt__lm_has_shape(c, &m->read);
+    for (int k = 0, at = 1; j && k < j->nodes[0].count; k++, at = j->nodes[at].after) {
+        const char *key = j->pool + j->nodes[at].key;
+        const tt__lm_writer writer = tt__lm_writer_of(&tt__lm_kind_of(m->read.kind)->a, key);
+        if (writer == TT__LM_OWN || (writer == TT__LM_SHAPE && !as_read)) continue;
+        tt__print(json, "  ");
+        tt__json_quote(json, key);
+        tt__print(json, ": ");
+        tt__print_member(json, m->kept->text.bytes + j->nodes[at].offset);
+        tt__print(json, ",\n");
+    }
+    if (!j) { /* a new model's, as transformers has defaults of its own for each kind */
         char end[16] = "null";
         if (c->end_token >= 0) snprintf(end, sizeof end, "%d", c->end_token);
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
                   end);
     }
-    if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
-        tt__print(json, "%s", m->read_shape);
-        tt__lm_print_rotary(json, c, m->read_shape);
-        return;
-    }
+    tt__lm_print_rotary(json, c, as_read ? j : NULL);
+    if (as_read) return;
     const int flags = tt__lm_flags(c);
     if (flags & TT__LM_FALCON) {
         const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
@@ -35813,7 +35793,6 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
                   c->window ? "true" : "false", c->window ? c->window_from : c->layers);
     if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
     else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
-    tt__lm_print_rotary(json, c, "");
 }
 
 /* --------------------------------------------------------------- making, loading, saving a language model */
@@ -35834,7 +35813,8 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 void tt_lm_free(tt_lm *m)
 {
     if (!m->ctx) return;
-    void *const owned[] = {m->stop, m->generation, m->kept, m->read_shape, m->base, m->lora};
+    if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
+    void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
     tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
 }
@@ -35914,37 +35894,30 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
-    char *kept = NULL, *shape = NULL, *base = NULL;
     tt_lm_config config;
-    tt__checkpoint s;
-    const tt__json *j = &s.config;
     const tt__architecture *a = NULL;
     const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
-    tt_status status = tt__checkpoint_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_read_config(j, &config, &a);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_keep(&s, a, TT__LM_KEPT, &kept);
-    if (status == TT_OK) status = tt__lm_keep(&s, a, TT__LM_SHAPE, &shape);
-    if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
-    if (status == TT_OK) status = tt__model_load(a, m, &config, &s, 0, 0);
-    if (status == TT_OK && ((status = tt__lm_check_tied(m, &s)) != TT_OK ||
-                            (status = tt__lm_read_generation(m, j, folder)) != TT_OK)) {
-        tt__params_undo(ctx, params);
-        tt_lm_free(m);
+    tt__checkpoint *s = (tt__checkpoint *)tt__alloc(ctx, sizeof *s);
+    if (!s) return TT_ERR_MEMORY;
+    tt_status status = tt__checkpoint_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__model_load(a, m, &config, s, 0, 0);
+    if (status != TT_OK) {
+        tt__checkpoint_close(ctx, s);
+        tt__free(ctx, s);
+        return status;
     }
-    if (status == TT_OK) {
-        m->shard_bytes = (size_t)5000000000u;
-        m->kept = kept;
-        m->read_shape = shape;
-        m->read = m->config;
-        m->base = base;
-    } else {
-        tt__free(ctx, base);
-        tt__free(ctx, kept);
-        tt__free(ctx, shape);
-    }
-    tt__checkpoint_close(ctx, &s);
+    m->shard_bytes = (size_t)5000000000u;
+    m->kept = s;
+    m->read = m->config;
+    status = (m->base = tt__strdup(ctx, folder)) ? tt__lm_check_tied(m, s) : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__lm_read_generation(m, &s->config, folder);
+    tt__shards_close(ctx, s);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_lm_free(m);
     return status;
 }
 
