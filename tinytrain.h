@@ -34176,15 +34176,15 @@ static const tt__config_row tt__bert_rows[] = {
 #undef C
 };
 
-/* What tells a kind from the others: its files and tables, flags, the layer of its head, its base model. */
+/* What tells a kind from the others: its files and tables, flags, its head's activation, its base model. */
 enum {
-    TT__BERT_HEAD = 1,      /* it has a layer before the classifier; else `pooler` says so */
-    TT__BERT_OFFSET = 2,    /* positions begin behind pad_token, and there is one token type */
-    TT__BERT_SPARSE = 4,    /* block_sparse, qkv_bias and scale_embeddings */
-    TT__BERT_DROP_SUM = 8,  /* dropout comes before the norm of embeddings, not behind it */
-    TT__BERT_DROP_OUT = 16, /* of the output of attention */
-    TT__BERT_DROP_HEAD = 32, /* of what the layer before the classifier reads */
-    TT__BERT_DROP_AS = 64   /* a file without classifier_dropout has `dropout` there */
+    TT__BERT_HEAD = 1,       /* there is a layer before the classifier; without the flag `pooler` decides */
+    TT__BERT_OFFSET = 2,     /* positions begin behind pad_token, and there is one token type */
+    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings count */
+    TT__BERT_DROP_SUM = 8,   /* embeddings have dropout before their norm, not behind it */
+    TT__BERT_DROP_OUT = 16,  /* attention's output has dropout */
+    TT__BERT_DROP_HEAD = 32, /* what the layer before the classifier reads has dropout */
+    TT__BERT_DROP_AS = 64    /* classifier_dropout is `dropout` where config.json does not say it */
 };
 typedef struct tt__bert_kind {
     tt__architecture a;
@@ -35200,15 +35200,15 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
 
 /* What tells a kind from the others, beside its tables. */
 enum {
-    TT__LM_POSITIONS = 1,   /* positions are learned, not rotary */
-    TT__LM_EQUAL_HEADS = 2, /* as many key heads as heads */
-    TT__LM_LLAMA = 4,       /* heads of any size; config.json has a sliding_window, be it null */
-    TT__LM_MLP_4 = 8,       /* an MLP of 4 * hidden_size where config.json does not say its size */
-    TT__LM_QKV_BIAS = 16,   /* queries, keys and values always have biases, attention's output never */
-    TT__LM_ONE_BIAS = 32,   /* the MLP has biases where attention has */
-    TT__LM_WINDOW = 64,     /* sliding_window is read */
-    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on: window_from */
-    TT__LM_FALCON = 256     /* config.json says by multi_query and others how many key heads and norms */
+    TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
+    TT__LM_EQUAL_HEADS = 2,   /* there are as many key heads as heads */
+    TT__LM_LLAMA = 4,         /* heads have any size, and config.json says a sliding_window, be it null */
+    TT__LM_MLP_4 = 8,         /* an MLP has 4 * hidden_size columns where config.json does not say them */
+    TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
+    TT__LM_ONE_BIAS = 32,     /* the MLP has biases where attention has */
+    TT__LM_WINDOW = 64,       /* sliding_window is read ... */
+    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on there are windows */
+    TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
 };
 static int tt__lm_flags(const tt_lm_config *c);
 
