@@ -1630,9 +1630,9 @@ typedef struct tt_lm {
                                   that file is missing: ids that end an answer, as tt_sampling.stop */
     int n_stop;
     char *generation;          /* generation_config.json, which tt_lm_save writes again; NULL: none */
-    char *kept;                /* what config.json has besides, which tt_lm_save writes again */
-    char *read_shape;          /* how config.json says windows, rotary positions and Falcon's heads, which */
-    tt_lm_config read;         /* tt_lm_save writes again while config has those of this, as it was loaded */
+    struct tt__checkpoint *kept; /* config.json as it was read: tt_lm_save writes again what `config` does not
+                                    say, and how it says windows, rotary positions and Falcon's heads ... */
+    tt_lm_config read;         /* ... while `config` has those of this, as it was loaded. kept NULL: none */
     tt_lora *lora;             /* (n_lora), by tt_lm_lora; with lora_options, whose targets are not kept */
     int n_lora;
     tt_lora_options lora_options;
@@ -2750,6 +2750,17 @@ static void tt__print(tt__text *text, const char *format, ...)
     int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
     va_end(args);
     if (n > 0) text->length += (size_t)n;
+}
+
+/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+static const char *tt__shortest(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
 }
 
 /* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
@@ -21090,15 +21101,6 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* The fewest digits that stand for this number alone. */
-static const char *tt__shortest(float x, char to[32])
-{
-    int digits = 5;
-    do snprintf(to, 32, "%.*g", ++digits, (double)x);
-    while (digits < 9 && (float)strtod(to, NULL) != x);
-    return to;
-}
-
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
@@ -24919,75 +24921,70 @@ static tt__state_header tt__state_header_of(const tt_program *p)
                                 (int64_t)tt__program_hash(p)};
     return h;
 }
+/* ===========================================================================================================
+   REPORTS                                                                                           >>reports
+   A program and its memory plan as numbers, as text and as a picture; what a device costs. Uses all above.
+   ======================================================================================================== */
 
 /* -------------------------------------------------------------------------------------------------- costs
    tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
    with so few rows and columns that what it takes to start launches is most of it, and then with more, until
-   steps are long. */
+   steps are long. Of a block of one row the update takes most. */
 
 /* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
    most rows and columns, and bytes of a copy. */
 #define TT__STEP_LONG 0.06
 #define TT__STEPS_LONG 0.15
 #define TT__COPY_LONG 0.002
-enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__LEAST_COPY = 1 << 20, TT__MOST_COPY = 1 << 26 };
+enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__UPDATE_WIDTH = 576, TT__LEAST_COPY = 1 << 20,
+       TT__MOST_COPY = 1 << 26 };
 
-/* A block of `width` rows and columns, in a program that trains, and its inputs. */
+/* A block of `width` columns, in a program that trains, and its inputs. */
 typedef struct tt__sample {
     tt_program *p;
     tt_value x, y, starts;
-    int width, seqs;
+    int rows, seqs;
     int32_t *start;
     float *numbers;         /* of x, and of y */
 } tt__sample;
 
-/* A parameter with a name that no other has: of out x in numbers, or, with out 0, of `in`. */
-static tt_param *tt__sample_param(tt_tape *t, int64_t out, int64_t in, tt_init_kind kind)
+/* A linear layer of `out` columns or, with out 0, a norm. Its parameters have names that no others have. */
+static tt_value tt__sample_layer(tt_tape *t, tt_value x, int64_t out)
 {
-    char name[32];
-    const tt_init init = {kind, 0.05f};
-    const int64_t dims[] = {out ? out : in, in};
-    snprintf(name, sizeof name, "%d", t->ctx->n_params);
-    tt_param *p = tt_param_new(t->ctx, name, out ? 2 : 1, dims, init);
-    if (!p) tt__out_of_memory(t);
-    return p;
-}
-
-static tt_value tt__sample_linear(tt_tape *t, tt_value x, int64_t out)
-{
-    tt_param *w = tt__sample_param(t, out, tt_value_width(t, x), TT_INIT_UNIFORM);
-    return tt_linear(t, x, w, tt__sample_param(t, 0, out, TT_INIT_ZEROS));
-}
-
-static tt_value tt__sample_norm(tt_tape *t, tt_value x)
-{
-    const int64_t n = tt_value_width(t, x);
-    tt_param *w = tt__sample_param(t, 0, n, TT_INIT_ONES);
-    return tt_layernorm(t, x, w, tt__sample_param(t, 0, n, TT_INIT_ZEROS), 1e-5f);
+    const int64_t in = tt_value_width(t, x), dims[] = {out ? out : in, in};
+    tt_param *p[2];
+    for (int k = 0; k < 2; k++) {
+        char name[32];
+        const tt_init init = {k ? TT_INIT_ZEROS : out ? TT_INIT_UNIFORM : TT_INIT_ONES, 0.05f};
+        snprintf(name, sizeof name, "%d", t->ctx->n_params);
+        p[k] = tt_param_new(t->ctx, name, out && !k ? 2 : 1, dims, init);
+        if (!p[k]) tt__out_of_memory(t);
+    }
+    return out ? tt_linear(t, x, p[0], p[1]) : tt_layernorm(t, x, p[0], p[1], 1e-5f);
 }
 
 static tt_status tt__sample_new(tt_context *ctx, tt__sample *s, const char *device, const char *precision,
-                                int width)
+                                int rows, int width)
 {
-    const int64_t n = width, elements = n * n;
+    const int64_t n = width, elements = rows * n;
     memset(s, 0, sizeof *s);
-    s->width = width;
-    s->seqs = width > 128 ? width / 128 : 1;
+    s->rows = rows;
+    s->seqs = rows > 128 ? rows / 128 : 1;
     s->start = (int32_t *)tt__alloc(ctx, sizeof *s->start * (size_t)(s->seqs + 1));
     s->numbers = (float *)tt__alloc(ctx, sizeof *s->numbers * (size_t)elements);
     tt_tape *t = s->start && s->numbers ? tt_tape_new(ctx) : NULL;
     if (!t) return TT_ERR_MEMORY;
-    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * width / s->seqs;
+    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * rows / s->seqs;
     for (int64_t k = 0; k < elements; k++) s->numbers[k] = (float)(k % 251) / 251 - 0.5f;
     const tt_attention_options heads = tt_attention_options_default(width / 64);
-    s->x = tt_input(t, "x", TT_F32, n, n);
-    s->y = tt_input(t, "y", TT_F32, n, n);
+    s->x = tt_input(t, "x", TT_F32, rows, n);
+    s->y = tt_input(t, "y", TT_F32, rows, n);
     s->starts = tt_seq_start(t, "starts", s->seqs);
-    tt_value h = tt__sample_norm(t, tt__sample_linear(t, s->x, n));
-    tt_value q = tt__sample_linear(t, h, n), k = tt__sample_linear(t, h, n), v = tt__sample_linear(t, h, n);
-    h = tt_add(t, h, tt__sample_linear(t, tt_attention(t, q, k, v, s->starts, &heads), n));
-    v = tt_gelu(t, tt__sample_linear(t, tt__sample_norm(t, h), 4 * n));
-    h = tt_add(t, h, tt__sample_linear(t, v, n));
+    tt_value h = tt__sample_layer(t, tt__sample_layer(t, s->x, n), 0);
+    tt_value q = tt__sample_layer(t, h, n), k = tt__sample_layer(t, h, n), v = tt__sample_layer(t, h, n);
+    h = tt_add(t, h, tt__sample_layer(t, tt_attention(t, q, k, v, s->starts, &heads), n));
+    v = tt_gelu(t, tt__sample_layer(t, tt__sample_layer(t, h, 0), 4 * n));
+    h = tt_add(t, h, tt__sample_layer(t, v, n));
     const tt_value none = {0}, loss = tt_mean_squared_error(t, h, s->y, none);
     tt_compile_options o = tt_compile_options_default();
     o.device = device;
@@ -25010,8 +25007,8 @@ static tt_status tt__sample_step(tt__sample *s, double *seconds)
 {
     tt_status status = TT_OK;
     for (int d = 0; d < s->p->arena->data && status == TT_OK; d++) {
-        status = tt_set_rank(s->p, d, s->x, s->numbers, s->width);
-        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->width);
+        status = tt_set_rank(s->p, d, s->x, s->numbers, s->rows);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->rows);
         if (status == TT_OK) status = tt_set_rank(s->p, d, s->starts, s->start, s->seqs + 1);
     }
     *seconds = tt__seconds();
@@ -25028,7 +25025,7 @@ typedef struct tt__profile {
 
 /* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
    steps down, and seldom all of these. *seconds: of a step, so. */
-static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
+static tt_status tt__profile_steps(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
 {
     const tt_tape *t = s->p->built.t;
     double now, all = 0;
@@ -25056,6 +25053,19 @@ static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile 
     for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
     if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
     tt__free(ctx, each);
+    return status;
+}
+
+/* The profile of a new sample. */
+static tt_status tt__profile_of(tt_context *ctx, const char *device, const char *precision, int rows,
+                                int width, tt__profile *to, double *seconds)
+{
+    tt__sample s;
+    ctx->profiles = true;
+    tt_status status = tt__sample_new(ctx, &s, device, precision, rows, width);
+    if (status == TT_OK) status = tt__profile_steps(ctx, &s, to, seconds);
+    ctx->profiles = false;
+    tt__sample_free(ctx, &s);
     return status;
 }
 
@@ -25123,45 +25133,6 @@ static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, vo
     return tt__device_status(ctx, c, 0, status);
 }
 
-/* Bytes that each of so many ranks reads and writes a second when Adam updates in the host's memory. */
-static tt_status tt__measure_update(tt_context *ctx, int ranks, double *rate)
-{
-    const int64_t n = (int64_t)(TT__MOST_COPY / 16);
-    const tt__clipped clipped = {1, 1};
-    const tt_optimizer_options o = tt_optimizer_options_default();
-    tt__instr i = tt__new_instr(TT__OP_ADAM);
-    tt__run run;
-    tt__launch l;
-    double seconds = INFINITY;
-    memset(&l, 0, sizeof l);
-    memset(&run, 0, sizeof run);
-    const tt__mat factor = {(void *)(uintptr_t)&clipped, TT_F32, 1, 2, 2};
-    const tt__mat settings = {&run, TT_U8, 1, sizeof run, sizeof run};
-    const size_t scratch = tt__cpu_workspace(ctx->cpu.pool->threads, NULL, &i);
-    float *x = (float *)tt__calloc(ctx, 4 * sizeof *x * (size_t)n + scratch);
-    if (!x) return TT_ERR_MEMORY;
-    i.attr.beta1 = o.beta1;
-    i.attr.beta2 = o.beta2;
-    i.attr.eps = o.eps;
-    l.device = (tt__device *)(void *)&ctx->cpu;
-    l.instr = &i;
-    l.workspace = x + 4 * n;
-    for (int k = 0; k < 4; k++) {
-        const tt__mat m = {x + k * n, TT_F32, 1, n, n};
-        *(k ? &l.out[k - 1] : &l.in[0]) = m;
-    }
-    l.in[1] = factor;
-    l.in[TT__RUN_IN] = settings;
-    for (int k = 0; k < 3; k++) {
-        const double begin = tt__seconds();
-        tt__cpu_launch(&l, 1);
-        seconds = fmin(seconds, tt__seconds() - begin);
-    }
-    *rate = 28 * (double)n / fmax(seconds, 1e-9) / ranks; /* g is read; p, m and v are read and written */
-    tt__free(ctx, x);
-    return TT_OK;
-}
-
 /* Memory and links of rank 0. */
 static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
 {
@@ -25196,13 +25167,9 @@ static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool
     tt__profile now, small;
     memset(&small, 0, sizeof small);
     for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
-        tt__sample s;
         double seconds = 0;
-        ctx->profiles = true;
-        tt_status status = tt__sample_new(ctx, &s, device, single ? "32-true" : "bf16-true", width);
-        if (status == TT_OK) status = tt__sample_profile(ctx, &s, &now, &seconds);
-        ctx->profiles = false;
-        tt__sample_free(ctx, &s);
+        const char *precision = single ? "32-true" : "bf16-true";
+        const tt_status status = tt__profile_of(ctx, device, precision, width, width, &now, &seconds);
         if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
         if (status != TT_OK) return status;
         tt__rates_of(&now, &small, single, costs);
@@ -25227,12 +25194,17 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_context *own = tt_open(&o);
     if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
     tt__sample s; /* as programs are: with streams, and graphs of launches */
-    double least, least_16;
-    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
+    tt__profile update;
+    double least, ignored;
+    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH, TT__LEAST_WIDTH);
     if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
-    if (status == TT_OK) status = tt__measure_update(own, s.p->settings.crew->local, &found.update_host);
+    if (status == TT_OK)
+        status = tt__profile_of(own, "cpu", "32-true", 1, TT__UPDATE_WIDTH, &update, &ignored);
+    if (status == TT_OK) /* each of so many ranks has that share */
+        found.update_host = update.work[TT__COST_UPDATE] / fmax(update.seconds[TT__COST_UPDATE], 1e-9) /
+                            s.p->settings.crew->local;
     if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
-    if (status == TT_OK) status = tt__measure_precision(own, device, false, &least_16, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, false, &ignored, &found);
     if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
     tt__sample_free(own, &s);
     if (status == TT_OK) status = tt__check_costs(own, &found);
@@ -25241,11 +25213,6 @@ tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
     tt_close(own);
     return status;
 }
-
-/* ===========================================================================================================
-   REPORTS                                                                                           >>reports
-   A program and its memory plan as numbers, as text and as a picture. Uses all above.
-   ======================================================================================================== */
 
 const char *tt_category_name(tt_category c)
 {
@@ -31432,6 +31399,77 @@ enum { TT__SHUFFLE_TEXTS = 0, TT__SHUFFLE_STEPS = 1 };
 #define TT__SHUFFLE_SPLIT (UINT64_MAX - 1) /* a of tt__stream_key, of tt_dataset_split; with b = examples */
 #define TT__LOADER_THREADS 64
 
+/* ---- the deal: which examples a step has, and into how many micro-batches they are cut; they are texts,
+   images, or windows of tokens */
+
+typedef struct tt__dealer {
+    const char *of;                /* whose it is, in messages */
+    int batch, max_seqs;           /* examples of a step; the most of a micro-batch */
+    int groups, data;              /* that each step is dealt out to; data ranks */
+    bool shuffle, accumulates;     /* may a step have more micro-batches than there are data ranks? */
+    int64_t count, used, steps;    /* examples; those of an epoch, and its steps */
+    int64_t epoch, step;           /* of the next micro-batch */
+    uint32_t *order;               /* (count) this epoch's */
+} tt__dealer;
+
+static int tt__deal_groups(const tt_parallel *p) { return p->groups ? p->groups : (int)tt__max(1, p->data); }
+
+/* Adds what is wrong with these options; false: something is. */
+static bool tt__deal_check(tt__text *all, int batch, int accumulate, const tt_parallel *p)
+{
+    const int groups = tt__deal_groups(p), data = p->data;
+    const size_t before = all->length;
+    if (batch < 1 || accumulate < 1 || accumulate > batch)
+        tt__print(all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", batch,
+                  accumulate);
+    else if (groups < 1 || data < 0 || (data && groups % data))
+        tt__print(all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
+                  "after tt_parallel_on", p->groups, data);
+    else if (groups > batch / accumulate)
+        tt__print(all, "; a step of batch = %d has fewer sequences than micro-batches, accumulate = %d for "
+                  "each of %d groups: set batch to %lld at least", batch, accumulate, groups,
+                  (long long)groups * accumulate);
+    return all->length == before;
+}
+
+/* Into how many micro-batches n examples are cut, if tokens leave it at that: equally many for each group, as
+   far as there are examples. */
+static int tt__deal_micros(const tt__dealer *d, int64_t n)
+{
+    return (int)tt__min(n, d->groups * tt__ceil_div(n, (int64_t)d->groups * d->max_seqs));
+}
+
+/* Begins to deal so many examples, before the first epoch. */
+static bool tt__deal_begin(tt_context *ctx, tt__dealer *d, int64_t count, int batch, int accumulate,
+                           const tt_parallel *p)
+{
+    d->batch = batch;
+    d->groups = tt__deal_groups(p);
+    d->data = (int)tt__max(1, p->data);
+    d->max_seqs = (int)tt__min(tt__ceil_div(batch, accumulate * d->groups), count);
+    d->count = d->used = count;
+    d->steps = tt__ceil_div(count, batch);
+    d->accumulates = tt__deal_micros(d, tt__min(batch, count)) > d->data;
+    d->epoch = -1;
+    return (d->order = (uint32_t *)tt__alloc(ctx, sizeof *d->order * (size_t)count)) != NULL;
+}
+
+/* Goes to a step, whose epoch's order depends on (seed, epoch) alone. After an error it stays where it is. */
+static tt_status tt__deal_seek(tt_context *ctx, tt__dealer *d, int64_t epoch, int64_t step)
+{
+    if (epoch < 0 || step < 0 || step > d->steps)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "%s: no step %lld of epoch %lld; an epoch has steps 0 to %lld",
+                        d->of, (long long)step, (long long)epoch, (long long)d->steps - 1);
+    const uint32_t n = epoch != d->epoch ? (uint32_t)d->count : 0;
+    for (uint32_t k = 0; k < n && !d->shuffle; k++) d->order[k] = k;
+    if (n && d->shuffle)
+        tt__shuffle(d->order, n, tt__stream_key(ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                                TT__SHUFFLE_TEXTS));
+    d->epoch = epoch;
+    d->step = step;
+    return TT_OK;
+}
+
 /* ids: uint16_t, or int32_t for a large vocabulary */
 typedef struct tt__tokens { const void *ids; int count; } tt__tokens;
 
@@ -31450,69 +31488,59 @@ typedef struct tt__ring_slot {     /* of a micro-batch of images */
     char why[256];
 } tt__ring_slot;
 
-/* Texts are tokenized when the loader is made. Images are made anew in each epoch, micro-batches `base` to
-   `base` + slots - 1 ahead of the trainer, which reads `base`. */
 struct tt_loader {
     tt_context *ctx;
-    const tt_dataset *d;
-    const tt_tokenizer *k;
+    const tt_dataset *d;           /* `images` says which of the two there is */
     tt_loader_options o;
-    int groups, data;              /* that each step is dealt out to; data ranks */
-    int max_seqs, max_tokens;
+    tt__dealer deal;
+    int max_tokens, in_step;       /* examples of the step that were handed out */
+    tt_status status;              /* of the last tt_loader_next */
+    int32_t *labels;
+    int64_t *index;
+    tt_source source;
+    pthread_mutex_t mutex;         /* guards `failed`, of images what is said below, and, while texts are
+                                      tokenized, chunks, longest and cut */
+    bool failed;
+
+    /* Texts, which are tokenized when the loader is made. */
+    const tt_tokenizer *k;
     bool wide;                     /* ids need more than 16 bits */
     bool sort;                     /* windows are sorted, and their steps shuffled */
-    int64_t texts, steps;          /* of an epoch */
-
     tt__tokens *tokens;            /* (count) */
     tt__chunk *chunks;             /* where their ids are kept */
     int32_t *scratch;              /* (the context's threads, max_length) while texts are tokenized */
     int longest;                   /* tokens of a text before it is cut */
     int64_t cut;                   /* texts */
     int64_t empty;                 /* the first text without a token; -1: none */
-    bool accumulates;
-
-    pthread_mutex_t mutex;         /* guards the following four, a slot but its pixels, and, while texts are
-                                      tokenized, chunks, longest and cut */
-    pthread_cond_t work, ready;
-    int64_t cursor;                /* in `order`: the next image to make */
-    bool stop, failed;
-    uint32_t *order;               /* (count) this epoch's; changes under the mutex */
-    tt__loader_thread threads[TT__LOADER_THREADS];
-    int started;
-
-    tt_image_options image;
-    size_t image_bytes;            /* of a result */
-    int slots;
-    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots; NULL: texts */
-    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
-    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
-    int64_t base;                  /* with `busy` guarded by the mutex, as `epoch` when a thread is busy */
-    int busy;                      /* threads that make an image */
-
-    int64_t epoch, step;           /* the consumer's from here on */
     /* the window that `sorted` and `step_order` hold; steps of every window */
     int64_t window_at, window_steps;
     uint32_t *sorted, *step_order;
-    int in_step;                   /* sequences of the step that were handed out */
-    int micro;                     /* micro-batches of the step that were handed out, of texts */
+    int micro;                     /* micro-batches of the step that were handed out */
     /* The texts of the step at hand by micro-batch, and where each of these ends there. While they are dealt
        out: their places in the step, longest first, the micro-batch of each place, the tokens of each micro-
        batch. All are (batch). */
     uint32_t *dealt, *by_length;
     int *ends, *micro_of, *filled;
-    tt_status status;              /* of the last tt_loader_next */
-    double waited;
-    int32_t *ids, *positions, *types, *seq_start, *labels;
-    int64_t *index;
-    tt_source source;
-};
+    int32_t *ids, *positions, *types, *seq_start;
 
-/* Into how many micro-batches n sequences are cut, if tokens leave it at that: equally many for each group,
-   as far as there are sequences. */
-static int64_t tt__loader_micros(const tt_loader *l, int64_t n)
-{
-    return tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->max_seqs));
-}
+    /* Images, made anew in each epoch: micro-batches `base` to `base` + slots - 1 ahead of the trainer, which
+       reads `base`. The mutex guards stop, cursor, a slot but its pixels, base and busy, and the dealer's
+       order, which changes when no thread is busy. */
+    tt_image_options image;
+    size_t image_bytes;            /* of a result */
+    pthread_cond_t work, ready;
+    bool stop;
+    int64_t cursor;                /* in the order: the next image to make */
+    tt__loader_thread threads[TT__LOADER_THREADS];
+    int started;
+    int slots;
+    tt__ring_slot *ring;           /* micro-batch m of the epoch is in slot m % slots */
+    int deal_data, deal_first, deal_end; /* data ranks, and which of them want their images ... */
+    bool deal_by_step, dealt_anew; /* ... which are dealt out so; not to the images that there are */
+    int64_t base;
+    int busy;                      /* threads that make an image */
+    double waited;
+};
 
 #define TT__TEXTS_AT_ONCE 64 /* of a task */
 
@@ -31579,12 +31607,12 @@ static bool tt__loader_tokenize(tt_loader *l)
     int64_t room = l->o.max_tokens ? l->o.max_tokens : INT32_MAX, micro = 0;
     const tt__step_texts all = {l->tokens, NULL};
     const int64_t most = tt__min(l->o.batch, l->d->count);
-    for (uint32_t i = 0; i < (uint32_t)count; i++) l->order[i] = i;
-    tt__sort_indices(l->order, count, tt__place_longer, &all);
-    l->max_seqs = (int)tt__min(l->max_seqs, room / 2); /* most texts have two tokens at least */
-    for (int64_t i = 0; i < tt__min(l->max_seqs, most); i++) micro += l->tokens[l->order[i]].count;
+    for (uint32_t i = 0; i < (uint32_t)count; i++) l->deal.order[i] = i;
+    tt__sort_indices(l->deal.order, count, tt__place_longer, &all);
+    l->deal.max_seqs = (int)tt__min(l->deal.max_seqs, room / 2); /* most texts have two tokens at least */
+    for (int64_t i = 0; i < tt__min(l->deal.max_seqs, most); i++) micro += l->tokens[l->deal.order[i]].count;
     l->max_tokens = (int)tt__min(room, micro);
-    l->accumulates = micro > room || tt__loader_micros(l, most) > l->data;
+    l->deal.accumulates = micro > room || tt__deal_micros(&l->deal, most) > l->deal.data;
     return true;
 }
 
@@ -31595,7 +31623,7 @@ static bool tt__loader_give(tt_loader *l, tt_batch *batch, int seqs, bool last_o
     batch->labels = l->labels;
     batch->index = l->index;
     batch->last_of_step = last_of_step;
-    if (last_of_step) l->step++, l->in_step = l->micro = 0;
+    if (last_of_step) l->deal.step++, l->in_step = l->micro = 0;
     return true;
 }
 
@@ -31607,7 +31635,8 @@ static void tt__loader_fill(tt_loader *l, const uint32_t *texts, int n)
     int micro = 0, seqs = 0, tokens = 0;
     for (int i = 0; i < n; i++) {
         const int more = l->tokens[texts[i]].count;
-        if (seqs == l->max_seqs || more > l->max_tokens - tokens) l->ends[micro++] = i, seqs = tokens = 0;
+        const bool full = seqs == l->deal.max_seqs || more > l->max_tokens - tokens;
+        if (full) l->ends[micro++] = i, seqs = tokens = 0;
         l->dealt[i] = texts[i];
         seqs++;
         tokens += more;
@@ -31626,7 +31655,7 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
         const uint32_t place = l->by_length[i];
         int to = -1;
         for (int k = 0; k < micros; k++)
-            if (l->ends[k] < l->max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
+            if (l->ends[k] < l->deal.max_seqs && (to < 0 || l->filled[k] < l->filled[to])) to = k;
         l->filled[to] += l->tokens[texts[place]].count;
         if (l->filled[to] > l->max_tokens) return false;
         l->ends[to]++;
@@ -31639,14 +31668,14 @@ static bool tt__loader_deal(tt_loader *l, const uint32_t *texts, int n, int micr
 static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 {
     const tt__step_texts step = {l->tokens, texts};
-    int micros = (int)tt__loader_micros(l, n), from = 0;
-    if (l->groups == 1) {
+    int micros = tt__deal_micros(&l->deal, n), from = 0;
+    if (l->deal.groups == 1) {
         tt__loader_fill(l, texts, n);
         return;
     }
     for (int i = 0; i < n; i++) l->by_length[i] = (uint32_t)i;
     tt__sort_indices(l->by_length, (size_t)n, tt__place_longer, &step);
-    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->groups);
+    while (!tt__loader_deal(l, texts, n, micros)) micros = (int)tt__min(n, micros + l->deal.groups);
     for (int k = 0; k < micros; k++) { /* from now on where the next text of each goes */
         const int seqs = l->ends[k];
         l->ends[k] = from;
@@ -31660,13 +31689,14 @@ static void tt__loader_cut_step(tt_loader *l, const uint32_t *texts, int n)
 /* The micro-batch of place `at` of the epoch, its first place, and how many images it has. */
 static int64_t tt__image_micro(const tt_loader *l, int64_t at, int64_t *first, int *seqs)
 {
-    const int64_t step = at / l->o.batch, from = step * l->o.batch, n = tt__min(l->o.batch, l->texts - from);
-    const int64_t micros = tt__loader_micros(l, n), whole = tt__loader_micros(l, l->o.batch);
+    const tt__dealer *d = &l->deal;
+    const int64_t step = at / d->batch, from = step * d->batch, n = tt__min(d->batch, d->used - from);
+    const int64_t micros = tt__deal_micros(d, n), whole = tt__deal_micros(d, d->batch);
     int64_t within, end;
-    if (l->groups == 1) { /* all but the last are full */
-        within = (at - from) / l->max_seqs;
-        *first = from + within * l->max_seqs;
-        end = tt__min(from + n, *first + l->max_seqs);
+    if (d->groups == 1) { /* all but the last are full */
+        within = (at - from) / d->max_seqs;
+        *first = from + within * d->max_seqs;
+        end = tt__min(from + n, *first + d->max_seqs);
     } else {
         within = ((at - from + 1) * micros - 1) / n;
         *first = from + within * n / micros;
@@ -31758,10 +31788,10 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
     const tt_image_source *source = &l->d->source;
     int64_t first, at = l->cursor++;
     int seqs;
-    uint32_t index = l->order[at];
+    uint32_t index = l->deal.order[at];
     const int64_t micro = tt__image_micro(l, at, &first, &seqs);
     tt__ring_slot *slot = &l->ring[micro % l->slots];
-    const int64_t of_step = micro % tt__loader_micros(l, l->o.batch);
+    const int64_t of_step = micro % tt__deal_micros(&l->deal, l->o.batch);
     const int rank = (int)((l->deal_by_step ? of_step : micro) % tt__max(1, l->deal_data));
     slot->left_out = l->deal_data > 0 && (rank < l->deal_first || rank >= l->deal_end);
     if (slot->left_out) { /* all of it */
@@ -31769,7 +31799,7 @@ static void tt__image_make(tt_loader *l, tt__loader_thread *thread)
         pthread_cond_signal(&l->ready);
         return;
     }
-    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->epoch, index);
+    uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_IMAGE, (uint64_t)l->deal.epoch, index);
     l->busy++;
     pthread_mutex_unlock(&l->mutex);
 
@@ -31807,7 +31837,7 @@ static void *tt__image_main(void *arg)
     int seqs;
     pthread_mutex_lock(&l->mutex);
     while (!l->stop) {
-        if (l->cursor < l->texts && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
+        if (l->cursor < l->deal.used && tt__image_micro(l, l->cursor, &first, &seqs) < l->base + l->slots)
             tt__image_make(l, thread);
         else pthread_cond_wait(&l->work, &l->mutex);
     }
@@ -31818,7 +31848,7 @@ static void *tt__image_main(void *arg)
 static void tt__image_empty(tt_loader *l, tt__ring_slot *slot)
 {
     slot->done = 0;
-    slot->failed = l->max_seqs;
+    slot->failed = l->deal.max_seqs;
 }
 
 /* The next micro-batch, once all its images are made. */
@@ -31827,7 +31857,7 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     int64_t first, micro;
     int seqs;
     pthread_mutex_lock(&l->mutex);
-    micro = tt__image_micro(l, l->step * l->o.batch + l->in_step, &first, &seqs);
+    micro = tt__image_micro(l, l->deal.step * l->o.batch + l->in_step, &first, &seqs);
     if (micro > l->base) { /* the trainer is done with the one before it */
         tt__image_empty(l, &l->ring[l->base++ % l->slots]);
         pthread_cond_broadcast(&l->work);
@@ -31844,20 +31874,20 @@ static bool tt__image_next(tt_loader *l, tt_batch *batch)
     pthread_mutex_unlock(&l->mutex);
     if (slot->failed < seqs) {
         const tt_image_source *source = &l->d->source;
-        long long number = l->d->examples[l->order[first + slot->failed]].number;
+        long long number = l->d->examples[l->deal.order[first + slot->failed]].number;
         const char *name = source->name ? source->name(source->user, number) : NULL;
         l->status = name ? tt__fail(l->ctx, slot->status, "loader: image '%.500s': %s", name, slot->why)
                          : tt__fail(l->ctx, slot->status, "loader: image %lld: %s", number, slot->why);
         return false;
     }
     for (int i = 0; i < seqs; i++) {
-        l->index[i] = l->order[first + i];
+        l->index[i] = l->deal.order[first + i];
         l->labels[i] = l->d->examples[l->index[i]].label;
     }
     batch->pixels = slot->left_out ? NULL : slot->pixels;
     batch->image_bytes = (int64_t)l->image_bytes;
     l->in_step += seqs;
-    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->texts);
+    return tt__loader_give(l, batch, seqs, l->in_step == l->o.batch || first + seqs == l->deal.used);
 }
 
 void tt_loader_free(tt_loader *l)
@@ -31875,58 +31905,42 @@ void tt_loader_free(tt_loader *l)
     for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
     for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
     tt__chunks_free(ctx, &l->chunks);
-    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
+    void *const owned[] = {l->ring, l->deal.order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
                            l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
                            l->seq_start, l->labels, l->index, l};
     tt__free_all(ctx, owned, TT__COUNT(owned));
 }
 
-static int tt__loader_groups(const tt_loader_options *o)
-{
-    return o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-}
-
 static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
 {
-    const int groups = tt__loader_groups(o), data = o->parallel.data;
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= "
-                        "accumulate <= batch", o->batch, o->accumulate);
-    if (groups < 1 || data < 0 || (data && groups % data))
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: parallel.groups = %d and parallel.data = %d; expected "
-                        "the trainer's tt_parallel after tt_parallel_on", o->parallel.groups, data);
-    if (groups > o->batch / o->accumulate)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: a step of batch = %d has fewer sequences than "
-                        "micro-batches, accumulate = %d for each of %d groups: set batch to %lld at least",
-                        o->batch, o->accumulate, groups, (long long)groups * o->accumulate);
-    if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
+    char text[640] = "";
+    tt__text all = {text, sizeof text, 0};
+    const bool deals = tt__deal_check(&all, o->batch, o->accumulate, &o->parallel), texts = !d->images;
+    const int64_t most = deals ? tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) : 0;
+    if (!d->count) tt__print(&all, "; the dataset is empty");
     if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads,
-                        TT__LOADER_THREADS);
+        tt__print(&all, "; threads = %d; expected 0 to %d", o->threads, TT__LOADER_THREADS);
     if (o->drop_last && d->count < o->batch)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last "
-                        "leaves out others", d->count, d->images ? "images" : "texts", o->batch);
-    if (d->images) return TT_OK;
-    if (o->max_length < 2)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and "
-                        "[SEP]", o->max_length);
-    if (o->max_tokens != 0 && o->max_tokens < o->max_length)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = "
-                        "%d, so that every text fits", o->max_tokens, o->max_length);
-    if (o->window < 0)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches",
-                        o->window);
-    if (tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / o->max_length && !o->max_tokens)
-        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than "
-                        "can be counted: set max_tokens", o->batch, o->max_length);
-    return TT_OK;
+        tt__print(&all, "; %d %s make no whole step of batch = %d, and drop_last leaves out others", d->count,
+                  texts ? "texts" : "images", o->batch);
+    if (texts && o->max_length < 2)
+        tt__print(&all, "; max_length = %d; expected at least 2, for [CLS] and [SEP]", o->max_length);
+    else if (texts && o->max_tokens != 0 && o->max_tokens < o->max_length)
+        tt__print(&all, "; max_tokens = %d; expected 0 or at least max_length = %d, so that every text fits",
+                  o->max_tokens, o->max_length);
+    else if (texts && most > INT32_MAX / o->max_length && !o->max_tokens)
+        tt__print(&all, "; batch = %d of max_length = %d are more tokens than can be counted: set max_tokens",
+                  o->batch, o->max_length);
+    if (texts && o->window < 0)
+        tt__print(&all, "; window = %d; expected 0 (no sorting) or more batches", o->window);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %s", text + 2) : TT_OK;
 }
 
 static bool tt__loader_allocate(tt_loader *l) /* what texts need */
 {
     tt_context *ctx = l->ctx;
     if (!tt__loader_tokenize(l)) return false;
-    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
+    size_t seqs = (size_t)l->deal.max_seqs, rows = (size_t)l->max_tokens;
     size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
     size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
     return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
@@ -31947,12 +31961,12 @@ static bool tt__image_allocate(tt_loader *l) /* what images need */
     const tt_image_options *o = &l->image;
     size_t bytes;
     l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
-    if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
+    if (!tt__mul_size(l->image_bytes, (size_t)l->deal.max_seqs, &bytes))
         return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
-                        "can hold: set batch lower", l->max_seqs, o->height, o->width), false;
+                        "can hold: set batch lower", l->deal.max_seqs, o->height, o->width), false;
     /* one that the trainer reads, those of its next round, and as many as give every thread two images to
        make */
-    l->slots = l->o.threads ? 1 + l->data + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
+    l->slots = l->o.threads ? 1 + l->deal.data + (int)tt__ceil_div(2 * l->o.threads, l->deal.max_seqs) : 1;
     if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
     for (int i = 0; i < l->slots; i++)
         if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
@@ -31981,19 +31995,16 @@ static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt
     l->k = k;
     l->o = o;
     if (image) l->image = *image;
+    l->deal.of = "loader";
+    l->deal.shuffle = o.shuffle;
+    bool ok = tt__deal_begin(ctx, &l->deal, d->count, o.batch, o.accumulate, &o.parallel);
+    if (o.drop_last) l->deal.used = (l->deal.steps = d->count / o.batch) * o.batch;
     l->wide = k && k->size > 65536;
     l->sort = k && o.shuffle && o.window > 1;
-    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
-    l->texts = tt__min(d->count, l->steps * o.batch);
-    l->groups = tt__loader_groups(&o);
-    l->data = (int)tt__max(1, o.parallel.data);
-    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), d->count);
-    l->accumulates = tt__loader_micros(l, tt__min(o.batch, d->count)) > l->data;
-    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
-    l->epoch = l->window_at = l->empty = -1;
-    size_t seqs = (size_t)l->max_seqs;
-    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)d->count * 4)) &&
-        (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+    l->window_steps = l->sort ? tt__min(o.window, l->deal.steps) : 1;
+    l->window_at = l->empty = -1;
+    size_t seqs = (size_t)l->deal.max_seqs;
+    ok = ok && (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
         (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
         (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
     for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
@@ -32091,10 +32102,10 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
     return tt__image_check(ctx, d, image) == TT_OK ? tt__loader_make(ctx, d, NULL, image, options) : NULL;
 }
 
-int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
-int tt_loader_max_seqs(const tt_loader *l) { return l->max_seqs; }
+int64_t tt_loader_steps(const tt_loader *l) { return l->deal.steps; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->deal.max_seqs; }
 int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
-bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
+bool tt_loader_accumulates(const tt_loader *l) { return l->deal.accumulates; }
 int tt_loader_longest(const tt_loader *l) { return l->longest; }
 int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
 double tt_loader_waited(const tt_loader *l) { return l->waited; }
@@ -32134,9 +32145,9 @@ static void tt__loader_source_describe(void *self, char *to, size_t capacity)
     const tt_image_options *i = &l->image;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
-              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle,
-              o->drop_last);
-    if (!l->ring)
+              (int)l->d->count, l->d->images ? "images" : "texts", o->batch, o->accumulate, l->deal.groups,
+              o->shuffle, o->drop_last);
+    if (!l->d->images)
         tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens,
                   o->window);
     else
@@ -32164,41 +32175,35 @@ static void tt__loader_source_deal(void *self, int data, int first, int end, boo
 const tt_source *tt_loader_source(tt_loader *l)
 {
     if (!l) return NULL;
-    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
-                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes,
-                   tt__loader_source_deal, tt__loader_source_describe};
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->deal.steps, l->deal.max_seqs,
+                   l->max_tokens, l->deal.accumulates, tt__loader_source_hash, l->d->classes,
+                   l->d->n_classes, tt__loader_source_deal, tt__loader_source_describe};
     l->source = s;
     return &l->source;
 }
 
 tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 {
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 "
-                        "to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
     pthread_mutex_lock(&l->mutex);
-    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed && !l->dealt_anew)
-        return pthread_mutex_unlock(&l->mutex), TT_OK;
-    l->cursor = l->texts; /* nothing more is begun */
+    const int64_t cursor = l->cursor;
+    const bool there = epoch == l->deal.epoch && step == l->deal.step && !l->in_step;
+    if (l->d->images && there && !l->failed && !l->dealt_anew) return pthread_mutex_unlock(&l->mutex), TT_OK;
+    l->cursor = l->deal.used; /* nothing more is begun */
     while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
-    if (epoch != l->epoch) {
-        uint32_t count = (uint32_t)l->d->count;
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                      TT__SHUFFLE_TEXTS);
-        if (l->o.shuffle) tt__shuffle(l->order, count, key);
-        else for (uint32_t i = 0; i < count; i++) l->order[i] = i;
-        l->epoch = epoch;
-        l->window_at = -1;
+    if (epoch != l->deal.epoch) l->window_at = -1;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) {
+        l->in_step = l->micro = 0;
+        l->cursor = tt__min(step * l->o.batch, l->deal.used);
+        l->failed = l->dealt_anew = false;
+        for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
+        l->base = step * tt__deal_micros(&l->deal, l->o.batch);
+    } else {
+        l->cursor = cursor;
     }
-    l->step = step;
-    l->in_step = l->micro = 0;
-    l->cursor = tt__min(step * l->o.batch, l->texts);
-    l->failed = l->dealt_anew = false;
-    for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
-    l->base = step * tt__loader_micros(l, l->o.batch);
     pthread_cond_broadcast(&l->work);
     pthread_mutex_unlock(&l->mutex);
-    return TT_OK;
+    return status;
 }
 
 /* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
@@ -32206,14 +32211,14 @@ tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
 static void tt__loader_window(tt_loader *l, int64_t window)
 {
     int64_t first = window * l->window_steps * l->o.batch;
-    int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
-    const tt__step_texts shuffled = {l->tokens, l->order + first};
-    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->order[first + i];
+    int64_t n = tt__min(l->window_steps * l->o.batch, l->deal.used - first);
+    const tt__step_texts shuffled = {l->tokens, l->deal.order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->deal.order[first + i];
     if (l->sort) {
-        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->deal.epoch,
                                       TT__SHUFFLE_STEPS + (uint64_t)window);
         tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
-        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + l->sorted[i]];
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->deal.order[first + l->sorted[i]];
         tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
         if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
     } else {
@@ -32226,13 +32231,13 @@ bool tt_loader_next(tt_loader *l, tt_batch *batch)
 {
     memset(batch, 0, sizeof *batch);
     l->status = TT_OK;
-    if (l->step >= l->steps) return false;
-    if (l->ring) return tt__image_next(l, batch);
-    int64_t window = l->step / l->window_steps;
+    if (l->deal.step >= l->deal.steps) return false;
+    if (l->d->images) return tt__image_next(l, batch);
+    int64_t window = l->deal.step / l->window_steps;
     if (window != l->window_at) tt__loader_window(l, window);
 
-    int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
-    int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
+    int64_t from = (window * l->window_steps + l->step_order[l->deal.step % l->window_steps]) * l->o.batch;
+    int in_step = (int)tt__min(l->o.batch, l->deal.used - from), rows = 0, seqs = 0;
     const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
     if (!l->micro) tt__loader_cut_step(l, texts, in_step);
     for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
@@ -32822,11 +32827,9 @@ struct tt_token_loader {
     tt_context *ctx;
     const tt_token_stream *s;
     tt_token_loader_options o;
-    int groups, most;              /* windows of a micro-batch */
+    tt__dealer deal;               /* of windows */
     int max_seqs, max_tokens;
-    int64_t windows, steps, epoch, step;
     int micro;                     /* of the step, that were given */
-    uint32_t *order;               /* (windows) */
     int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
     uint64_t hash;
     tt_array array;
@@ -32848,7 +32851,7 @@ tt_token_loader_options tt_token_loader_options_default(void)
 void tt_token_loader_free(tt_token_loader *l)
 {
     if (!l) return;
-    void *const owned[] = {l->order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    void *const owned[] = {l->deal.order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
     tt__free_all(l->ctx, owned, TT__COUNT(owned));
 }
 
@@ -32872,28 +32875,12 @@ static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
     return TT_OK;
 }
 
-static int tt__window_micros(const tt_token_loader *l, int64_t n)
-{
-    return (int)tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->most));
-}
-
 static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    if (epoch < 0 || step < 0 || step > l->steps)
-        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "token loader: no step %lld of epoch %lld; an epoch has "
-                        "steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
-    if (epoch != l->epoch) {
-        const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
-                                            TT__SHUFFLE_TEXTS);
-        const uint32_t n = (uint32_t)l->windows;
-        if (l->o.shuffle) tt__shuffle(l->order, n, key);
-        else for (uint32_t k = 0; k < n; k++) l->order[k] = k;
-    }
-    l->epoch = epoch;
-    l->step = step;
-    l->micro = 0;
-    return TT_OK;
+    tt_status status = tt__deal_seek(l->ctx, &l->deal, epoch, step);
+    if (status == TT_OK) l->micro = 0;
+    return status;
 }
 
 /* Adds window number w behind `rows` tokens and `seqs` sequences. */
@@ -32916,13 +32903,14 @@ static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *s
 static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
 {
     tt_token_loader *l = (tt_token_loader *)self;
-    const int64_t first = l->step * l->o.batch, n = tt__min(l->o.batch, l->windows - first);
+    tt__dealer *d = &l->deal;
+    const int64_t first = d->step * d->batch, n = tt__min(d->batch, d->count - first);
     int rows = 0, seqs = 0;
-    *more = l->step < l->steps;
+    *more = d->step < d->steps;
     if (!*more) return TT_OK;
-    const int micros = tt__window_micros(l, n);
+    const int micros = tt__deal_micros(d, n);
     for (int64_t k = n * l->micro / micros; k < n * (l->micro + 1) / micros; k++) {
-        tt_status status = tt__window_add(l, l->order[first + k], &rows, &seqs);
+        tt_status status = tt__window_add(l, d->order[first + k], &rows, &seqs);
         if (status != TT_OK) return status;
     }
     l->seq_start[seqs] = rows;
@@ -32937,7 +32925,7 @@ static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
     b->arrays = &l->array;
     b->n_arrays = 1;
     b->last_of_step = ++l->micro == micros;
-    if (b->last_of_step) l->step++, l->micro = 0;
+    if (b->last_of_step) d->step++, l->micro = 0;
     return TT_OK;
 }
 
@@ -32945,21 +32933,11 @@ static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)s
 
 static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
 {
-    const int groups = o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
-    const int data = o->parallel.data;
     char text[400] = "";
     tt__text all = {text, sizeof text, 0};
     if (o->length < 1) tt__print(&all, "; length = %d", o->length);
-    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
-        tt__print(&all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch,
-                  o->accumulate);
-    else if (groups < 1 || data < 0 || (data && groups % data))
-        tt__print(&all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", o->parallel.groups, data);
-    else if (groups > o->batch / o->accumulate)
-        tt__print(&all, "; batch = %d is less than accumulate = %d for each of %d groups", o->batch,
-                  o->accumulate, groups);
-    else if (o->length > 0 && tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / 4 / o->length)
+    if (tt__deal_check(&all, o->batch, o->accumulate, &o->parallel) && o->length > 0 &&
+        tt__ceil_div(o->batch, o->accumulate * tt__deal_groups(&o->parallel)) > INT32_MAX / 4 / o->length)
         tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
                   o->length);
     if (o->length > 0 && s->count / o->length >= INT32_MAX)
@@ -32977,21 +32955,20 @@ tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
     l->ctx = ctx;
     l->s = s;
     l->o = o;
-    l->groups = o.parallel.groups ? o.parallel.groups : (int)tt__max(1, o.parallel.data);
-    l->windows = tt__ceil_div(s->count - 1, o.length);
-    l->steps = tt__ceil_div(l->windows, o.batch);
-    l->most = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), l->windows);
-    l->max_tokens = (int)tt__min((int64_t)l->most * o.length, s->count - 1);
-    l->epoch = -1;
+    tt__dealer *d = &l->deal;
+    d->of = "token loader";
+    d->shuffle = o.shuffle;
+    const bool begun = tt__deal_begin(ctx, d, tt__ceil_div(s->count - 1, o.length), o.batch, o.accumulate,
+                                      &o.parallel);
+    l->max_tokens = (int)tt__min((int64_t)d->max_seqs * o.length, s->count - 1);
     tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
     x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
     x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
     const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
     l->hash = x.hash;
-    l->max_seqs = (int)tt__min((int64_t)l->most * x.most, l->max_tokens);
+    l->max_seqs = (int)tt__min((int64_t)d->max_seqs * x.most, l->max_tokens);
     const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
-    if (status == TT_OK &&
-        (l->order = (uint32_t *)tt__alloc(ctx, sizeof *l->order * (size_t)l->windows)) &&
+    if (status == TT_OK && begun &&
         (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->positions = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
         (l->targets = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
@@ -33008,16 +32985,14 @@ static void tt__window_describe(void *self, char *to, size_t capacity)
     const tt_token_loader *l = (const tt_token_loader *)self;
     tt__text text = {to, capacity, 0};
     tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
-              l->o.accumulate, l->groups, l->o.length, l->o.shuffle, l->o.across);
+              l->o.accumulate, l->deal.groups, l->o.length, l->o.shuffle, l->o.across);
 }
 
 const tt_source *tt_token_loader_source(tt_token_loader *l)
 {
     if (!l) return NULL;
-    const int data = (int)tt__max(1, l->o.parallel.data);
-    const bool accumulates = tt__window_micros(l, tt__min(l->o.batch, l->windows)) > data;
-    const tt_source s = {l, tt__window_seek, tt__window_next, l->steps, l->max_seqs, l->max_tokens,
-                         accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+    const tt_source s = {l, tt__window_seek, tt__window_next, l->deal.steps, l->max_seqs, l->max_tokens,
+                         l->deal.accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
     l->source = s;
     return &l->source;
 }
@@ -33056,9 +33031,10 @@ typedef int64_t tt__sizes['Z' - 'A' + 1]; /* of the letters of shapes */
 
 typedef struct tt__architecture {
     const char *name;            /* in messages */
-    const char *class_name[2], *type[2]; /* of config.json, in each spelling: "architectures", "model_type" */
-    const char *activation_key[2], *more[2]; /* the activation's key; keys and values that never change */
-    const char *prefix[2];       /* of names of tensors, which files may lack */
+    int spelling;                /* of config.json, and of the names of a new model's parameters */
+    const char *class_name, *type;       /* of config.json: "architectures", "model_type" */
+    const char *activation_key, *more;   /* the activation's key; keys and values that never change */
+    const char *prefix[2];       /* of names of tensors, which files may lack; in each spelling */
     const char *layer_prefix[2]; /* of those in layers, with %d for the layer, after the prefix */
     const tt__tensor_row *model, *layer;
     const tt__config_row *config;
@@ -33106,19 +33082,28 @@ static void *tt__pointer_at(const void *self, size_t offset)
     return p;
 }
 
+/* A checkpoint that is read: its config.json and its files of tensors, opened, each of them once. */
+typedef struct tt__checkpoint {
+    char path[TT__PATH];   /* of config.json, for messages */
+    tt__file_bytes text;   /* of config.json */
+    tt__json config;       /* empty: there is none */
+    tt_safetensors **file;
+    int files, spelling;   /* of the tensors' names */
+} tt__checkpoint;
+
 /* The parameters of a model, or of one that is yet to be made. */
 typedef struct tt__layout {
     tt_context *ctx;
     const tt__architecture *a;
     char *self, *layer_self; /* the model's struct, the first layer's; NULL: not made yet */
     int layers, spelling;
-    tt_safetensors *const *files; /* that are read, in that spelling */
-    int n_files;
+    const tt__checkpoint *from; /* NULL: no file is read */
     tt__sizes size;
 } tt__layout;
 
+/* In the spelling of the checkpoint, or the architecture's. */
 static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, tt_safetensors *const *files, int n_files)
+                                const void *config, const tt__checkpoint *from)
 {
     tt__layout l;
     memset(&l, 0, sizeof l);
@@ -33127,9 +33112,8 @@ static tt__layout tt__layout_of(tt_context *ctx, const tt__architecture *a, cons
     l.self = (char *)(uintptr_t)self;
     l.layer_self = self ? (char *)tt__pointer_at(self, a->layers_at) : NULL;
     l.layers = tt__int_field(config, a->layers);
-    l.spelling = spelling;
-    l.files = files;
-    l.n_files = n_files;
+    l.spelling = from ? from->spelling : a->spelling;
+    l.from = from;
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
         if (r->letter) l.size[r->letter - 'A'] = tt__int_field(config, r->offset);
@@ -33376,9 +33360,9 @@ static int tt__find_tensor(const tt_safetensors *s, const char *name, const char
 /* The file that has a tensor, and its number there; NULL: none has. */
 static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
 {
-    for (int k = 0; k < l->n_files; k++) {
-        *index = tt__find_tensor(l->files[k], name, l->a->prefix[l->spelling]);
-        if (*index >= 0) return l->files[k];
+    for (int k = 0; k < l->from->files; k++) {
+        *index = tt__find_tensor(l->from->file[k], name, l->a->prefix[l->spelling]);
+        if (*index >= 0) return l->from->file[k];
     }
     return NULL;
 }
@@ -33403,9 +33387,9 @@ static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
     }
     if (any)
         return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
-                        "without one the other tensors do", l->files[0]->path, name);
+                        "without one the other tensors do", l->from->file[0]->path, name);
     return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
-                    "%d", l->files[0]->path, name, layer, l->layers);
+                    "%d", l->from->file[0]->path, name, layer, l->layers);
 }
 
 /* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
@@ -33445,10 +33429,11 @@ static tt_status tt__layout_attach(const tt__layout *l)
     int64_t classes = 0; /* of the file */
     bool new_head = false;
     const tt__tensor_row *row;
-    const char *path = l->files[0]->path;
+    tt_safetensors *const *files = l->from->file;
+    const char *path = files[0]->path;
     char name[256];
     int unused = 0;
-    for (int k = 0; k < l->n_files; k++) unused += l->files[k]->count;
+    for (int k = 0; k < l->from->files; k++) unused += files[k]->count;
     for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
         int64_t dims[4] = {0};
         int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
@@ -33479,9 +33464,9 @@ static tt_status tt__layout_attach(const tt__layout *l)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
                 "start anew, with values that must be trained", path, (long long)classes,
                 (long long)l->size['C' - 'A'], text[1]);
-    for (int f = 0; f < l->n_files; f++)
-        for (int k = 0; k < l->files[f]->count && unused > 0; k++)
-            unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
+    for (int f = 0; f < l->from->files; f++)
+        for (int k = 0; k < files[f]->count && unused > 0; k++)
+            unused -= tt__is_buffer(l, files[f]->infos[k].name);
     if (unused > 0)
         tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
                 "left out", path, unused);
@@ -33734,17 +33719,6 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
 
 /* -------------------------------------------------------------------------------------------- config.json */
 
-/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
-static const char *tt__json_float(float x, char to[32])
-{
-    for (int digits = 6; digits <= 9; digits++) {
-        snprintf(to, 32, "%.*g", digits, x);
-        if (strtof(to, NULL) == x) break;
-    }
-    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    return to;
-}
-
 /* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
    transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
    TT_ERR_ARGUMENT if one is not UTF-8. */
@@ -33826,13 +33800,13 @@ static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int class
 static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
 
 /* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
-static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config)
+static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, void *config)
 {
     const char *act = NULL;
     tt_status status = TT_OK;
     for (int k = 0; k < a->n_config && status == TT_OK; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *key = r->key[spelling];
+        const char *key = r->key[a->spelling];
         char *to = (char *)config + r->offset;
         if (!key) continue;
         if (tt__is_int(r)) {
@@ -33846,7 +33820,7 @@ static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, i
             status = tt__json_read_float(j, 0, key, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
         }
     }
-    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
+    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key, false, &act);
     if (status != TT_OK) return status;
     if (act) memcpy((char *)config + a->activation, &act, sizeof act);
     const int quantized = tt__json_get(j, 0, "quantization_config");
@@ -33913,8 +33887,7 @@ static void tt__model_free(const tt__architecture *a, void *self)
 }
 
 /* Makes a model of a config that is in order. */
-static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                                int spelling)
+static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
     const char *activation = (const char *)tt__pointer_at(config, a->activation);
@@ -33931,7 +33904,7 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
     if (a->classes) to[a->new_head_at] = true;
     memcpy(to + a->layers_at, &layers, sizeof layers);
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
     if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -33939,38 +33912,35 @@ static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void
     return status;
 }
 
-static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
-                               int spelling)
+static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config)
 {
     memset(self, 0, a->bytes);
     tt_status status = tt__config_check(ctx, a, config);
-    return status == TT_OK ? tt__model_make(ctx, a, self, config, spelling) : status;
+    return status == TT_OK ? tt__model_make(ctx, a, self, config) : status;
 }
 
 /* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
-   asked for; 0: the config's. j: config.json, empty if there is none; made: the spelling of the parameters'
-   names; spelling: of the file's. */
-static tt_status tt__model_load(const tt__architecture *a, void *self, void *config, int classes,
-                                int image_size, const tt__json *j, int made, int spelling,
-                                tt_safetensors *const *files, int n_files)
+   asked for; 0: the config's. */
+static tt_status tt__model_load(const tt__architecture *a, void *self, void *config,
+                                const tt__checkpoint *from, int classes, int image_size)
 {
-    tt_context *ctx = files[0]->ctx;
+    tt_context *ctx = from->file[0]->ctx;
     const int params = ctx->n_params, own_classes = a->classes ? tt__int_field(config, a->classes) : 0;
     if (!classes) classes = own_classes;
     if (a->classes) *(int *)(void *)((char *)config + a->classes) = classes;
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, NULL, config, spelling, files, n_files);
+    tt__layout l = tt__layout_of(ctx, a, NULL, config, from);
     status = tt__layout_check(&l);
     if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
         *(int *)(void *)((char *)config + a->image_size) = image_size;
         status = tt__config_check(ctx, a, config);
     }
-    if (status == TT_OK) status = tt__model_make(ctx, a, self, config, made);
+    if (status == TT_OK) status = tt__model_make(ctx, a, self, config);
     if (status != TT_OK) return status;
-    if (a->classes && j->count && classes == own_classes)
-        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
-    l = tt__layout_of(ctx, a, self, config, spelling, files, n_files);
+    if (a->classes && from->config.count && classes == own_classes)
+        status = tt__read_labels(&from->config, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
+    l = tt__layout_of(ctx, a, self, config, from);
     if (status == TT_OK) status = tt__layout_attach(&l);
     if (status == TT_OK) return TT_OK;
     tt__params_undo(ctx, params);
@@ -33981,7 +33951,6 @@ static tt_status tt__model_load(const tt__architecture *a, void *self, void *con
 typedef struct tt__saved_model {
     const tt__architecture *a;
     const void *self, *config;
-    int spelling; /* of config.json */
     tt_dtype dtype;
     bool *last;   /* see tt__last_of_names */
 } tt__saved_model;
@@ -33992,19 +33961,19 @@ static void tt__print_config(tt__text *json, const void *arg)
     const tt__architecture *a = s->a;
     const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
     char number[32];
-    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-              a->class_name[s->spelling], a->type[s->spelling]);
+    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
+              a->type);
     for (int k = 0; k < a->n_config; k++) {
         const tt__config_row *r = &a->config[k];
-        const char *value = number;
-        if (!r->key[s->spelling]) continue;
+        const char *value = number, *key = r->key[a->spelling];
+        if (!key) continue;
         if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
-        else if (r->kind != 'b') tt__json_float(tt__float_field(s->config, r->offset), number);
+        else if (r->kind != 'b') tt__shortest(tt__float_field(s->config, r->offset), number);
         else value = *((const bool *)s->config + r->offset) ? "true" : "false";
-        tt__print(json, "  \"%s\": %s,\n", r->key[s->spelling], value);
+        tt__print(json, "  \"%s\": %s,\n", key, value);
     }
-    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key[s->spelling],
-              (const char *)s->self + a->activation_at, a->more[s->spelling]);
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key, (const char *)s->self + a->activation_at,
+              a->more);
     if (a->print) a->print(json, s->self, s->config);
     tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
     if (!a->classes) return;
@@ -34012,17 +33981,16 @@ static void tt__print_config(tt__text *json, const void *arg)
                      tt__int_field(s->config, a->classes), s->last);
 }
 
-/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; config_spelling:
-   of config.json; most: bytes of a file, 0: any number. `config` is the model's: where its owner has changed
-   it, it must still be in order. */
+/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; most: bytes of a
+   file, 0: any number. `config` is the model's: where its owner has changed it, it must still be in order. */
 static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
-                                const void *config, int spelling, int config_spelling, size_t most,
-                                const char *folder)
+                                const void *config, int spelling, size_t most, const char *folder)
 {
-    tt__saved_model s = {a, self, config, config_spelling, TT_F32, NULL};
+    tt__saved_model s = {a, self, config, TT_F32, NULL};
     tt_status status = tt__config_check(ctx, a, config);
     if (status != TT_OK) return status;
-    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    tt__layout l = tt__layout_of(ctx, a, self, config, NULL);
+    l.spelling = spelling;
     if (a->classes)
         status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
                                    tt__int_field(config, a->classes), &s.last);
@@ -34135,93 +34103,48 @@ static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, c
 
 /* --------------------------------------------------------------------------------------------------- BERT */
 
-tt_bert_config tt_bert_config_default(tt_bert_kind kind)
-{
-    const bool distil = kind == TT_DISTILBERT, roberta = kind == TT_ROBERTA, big_bird = kind == TT_BIG_BIRD;
-    tt_bert_config c;
-    memset(&c, 0, sizeof c);
-    c.kind = kind;
-    c.vocab_size = roberta ? 50265 : big_bird ? 50358 : 30522;
-    c.hidden_size = 768;
-    c.layers = distil ? 6 : 12;
-    c.heads = 12;
-    c.intermediate_size = 3072;
-    c.max_positions = roberta ? 514 : big_bird ? 4096 : 512;
-    c.type_vocab_size = distil ? 0 : roberta ? 1 : 2;
-    c.pad_token = roberta;
-    c.pooler = kind == TT_BERT;
-    c.classes = 2;
-    c.activation = big_bird ? "gelu_new" : "gelu";
-    c.layer_norm_eps = roberta ? 1e-5f : 1e-12f;
-    c.initializer_range = 0.02f;
-    c.dropout = 0.1f;
-    c.attention_dropout = 0.1f;
-    c.classifier_dropout = distil ? 0.2f : 0.1f;
-    c.block_sparse = big_bird;
-    c.block_size = 64;
-    c.random_blocks = 3;
-    c.qkv_bias = true;
-    return c;
-}
-
 /* H hidden, I intermediate, V vocab, P positions, T types, C classes. Hidden: Q where there is a head, B in
    BigBird, U where queries, keys and values have biases. */
-static void tt__bert_sizes(const void *config, tt__sizes size)
-{
-    const tt_bert_config *c = (const tt_bert_config *)config;
-    size['Q' - 'A'] = c->kind != TT_BERT || c->pooler ? c->hidden_size : 0;
-    size['B' - 'A'] = c->kind == TT_BIG_BIRD ? c->hidden_size : 0;
-    size['U' - 'A'] = c->kind != TT_BIG_BIRD || c->qkv_bias ? c->hidden_size : 0;
-}
+static void tt__bert_sizes(const void *config, tt__sizes size);
+static void tt__bert_check(tt__text *all, const void *config);
+static void tt__bert_print(tt__text *json, const void *self, const void *config);
 
-static const tt__tensor_row tt__bert_tensors[] = {
-#define T(field, bert, distil, shape) TT__TENSOR(tt_bert, field, bert, distil, shape, 'n', false)
+/* Spelling 1 is DistilBERT's. */
+#define T(field, name, shape, init, head) TT__TENSOR(tt_bert, field, name, name, shape, init, head)
 #define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
-    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH"),
-    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH"),
-    T(type, ".embeddings.token_type_embeddings.weight", NULL, "TH"),
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
+#define TT__BERT_EMBEDDINGS \
+    T(word, ".embeddings.word_embeddings.weight", "VH", 'n', false), \
+    T(position, ".embeddings.position_embeddings.weight", "PH", 'n', false), \
+    T(type, ".embeddings.token_type_embeddings.weight", "TH", 'n', false), \
+    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false)
+static const tt__tensor_row tt__bert_tensors[] = {
+    TT__BERT_EMBEDDINGS,
     W(head, ".pooler.dense", "pre_classifier", "QH", "Q", 'n', true),
     W(classifier, "classifier", "classifier", "CH", "C", 'n', true),
-#undef T
-#undef W
 };
-#define TT__BERT_LAYER(W) \
-    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'), \
-    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'), \
-    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'), \
-    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'), \
-    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'), \
-    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'), \
-    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'), \
-    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1')
-#define TT__BERT_ROW(field, bert, distil, ...) \
-    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, distil, __VA_ARGS__, false)
-static const tt__tensor_row tt__bert_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
-#undef TT__BERT_ROW
-/* RoBERTa and BigBird */
-#define TT__BERT_ROW(field, bert, distil, ...) \
-    TT__WEIGHT_BIAS(tt_bert_layer, field, bert, bert, __VA_ARGS__, false)
-static const tt__tensor_row tt__roberta_layer_tensors[] = {TT__BERT_LAYER(TT__BERT_ROW)};
-#undef TT__BERT_ROW
-#undef TT__BERT_LAYER
-static const tt__tensor_row tt__roberta_tensors[] = {
-#define T(field, roberta, big_bird, shape, init, head) \
-    TT__TENSOR(tt_bert, field, roberta, big_bird, shape, init, head)
-#define W(...) TT__WEIGHT_BIAS(tt_bert, __VA_ARGS__)
-    T(word, ".embeddings.word_embeddings.weight", ".embeddings.word_embeddings.weight", "VH", 'n', false),
-    T(position, ".embeddings.position_embeddings.weight", ".embeddings.position_embeddings.weight", "PH",
-      'n', false),
-    T(type, ".embeddings.token_type_embeddings.weight", ".embeddings.token_type_embeddings.weight", "TH",
-      'n', false),
-    W(norm, ".embeddings.LayerNorm", ".embeddings.LayerNorm", "H", "H", '1', false),
-    T(pooler_w, NULL, ".pooler.weight", "BB", 'n', 2),
-    T(pooler_b, NULL, ".pooler.bias", "B", '0', 2),
+static const tt__tensor_row tt__roberta_tensors[] = { /* and BigBird's */
+    TT__BERT_EMBEDDINGS,
+    T(pooler_w, ".pooler.weight", "BB", 'n', 2),
+    T(pooler_b, ".pooler.bias", "B", '0', 2),
     W(head, "classifier.dense", "classifier.dense", "QH", "Q", 'n', true),
     W(classifier, "classifier.out_proj", "classifier.out_proj", "CH", "C", 'n', true),
+};
+#undef TT__BERT_EMBEDDINGS
 #undef T
 #undef W
+static const tt__tensor_row tt__bert_layer_tensors[] = {
+#define W(...) TT__WEIGHT_BIAS(tt_bert_layer, __VA_ARGS__, false)
+    W(q, "attention.self.query", "attention.q_lin", "HH", "U", 'n'),
+    W(k, "attention.self.key", "attention.k_lin", "HH", "U", 'n'),
+    W(v, "attention.self.value", "attention.v_lin", "HH", "U", 'n'),
+    W(attention, "attention.output.dense", "attention.out_lin", "HH", "H", 'n'),
+    W(attention_norm, "attention.output.LayerNorm", "sa_layer_norm", "H", "H", '1'),
+    W(up, "intermediate.dense", "ffn.lin1", "IH", "I", 'n'),
+    W(down, "output.dense", "ffn.lin2", "HI", "H", 'n'),
+    W(output_norm, "output.LayerNorm", "output_layer_norm", "H", "H", '1'),
+#undef W
 };
+/* BERT and DistilBERT have the first 12, RoBERTa 13. */
 static const tt__config_row tt__bert_rows[] = {
 #define C(...) TT__CONFIG(tt_bert, __VA_ARGS__)
     C(vocab_size, 'N', 'V', "vocab_size", "vocab_size"),
@@ -34236,93 +34159,139 @@ static const tt__config_row tt__bert_rows[] = {
     C(dropout, 'p', 0, "hidden_dropout_prob", "dropout"),
     C(attention_dropout, 'p', 0, "attention_probs_dropout_prob", "attention_dropout"),
     C(classifier_dropout, 'p', 0, "classifier_dropout", "seq_classif_dropout"),
-#undef C
-};
-static const tt__config_row tt__roberta_rows[] = {
-#define C(field, kind, letter, key) TT__CONFIG(tt_bert, field, kind, letter, key, key)
-#define B(field, kind, key) TT__CONFIG(tt_bert, field, kind, 0, NULL, key) /* BigBird's */
-    C(vocab_size, 'N', 'V', "vocab_size"),
-    C(hidden_size, 'N', 'H', "hidden_size"),
-    C(layers, 'N', 0, "num_hidden_layers"),
-    C(heads, 'N', 0, "num_attention_heads"),
-    C(intermediate_size, 'N', 'I', "intermediate_size"),
-    C(max_positions, 'N', 'P', "max_position_embeddings"),
-    C(type_vocab_size, '0', 'T', "type_vocab_size"),
-    C(pad_token, '0', 0, "pad_token_id"),
-    C(layer_norm_eps, 'f', 0, "layer_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"),
-    C(dropout, 'p', 0, "hidden_dropout_prob"),
-    C(attention_dropout, 'p', 0, "attention_probs_dropout_prob"),
-    C(classifier_dropout, 'p', 0, "classifier_dropout"),
-    B(block_size, 'n', "block_size"),
-    B(random_blocks, '0', "num_random_blocks"),
-    B(qkv_bias, 'b', "use_bias"),
-    B(scale_embeddings, 'b', "rescale_embeddings"),
-#undef B
+    C(pad_token, '0', 0, "pad_token_id", NULL),
+    C(block_size, 'n', 0, "block_size", NULL),
+    C(random_blocks, '0', 0, "num_random_blocks", NULL),
+    C(qkv_bias, 'b', 0, "use_bias", NULL),
+    C(scale_embeddings, 'b', 0, "rescale_embeddings", NULL),
 #undef C
 };
 
-/* Spelling 1 is DistilBERT's. */
-static const tt__architecture tt__bert = {
-    "BERT", {"BertForSequenceClassification", "DistilBertForSequenceClassification"}, {"bert", "distilbert"},
-    {"hidden_act", "activation"},
-    {"  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n",
-     "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
-     "  \"pad_token_id\": 0,\n"},
-    {"bert.", "distilbert."}, {"encoder.layer.%d.", "transformer.layer.%d."},
-    tt__bert_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__bert_tensors),
-    TT__COUNT(tt__bert_layer_tensors), TT__COUNT(tt__bert_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    NULL, NULL, 0, NULL, NULL};
+/* What tells a kind from the others: its files and tables, flags, its head's activation, its base model. */
+enum {
+    TT__BERT_HEAD = 1,       /* there is a layer before the classifier; without the flag `pooler` decides */
+    TT__BERT_OFFSET = 2,     /* positions begin behind pad_token, and there is one token type */
+    TT__BERT_SPARSE = 4,     /* block_sparse, qkv_bias and scale_embeddings count */
+    TT__BERT_DROP_SUM = 8,   /* embeddings have dropout before their norm, not behind it */
+    TT__BERT_DROP_OUT = 16,  /* attention's output has dropout */
+    TT__BERT_DROP_HEAD = 32, /* what the layer before the classifier reads has dropout */
+    TT__BERT_DROP_AS = 64    /* classifier_dropout is `dropout` where config.json does not say it */
+};
+typedef struct tt__bert_kind {
+    tt__architecture a;
+    int flags;
+    tt_value (*head)(tt_tape *, tt_value); /* NULL: as the layers' */
+    int vocab, positions, types, pad, layers;
+    const char *activation;
+    float eps, classifier_dropout;
+} tt__bert_kind;
 
-static void tt__roberta_check(tt__text *all, const void *config)
+#define TT__BERT_FILES(table, rows, name, spelling, class_name, type, act, more, before, layers) { \
+    name, spelling, class_name, type, act, more, {before, before}, {layers ".%d.", layers ".%d."}, \
+    tt__##table##_tensors, tt__bert_layer_tensors, tt__bert_rows, TT__COUNT(tt__##table##_tensors), \
+    TT__COUNT(tt__bert_layer_tensors), rows, TT__STRUCTS(tt_bert), tt__bert_sizes, tt__bert_check, NULL, 0, \
+    tt__bert_print, NULL}
+
+static const tt__bert_kind tt__bert_kinds[] = { /* by tt_bert_kind */
+    {TT__BERT_FILES(bert, 12, "BERT", 0, "BertForSequenceClassification", "bert", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"pad_token_id\": 0,\n", "bert.",
+                    "encoder.layer"),
+     TT__BERT_DROP_OUT | TT__BERT_DROP_AS, tt_tanh, 30522, 512, 2, 0, 12, "gelu", 1e-12f, 0.1f},
+    {TT__BERT_FILES(bert, 12, "DistilBERT", 1, "DistilBertForSequenceClassification", "distilbert",
+                    "activation",
+                    "  \"sinusoidal_pos_embds\": false,\n  \"tie_weights_\": true,\n  \"qa_dropout\": 0.1,\n"
+                    "  \"pad_token_id\": 0,\n", "distilbert.", "transformer.layer"),
+     TT__BERT_HEAD, tt_relu, 30522, 512, 0, 0, 6, "gelu", 1e-12f, 0.2f},
+    {TT__BERT_FILES(roberta, 13, "RoBERTa", 0, "RobertaForSequenceClassification", "roberta", "hidden_act",
+                    "  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n"
+                    "  \"eos_token_id\": 2,\n", "roberta.", "encoder.layer"),
+     TT__BERT_HEAD | TT__BERT_OFFSET | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD | TT__BERT_DROP_AS, tt_tanh,
+     50265, 514, 1, 1, 12, "gelu", 1e-5f, 0.1f},
+    {TT__BERT_FILES(roberta, TT__COUNT(tt__bert_rows), "BigBird", 0, "BigBirdForSequenceClassification",
+                    "big_bird", "hidden_act",
+                    "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n", "bert.",
+                    "encoder.layer"),
+     TT__BERT_HEAD | TT__BERT_SPARSE | TT__BERT_DROP_SUM | TT__BERT_DROP_OUT | TT__BERT_DROP_HEAD |
+     TT__BERT_DROP_AS, NULL, 50358, 4096, 2, 0, 12, "gelu_new", 1e-12f, 0.1f},
+};
+
+static const tt__bert_kind *tt__bert_of(const tt_bert_config *c)
+{
+    const bool known = (int)c->kind > 0 && (int)c->kind < TT__COUNT(tt__bert_kinds);
+    return &tt__bert_kinds[known ? c->kind : TT_BERT];
+}
+
+tt_bert_config tt_bert_config_default(tt_bert_kind kind)
+{
+    tt_bert_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    const tt__bert_kind *k = tt__bert_of(&c);
+    c.vocab_size = k->vocab;
+    c.hidden_size = 768;
+    c.layers = k->layers;
+    c.heads = 12;
+    c.intermediate_size = 3072;
+    c.max_positions = k->positions;
+    c.type_vocab_size = k->types;
+    c.pad_token = k->pad;
+    c.pooler = !(k->flags & TT__BERT_HEAD);
+    c.classes = 2;
+    c.activation = k->activation;
+    c.layer_norm_eps = k->eps;
+    c.initializer_range = 0.02f;
+    c.dropout = 0.1f;
+    c.attention_dropout = 0.1f;
+    c.classifier_dropout = k->classifier_dropout;
+    c.block_sparse = (k->flags & TT__BERT_SPARSE) != 0;
+    c.block_size = 64;
+    c.random_blocks = 3;
+    c.qkv_bias = true;
+    return c;
+}
+
+static void tt__bert_sizes(const void *config, tt__sizes size)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
+    const int flags = tt__bert_of(c)->flags;
+    size['Q' - 'A'] = flags & TT__BERT_HEAD || c->pooler ? c->hidden_size : 0;
+    size['B' - 'A'] = flags & TT__BERT_SPARSE ? c->hidden_size : 0;
+    size['U' - 'A'] = !(flags & TT__BERT_SPARSE) || c->qkv_bias ? c->hidden_size : 0;
+}
+
+static void tt__bert_check(tt__text *all, const void *config)
+{
+    const tt_bert_config *c = (const tt_bert_config *)config;
+    const int flags = tt__bert_of(c)->flags;
     const double listed = (double)c->heads * c->random_blocks * c->max_positions /
                           (double)tt__max(1, c->block_size);
-    if (c->kind == TT_ROBERTA && c->max_positions <= c->pad_token + 1)
+    if (flags & TT__BERT_OFFSET && c->max_positions <= c->pad_token + 1)
         tt__print(all, "; pad_token %d leaves none of %d max_positions", c->pad_token, c->max_positions);
-    if (c->kind == TT_ROBERTA && c->type_vocab_size > 1)
+    if (flags & TT__BERT_OFFSET && c->type_vocab_size > 1)
         tt__print(all, "; type_vocab_size is %d, of which only 1 is supported", c->type_vocab_size);
-    if (c->kind == TT_BIG_BIRD && (c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
+    if (!(flags & TT__BERT_SPARSE)) return;
+    if ((c->max_positions - 1) / tt__max(1, c->block_size) > UINT16_MAX)
         tt__print(all, "; max_positions are more than 65536 blocks of %d", c->block_size);
-    if (c->kind == TT_BIG_BIRD && listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
-    if (c->kind == TT_BIG_BIRD && (2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
+    if (listed > 1 << 20) tt__print(all, "; random_blocks is %d", c->random_blocks);
+    if ((2.0 * c->random_blocks + 5) * c->block_size > 1 << 30)
         tt__print(all, "; block_size is %d", c->block_size);
 }
 
-static void tt__roberta_print(tt__text *json, const void *self, const void *config)
+static void tt__bert_print(tt__text *json, const void *self, const void *config)
 {
     const tt_bert_config *c = (const tt_bert_config *)config;
     (void)self;
-    if (c->kind == TT_BIG_BIRD)
+    if (tt__bert_of(c)->flags & TT__BERT_SPARSE)
         tt__print(json, "  \"attention_type\": \"%s\",\n",
                   c->block_sparse ? "block_sparse" : "original_full");
 }
 
-/* Spelling 1 is BigBird's. */
-static const tt__architecture tt__roberta = {
-    "RoBERTa or BigBird", {"RobertaForSequenceClassification", "BigBirdForSequenceClassification"},
-    {"roberta", "big_bird"}, {"hidden_act", "hidden_act"},
-    {"  \"position_embedding_type\": \"absolute\",\n  \"bos_token_id\": 0,\n  \"eos_token_id\": 2,\n",
-     "  \"bos_token_id\": 1,\n  \"eos_token_id\": 2,\n  \"sep_token_id\": 66,\n"},
-    {"roberta.", "bert."}, {"encoder.layer.%d.", "encoder.layer.%d."},
-    tt__roberta_tensors, tt__roberta_layer_tensors, tt__roberta_rows, TT__COUNT(tt__roberta_tensors),
-    TT__COUNT(tt__roberta_layer_tensors), TT__COUNT(tt__roberta_rows), TT__STRUCTS(tt_bert), tt__bert_sizes,
-    tt__roberta_check, NULL, 0, tt__roberta_print, NULL};
-
-/* A kind's architecture, and which of its spellings. */
-static const tt__architecture *tt__bert_of(tt_bert_kind kind)
-{
-    return kind >= TT_ROBERTA ? &tt__roberta : &tt__bert;
-}
-static int tt__bert_spelling(tt_bert_kind kind) { return kind == TT_DISTILBERT || kind == TT_BIG_BIRD; }
-
 tt_status tt_bert_new(tt_context *ctx, tt_bert *m, const tt_bert_config *config)
 {
-    return tt__model_new(ctx, tt__bert_of(config->kind), m, config, tt__bert_spelling(config->kind));
+    return tt__model_new(ctx, &tt__bert_of(config)->a, m, config);
 }
 
-void tt_bert_free(tt_bert *m) { tt__model_free(tt__bert_of(m->config.kind), m); }
+void tt_bert_free(tt_bert *m) { tt__model_free(&tt__bert_of(&m->config)->a, m); }
 
 tt_status tt_bert_name_classes(tt_bert *m, tt_dataset *d)
 {
@@ -34423,19 +34392,24 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                 if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
         }
 }
+/* Where the embedding of positions has that of a sequence's first token. */
+static int tt__bert_offset(const tt_bert_config *c)
+{
+    return tt__bert_of(c)->flags & TT__BERT_OFFSET ? c->pad_token + 1 : 0;
+}
 
 /* The sum of what a token, its place and its type embed as, before its norm. All are (rows, hidden). */
 static tt_value tt__bert_embed(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const int offset = c->kind == TT_ROBERTA ? c->pad_token + 1 : 0;
+    const int flags = tt__bert_of(c)->flags, offset = tt__bert_offset(c);
     /* The order of these two decides the random numbers of the updates. */
     tt_value places = tt_embedding_offset(t, in->positions, m->position, offset);
     tt_value words = tt_embedding(t, in->ids, m->word);
-    if (c->kind == TT_BIG_BIRD && c->scale_embeddings)
+    if (flags & TT__BERT_SPARSE && c->scale_embeddings)
         words = tt_scale(t, words, sqrtf((float)c->hidden_size));
     tt_value x = tt_add(t, words, places);
-    if (m->type && c->kind == TT_ROBERTA) return tt_add(t, x, tt_param_value(t, m->type));
+    if (m->type && flags & TT__BERT_OFFSET) return tt_add(t, x, tt_param_value(t, m->type));
     return m->type ? tt_add(t, x, tt_embedding(t, in->types, m->type)) : x;
 }
 
@@ -34461,7 +34435,8 @@ static tt_attention_options tt__bert_attention(const tt_bert_config *c, int laye
 tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     const tt_bert_config *c = &m->config;
-    const bool sparse = c->kind == TT_BIG_BIRD && c->block_sparse;
+    const int flags = tt__bert_of(c)->flags;
+    const bool sparse = flags & TT__BERT_SPARSE && c->block_sparse;
     const size_t blocks = (size_t)tt__ceil_div(c->max_positions, tt__max(1, c->block_size));
     const size_t random = (size_t)c->random_blocks, lists_of = blocks * (size_t)c->heads * random;
     int32_t *lists = NULL;
@@ -34472,9 +34447,9 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
     }
     /* All but h is (rows, hidden). */
     tt_value x = tt__bert_embed(m, t, in);
-    if (c->kind == TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (flags & TT__BERT_DROP_SUM) x = tt_dropout(t, x, c->dropout);
     x = tt_layernorm(t, x, m->norm_w, m->norm_b, c->layer_norm_eps);
-    if (c->kind != TT_BIG_BIRD) x = tt_dropout(t, x, c->dropout);
+    if (!(flags & TT__BERT_DROP_SUM)) x = tt_dropout(t, x, c->dropout);
     tt_name(t, x, "embeddings");
     for (int k = 0; k < c->layers; k++) {
         const tt_bert_layer *l = &m->layer[k];
@@ -34484,7 +34459,7 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
         tt_value o = tt_attention(t, q, key, v, in->seq_start, &attention);
         tt_name(t, o, "layer.%d.attention", k);
         o = tt_linear(t, o, l->attention_w, l->attention_b);
-        if (c->kind != TT_DISTILBERT) o = tt_dropout(t, o, c->dropout); /* DistilBERT has none here */
+        if (flags & TT__BERT_DROP_OUT) o = tt_dropout(t, o, c->dropout);
         x = tt_layernorm(t, tt_add(t, o, x), l->attention_norm_w, l->attention_norm_b, c->layer_norm_eps);
         tt_name(t, x, "layer.%d.attention_norm", k);
         tt_value h = tt_linear(t, x, l->up_w, l->up_b); /* (rows, intermediate) */
@@ -34503,12 +34478,11 @@ tt_value tt_bert_encode(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 tt_value tt_bert_logits(const tt_bert *m, tt_tape *t, const tt_inputs *in)
 {
     tt_value h = tt_gather_rows(t, tt_bert_encode(m, t, in), in->first); /* (seqs, hidden): [CLS] */
-    const tt_bert_kind kind = m->config.kind;
-    if (kind >= TT_ROBERTA) h = tt_dropout(t, h, m->config.classifier_dropout);
+    const tt__bert_kind *k = tt__bert_of(&m->config);
+    if (k->flags & TT__BERT_DROP_HEAD) h = tt_dropout(t, h, m->config.classifier_dropout);
     if (m->head_w) {
         h = tt_linear(t, h, m->head_w, m->head_b);
-        h = kind == TT_DISTILBERT ? tt_relu(t, h)
-            : kind == TT_BIG_BIRD ? tt__activation_of(m->activation)(t, h) : tt_tanh(t, h);
+        h = (k->head ? k->head : tt__activation_of(m->activation))(t, h);
     }
     h = tt_linear(t, tt_dropout(t, h, m->config.classifier_dropout), m->classifier_w, m->classifier_b);
     tt_name(t, h, "logits");
@@ -34525,7 +34499,7 @@ static tt_value tt__bert_record(const void *self, tt_tape *t, const tt_train_opt
 tt_model tt_bert_classifier(const tt_bert *m)
 {
     const tt_bert_config *c = &m->config;
-    const int length = c->max_positions - (c->kind == TT_ROBERTA ? c->pad_token + 1 : 0);
+    const int length = c->max_positions - tt__bert_offset(c);
     tt_model model = {m, tt__bert_record, tt_accuracy(), c->classes, "tokens", length, false};
     return model;
 }
@@ -34537,26 +34511,29 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &type);
     if (status != TT_OK) return status;
     int kind = 0;
-    while (kind <= TT_BIG_BIRD &&
-           strcmp(type, tt__bert_of((tt_bert_kind)kind)->type[tt__bert_spelling((tt_bert_kind)kind)]) != 0)
-        kind++;
-    if (kind > TT_BIG_BIRD)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads 'bert' "
-                        "(BERT, MiniLM), 'distilbert', 'roberta' and 'big_bird'", j->path, type);
+    char known[256];
+    tt__text all = {known, sizeof known, 0};
+    for (; kind < TT__COUNT(tt__bert_kinds) && strcmp(type, tt__bert_kinds[kind].a.type) != 0; kind++)
+        tt__print(&all, "%s'%s'", kind == TT_BERT ? "" : ", ", tt__bert_kinds[kind].a.type);
+    if (kind == TT__COUNT(tt__bert_kinds))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s "
+                        "(MiniLM is a 'bert')", j->path, type, known);
     *c = tt_bert_config_default((tt_bert_kind)kind);
-    if (kind != TT_DISTILBERT) c->classifier_dropout = -1; /* where there is none, it is as `dropout` */
-    status = tt__config_read(j, tt__bert_of(c->kind), tt__bert_spelling(c->kind), c);
+    const tt__bert_kind *k = tt__bert_of(c);
+    const bool sparse = k->flags & TT__BERT_SPARSE;
+    if (k->flags & TT__BERT_DROP_AS) c->classifier_dropout = -1;
+    status = tt__config_read(j, &k->a, c);
     if (c->classifier_dropout < 0) c->classifier_dropout = c->dropout;
     if (status == TT_OK) status = tt__json_read_string(j, 0, "position_embedding_type", false, &position);
-    if (status == TT_OK && kind == TT_BIG_BIRD)
+    if (status == TT_OK && sparse)
         status = tt__json_read_string(j, 0, "attention_type", false, &attention);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "is_decoder", &decoder);
     if (status != TT_OK) return status;
-    c->block_sparse = kind == TT_BIG_BIRD && strcmp(attention, "block_sparse") == 0;
+    c->block_sparse = sparse && strcmp(attention, "block_sparse") == 0;
     if (strcmp(position, "absolute") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': position_embedding_type is '%s'; only "
                         "'absolute' is supported", j->path, position);
-    if (!c->block_sparse && kind == TT_BIG_BIRD && strcmp(attention, "original_full") != 0)
+    if (!c->block_sparse && sparse && strcmp(attention, "original_full") != 0)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': attention_type is '%s'; 'block_sparse' and "
                         "'original_full' are supported", j->path, attention);
     if (decoder)
@@ -34565,20 +34542,33 @@ static tt_status tt__bert_read_config(const tt__json *j, tt_bert_config *c)
     return TT_OK;
 }
 
-/* The files of a checkpoint, opened; each named once by an index. */
-typedef struct tt__shards {
-    tt_safetensors **file;
-    int files;
-} tt__shards;
-
-static void tt__shards_close(tt_context *ctx, tt__shards *s)
+/* Opens config.json of a folder. */
+static tt_status tt__checkpoint_open(tt_context *ctx, const char *folder, tt__checkpoint *c)
 {
-    for (int k = 0; k < s->files; k++) tt_safetensors_close(s->file[k]);
-    tt__free(ctx, s->file);
+    memset(c, 0, sizeof *c);
+    tt_status status = tt__path_join(ctx, c->path, folder, "config.json");
+    if (status == TT_OK) status = tt__file_open(ctx, c->path, &c->text);
+    if (status == TT_OK) status = tt__json_parse(&c->config, ctx, c->path, 0, c->text.bytes, c->text.size);
+    return status;
+}
+
+static void tt__shards_close(tt_context *ctx, tt__checkpoint *c)
+{
+    for (int k = 0; k < c->files; k++) tt_safetensors_close(c->file[k]);
+    tt__free(ctx, c->file);
+    c->file = NULL;
+    c->files = 0;
+}
+
+static void tt__checkpoint_close(tt_context *ctx, tt__checkpoint *c)
+{
+    tt__json_free(&c->config);
+    tt__file_close(ctx, &c->text);
+    tt__shards_close(ctx, c);
 }
 
 /* Opens the files that weight_map of model.safetensors.index.json names. */
-static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     tt__json j;
@@ -34622,7 +34612,7 @@ static tt_status tt__shards_of_index(tt_context *ctx, const char *folder, tt__sh
     return status;
 }
 
-static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s)
+static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__checkpoint *s)
 {
     if (!(s->file = (tt_safetensors **)tt__alloc(ctx, sizeof *s->file))) return TT_ERR_MEMORY;
     if (!(s->file[0] = tt_safetensors_open(ctx, path))) return ctx->status;
@@ -34630,7 +34620,7 @@ static tt_status tt__shards_one(tt_context *ctx, const char *path, tt__shards *s
     return TT_OK;
 }
 
-static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards *s)
+static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__checkpoint *s)
 {
     char path[TT__PATH];
     bool one = false, index = false;
@@ -34655,22 +34645,18 @@ static tt_status tt__shards_open(tt_context *ctx, const char *folder, tt__shards
 
 tt_status tt_bert_load(tt_context *ctx, tt_bert *m, const char *folder, int classes)
 {
-    char path[TT__PATH];
-    tt__json j;
     tt_bert_config config;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint from;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__bert_read_config(&j, &config);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK)
-        status = tt__model_load(tt__bert_of(config.kind), m, &config, classes, 0, &j,
-                                tt__bert_spelling(config.kind), tt__bert_spelling(config.kind), s.file,
-                                s.files);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt_status status = tt__checkpoint_open(ctx, folder, &from);
+    if (status == TT_OK) status = tt__bert_read_config(&from.config, &config);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, &from);
+    if (status == TT_OK) {
+        const tt__architecture *a = &tt__bert_of(&config)->a;
+        from.spelling = a->spelling;
+        status = tt__model_load(a, m, &config, &from, classes, 0);
+    }
+    tt__checkpoint_close(ctx, &from);
     return status;
 }
 
@@ -34678,8 +34664,8 @@ tt_status tt_bert_save(const tt_bert *m, const char *folder)
 {
     tt_bert_config config = m->config;
     config.activation = m->activation;
-    const int spelling = tt__bert_spelling(config.kind);
-    return tt__model_save(m->ctx, tt__bert_of(config.kind), m, &config, spelling, spelling, 0, folder);
+    const tt__architecture *a = &tt__bert_of(&config)->a;
+    return tt__model_save(m->ctx, a, m, &config, a->spelling, 0, folder);
 }
 
 /* ---------------------------------------------------------------------------------------------------- ViT */
@@ -34862,7 +34848,7 @@ static const tt__config_row tt__vit_rows[] = {
 
 /* Spelling 1, of tensors, is torchvision's; config.json is always transformers'. */
 static const tt__architecture tt__vit = {
-    "ViT", {"ViTForImageClassification", NULL}, {"vit", NULL}, {"hidden_act", NULL}, {"", NULL}, {"vit.", ""},
+    "ViT", 0, "ViTForImageClassification", "vit", "hidden_act", "", {"vit.", ""},
     {"encoder.layer.%d.", "encoder.layers.encoder_layer_%d."}, tt__vit_tensors, tt__vit_layer_tensors,
     tt__vit_rows, TT__COUNT(tt__vit_tensors), TT__COUNT(tt__vit_layer_tensors), TT__COUNT(tt__vit_rows),
     TT__STRUCTS(tt_vit), tt__vit_sizes, tt__vit_check, tt__vit_adapt,
@@ -34870,7 +34856,7 @@ static const tt__architecture tt__vit = {
 
 tt_status tt_vit_new(tt_context *ctx, tt_vit *m, const tt_vit_config *config)
 {
-    return tt__model_new(ctx, &tt__vit, m, config, 0);
+    return tt__model_new(ctx, &tt__vit, m, config);
 }
 
 void tt_vit_free(tt_vit *m) { tt__model_free(&tt__vit, m); }
@@ -34970,11 +34956,11 @@ static tt_status tt__vit_read_config(const tt__json *j, tt_vit_config *c)
                         j->path, type);
     *c = tt_vit_config_default("B/16");
     c->classes = 2; /* transformers' default */
-    return tt__config_read(j, &tt__vit, 0, c);
+    return tt__config_read(j, &tt__vit, c);
 }
 
 /* Size k of tensor `name`, 0 when there is none. */
-static int tt__tensor_size(const tt__shards *s, const char *name, int k)
+static int tt__tensor_size(const tt__checkpoint *s, const char *name, int k)
 {
     const tt_tensor_info *info = NULL;
     for (int f = 0; f < s->files && !info; f++)
@@ -34983,8 +34969,9 @@ static int tt__tensor_size(const tt__shards *s, const char *name, int k)
 }
 
 /* The config of files without one, from the shapes of its tensors. */
-static tt_status tt__vit_infer_config(const tt__shards *s, int spelling, tt_vit_config *config)
+static tt_status tt__vit_infer_config(const tt__checkpoint *s, tt_vit_config *config)
 {
+    const int spelling = s->spelling;
     static const char *const position[] = {"vit.embeddings.position_embeddings", "encoder.pos_embedding"};
     static const char *const patch[] = {"vit.embeddings.patch_embeddings.projection.weight",
                                         "conv_proj.weight"};
@@ -35130,38 +35117,34 @@ static tt_status tt__vit_read_preprocessor(const tt__json *j, int image_size, tt
 
 tt_status tt_vit_load(tt_context *ctx, tt_vit *m, const char *path, int image_size, int classes)
 {
-    char folder[TT__PATH], file[TT__PATH], beside[TT__PATH];
-    tt__json j, preprocessor;
+    char folder[TT__PATH], beside[TT__PATH];
+    tt__json preprocessor;
     tt_vit_config config;
     bool is_file = tt__match("*.safetensors", path);
-    int spelling = 0;
-    tt__shards s = {NULL, 0};
+    tt__checkpoint s;
     const char *slash = is_file ? strrchr(path, '/') : NULL;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
+    memset(&s, 0, sizeof s);
     memset(&preprocessor, 0, sizeof preprocessor);
-    tt_status status = tt__path_join(ctx, file, path, "model.safetensors"); /* the longest that follows */
+    tt_status status = tt__path_join(ctx, beside, path, "model.safetensors"); /* the longest that follows */
     if (status != TT_OK) return status;
     strcpy(folder, !is_file || slash ? path : ".");
     if (slash) folder[slash - path + 1] = 0;
     status = is_file ? tt__shards_one(ctx, path, &s) : tt__shards_open(ctx, folder, &s);
-    for (int k = 0; k < s.files && !spelling; k++)
-        spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
-                   tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
-    if (status == TT_OK) status = tt__json_open_if_there(&j, ctx, file, folder, "config.json");
+    for (int k = 0; k < s.files && !s.spelling; k++)
+        s.spelling = tt_safetensors_find(s.file[k], "class_token") >= 0 ||
+                     tt_safetensors_find(s.file[k], "conv_proj.weight") >= 0;
+    if (status == TT_OK) status = tt__json_open_if_there(&s.config, ctx, s.path, folder, "config.json");
     if (status == TT_OK)
-        status = j.count ? tt__vit_read_config(&j, &config)
-                         : tt__vit_infer_config(&s, spelling, &config);
+        status = s.config.count ? tt__vit_read_config(&s.config, &config) : tt__vit_infer_config(&s, &config);
     if (status == TT_OK)
         status = tt__json_open_if_there(&preprocessor, ctx, beside, folder, "preprocessor_config.json");
     if (status == TT_OK && preprocessor.count)
         status = tt__vit_read_preprocessor(&preprocessor, image_size, &config);
-    if (status == TT_OK)
-        status = tt__model_load(&tt__vit, m, &config, classes, image_size, &j, 0, spelling, s.file, s.files);
-    if (status == TT_OK) m->torchvision = spelling == 1;
+    if (status == TT_OK) status = tt__model_load(&tt__vit, m, &config, &s, classes, image_size);
+    if (status == TT_OK) m->torchvision = s.spelling == 1;
     tt__json_free(&preprocessor);
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    tt__checkpoint_close(ctx, &s);
     return status;
 }
 
@@ -35183,7 +35166,7 @@ static void tt__vit_print_preprocessor(tt__text *json, const void *arg)
     for (int side = 0; side < 2; side++) {
         tt__print(json, ",\n  \"%s\": [", side ? "image_std" : "image_mean");
         for (int k = 0; k < c->channels; k++)
-            tt__print(json, "%s%s", k ? ", " : "", tt__json_float((side ? c->std : c->mean)[k], number));
+            tt__print(json, "%s%s", k ? ", " : "", tt__shortest((side ? c->std : c->mean)[k], number));
         tt__print(json, "]");
     }
     tt__print(json, "\n}\n");
@@ -35196,7 +35179,7 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
     if (m->torchvision && !m->config.qkv_bias)
         return tt__fail(m->ctx, TT_ERR_UNSUPPORTED,
                         "torchvision's ViT has biases of q, k and v: set torchvision to false");
-    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, 0, folder);
+    tt_status status = tt__model_save(m->ctx, &tt__vit, m, &config, m->torchvision, 0, folder);
     if (status != TT_OK) return status;
     return tt__save_printed(m->ctx, folder, "preprocessor_config.json", tt__vit_print_preprocessor, &config);
 }
@@ -35205,61 +35188,19 @@ tt_status tt_vit_save(const tt_vit *m, const char *folder)
    A table for each architecture says what its files call the tensors of tt_lm and the numbers of
    tt_lm_config. How the layers compute follows from what is there. */
 
-static bool tt__lm_is(const tt_lm_config *c, const char *kind)
-{
-    return c->kind && strcmp(c->kind, kind) == 0;
-}
-
-/* LLaMA's layers: RMSNorm, a gate in the MLP, no fused product of queries, keys and values. */
-static bool tt__lm_gated(const tt_lm_config *c)
-{
-    return tt__lm_is(c, "llama") || tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2");
-}
-
-static const tt__architecture *tt__lm_kind(const char *kind);
-
-tt_lm_config tt_lm_config_default(const char *kind)
-{
-    static const struct {
-        const char *kind;
-        int vocab, hidden, layers, heads, key_heads, intermediate, positions;
-        const char *activation;
-        float eps, dropout, turns;
-        bool tied, bias, parallel;
-    } all[] = {
-        {"gpt2", 50257, 768, 12, 12, 12, 3072, 1024, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
-        {"llama", 32000, 4096, 32, 32, 32, 11008, 2048, "silu", 1e-6f, 0, 1, false, false, false},
-        {"mistral", 32000, 4096, 32, 32, 8, 14336, 131072, "silu", 1e-6f, 0, 1, false, false, false},
-        {"qwen2", 151936, 4096, 32, 32, 32, 22016, 32768, "silu", 1e-6f, 0, 1, false, false, false},
-        {"gpt_neox", 50432, 6144, 44, 64, 64, 24576, 2048, "gelu", 1e-5f, 0, 0.25f, false, true, true},
-        {"falcon", 65024, 4544, 32, 71, 1, 18176, 2048, "gelu", 1e-5f, 0, 1, true, false, true}};
-    tt_lm_config c;
-    memset(&c, 0, sizeof c);
-    c.kind = kind;
-    c.end_token = -1;
-    for (int k = 0; k < TT__COUNT(all); k++) {
-        if (!kind || strcmp(all[k].kind, kind) != 0) continue;
-        c.kind = all[k].kind;
-        c.vocab_size = all[k].vocab;
-        c.hidden_size = all[k].hidden;
-        c.layers = all[k].layers;
-        c.heads = all[k].heads;
-        c.key_heads = all[k].key_heads == all[k].heads ? 0 : all[k].key_heads;
-        c.intermediate_size = all[k].intermediate;
-        c.max_positions = all[k].positions;
-        c.activation = all[k].activation;
-        c.norm_eps = all[k].eps;
-        c.embedding_dropout = c.dropout = c.attention_dropout = all[k].dropout;
-        c.tied = all[k].tied;
-        c.attention_bias = all[k].bias;
-        c.parallel = all[k].parallel;
-        c.initializer_range = 0.02f;
-        c.rotary = tt_rotary_options_default(c.heads);
-        c.rotary.size = (int)(all[k].turns * (float)(c.hidden_size / c.heads));
-    }
-    if (tt__lm_is(&c, "mistral")) c.window = 4096;
-    return c;
-}
+/* What tells a kind from the others, beside its tables. */
+enum {
+    TT__LM_POSITIONS = 1,     /* positions are learned, not rotary */
+    TT__LM_EQUAL_HEADS = 2,   /* there are as many key heads as heads */
+    TT__LM_LLAMA = 4,         /* heads have any size, and config.json says a sliding_window, be it null */
+    TT__LM_MLP_4 = 8,         /* an MLP has 4 * hidden_size columns where config.json does not say them */
+    TT__LM_QKV_BIAS = 16,     /* queries, keys and values always have biases, attention's output never */
+    TT__LM_ONE_BIAS = 32,     /* the MLP has biases where attention has */
+    TT__LM_WINDOW = 64,       /* sliding_window is read ... */
+    TT__LM_WINDOW_FROM = 128, /* ... and from what layer on there are windows */
+    TT__LM_FALCON = 256       /* multi_query and others tell the numbers of key heads and norms */
+};
+static int tt__lm_flags(const tt_lm_config *c);
 
 static void tt__lm_check(tt__text *all, const void *config);
 static void tt__lm_print(tt__text *json, const void *self, const void *config);
@@ -35270,8 +35211,7 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config);
 static void tt__lm_sizes(const void *config, tt__sizes size)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
-    const bool qwen = tt__lm_is(c, "qwen2");
-    const bool falcon = tt__lm_is(c, "falcon");
+    const bool bias = c->attention_bias || tt__lm_flags(c) & TT__LM_QKV_BIAS;
 #define S(letter) size[letter - 'A']
     S('X') = c->tied ? 0 : c->vocab_size;
     S('D') = c->head_size;
@@ -35279,15 +35219,15 @@ static void tt__lm_sizes(const void *config, tt__sizes size)
     S('A') = (int64_t)c->heads * c->head_size;
     S('K') = (int64_t)c->key_heads * c->head_size;
     S('S') = S('A') + 2 * S('K');
-    S('Q') = c->attention_bias || qwen ? S('A') : 0;
-    S('L') = c->attention_bias || qwen ? S('K') : 0;
+    S('Q') = bias ? S('A') : 0;
+    S('L') = bias ? S('K') : 0;
     S('T') = c->attention_bias ? S('S') : 0;
     S('B') = c->attention_bias ? S('H') : 0;
     S('M') = c->mlp_bias ? c->intermediate_size : 0;
     S('N') = c->mlp_bias ? S('H') : 0;
-    S('E') = falcon && c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
-    S('F') = S('E') ? 0 : S('H');                                /* input_layernorm */
-    S('O') = c->parallel ? 0 : S('H');                           /* Falcon's post_attention_layernorm */
+    S('E') = c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                      /* input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                 /* post_attention_layernorm */
 #undef S
 }
 
@@ -35368,43 +35308,46 @@ static const tt__config_row tt__gpt2_rows[] = {
     C(dropout, 'p', 0, "resid_pdrop"), C(attention_dropout, 'p', 0, "attn_pdrop"),
     C(tied, 'b', 0, "tie_word_embeddings"),
 };
+#define TT__LM_ROWS(intermediate, eps) \
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"), \
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"), \
+    C(intermediate_size, 'n', 'I', intermediate), C(max_positions, 'n', 0, "max_position_embeddings"), \
+    C(norm_eps, 'f', 0, eps), C(initializer_range, 'f', 0, "initializer_range"), \
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings")
 static const tt__config_row tt__llama_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(key_heads, 'n', 0, "num_key_value_heads"), C(head_size, 'n', 0, "head_dim"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "rms_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(attention_dropout, 'p', 0, "attention_dropout"),
-    C(tied, 'b', 0, "tie_word_embeddings"), C(attention_bias, 'b', 0, "attention_bias"),
+    TT__LM_ROWS("intermediate_size", "rms_norm_eps"), C(key_heads, 'n', 0, "num_key_value_heads"),
+    C(head_size, 'n', 0, "head_dim"), C(attention_bias, 'b', 0, "attention_bias"),
     C(mlp_bias, 'b', 0, "mlp_bias"),
 };
 static const tt__config_row tt__neox_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "intermediate_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_eps"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("intermediate_size", "layer_norm_eps"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
 };
 static const tt__config_row tt__falcon_rows[] = {
-    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
-    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
-    C(intermediate_size, 'n', 'I', "ffn_hidden_size"),
-    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
-    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
-    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    TT__LM_ROWS("ffn_hidden_size", "layer_norm_epsilon"), C(dropout, 'p', 0, "hidden_dropout"),
     C(attention_bias, 'b', 0, "bias"), C(parallel, 'b', 0, "parallel_attn"),
 };
+#undef TT__LM_ROWS
 #undef C
 
 static const char *const tt__lm_buffers[] = {
     "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
     "*rotary_emb.inv_freq", NULL};
 
-#define TT__LM_KIND(what, type_name, model_class, act, before, in_layer) { \
-    type_name, {model_class, NULL}, {type_name, NULL}, {act, NULL}, {"", NULL}, {before, NULL}, \
-    {in_layer "%d.", NULL}, \
+/* A kind: its files and tables, flags, keys of config.json for the base and share of rotary positions, the
+   modules that get adapters, and transformers' defaults. */
+typedef struct tt__lm_kind {
+    tt__architecture a;
+    int flags;
+    const char *base_key, *share_key, *adapted;
+    int vocab, hidden, layers, heads, key_heads, intermediate, positions, window;
+    const char *activation;
+    float eps, dropout, turns;
+    bool tied, bias, parallel;
+} tt__lm_kind;
+
+#define TT__LM_FILES(what, type, class_name, act, before, in_layer) { \
+    type, 0, class_name, type, act, "", {before, NULL}, {in_layer "%d.", NULL}, \
     tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
     TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
     sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
@@ -35412,72 +35355,104 @@ static const char *const tt__lm_buffers[] = {
     offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
     tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
 
-static const tt__architecture tt__lm_kinds[] = {
-    TT__LM_KIND(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
-    TT__LM_KIND(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
-    TT__LM_KIND(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
-    TT__LM_KIND(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+static const tt__lm_kind tt__lm_kinds[] = {
+    {TT__LM_FILES(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+     TT__LM_POSITIONS | TT__LM_EQUAL_HEADS | TT__LM_MLP_4, NULL, NULL, "c_attn",
+     50257, 768, 12, 12, 12, 3072, 1024, 0, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+    {TT__LM_FILES(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 32, 11008, 2048, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_WINDOW, "rope_theta", NULL, "q_proj,v_proj",
+     32000, 4096, 32, 32, 8, 14336, 131072, 4096, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+     TT__LM_LLAMA | TT__LM_QKV_BIAS | TT__LM_WINDOW | TT__LM_WINDOW_FROM, "rope_theta", NULL, "q_proj,v_proj",
+     151936, 4096, 32, 32, 32, 22016, 32768, 0, "silu", 1e-6f, 0, 1, false, false, false},
+    {TT__LM_FILES(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+     TT__LM_EQUAL_HEADS, "rotary_emb_base", "rotary_pct", "query_key_value",
+     50432, 6144, 44, 64, 64, 24576, 2048, 0, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+    {TT__LM_FILES(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+     TT__LM_MLP_4 | TT__LM_ONE_BIAS | TT__LM_FALCON, "rope_theta", NULL, "query_key_value",
+     65024, 4544, 32, 71, 1, 18176, 2048, 0, "gelu", 1e-5f, 0, 1, true, false, true},
 };
 
-static const tt__architecture *tt__lm_kind(const char *kind)
+static const tt__lm_kind *tt__lm_kind_of(const char *kind)
 {
     for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
-        if (kind && strcmp(tt__lm_kinds[k].name, kind) == 0) return &tt__lm_kinds[k];
+        if (kind && strcmp(tt__lm_kinds[k].a.name, kind) == 0) return &tt__lm_kinds[k];
     return NULL;
+}
+
+static int tt__lm_flags(const tt_lm_config *c) { return tt__lm_kind_of(c->kind)->flags; }
+
+tt_lm_config tt_lm_config_default(const char *kind)
+{
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    tt_lm_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    c.end_token = -1;
+    if (!k) return c;
+    c.kind = k->a.name;
+    c.vocab_size = k->vocab;
+    c.hidden_size = k->hidden;
+    c.layers = k->layers;
+    c.heads = k->heads;
+    c.key_heads = k->key_heads == k->heads ? 0 : k->key_heads;
+    c.intermediate_size = k->intermediate;
+    c.max_positions = k->positions;
+    c.window = k->window;
+    c.activation = k->activation;
+    c.norm_eps = k->eps;
+    c.embedding_dropout = c.dropout = c.attention_dropout = k->dropout;
+    c.tied = k->tied;
+    c.attention_bias = k->bias;
+    c.parallel = k->parallel;
+    c.initializer_range = 0.02f;
+    c.rotary = tt_rotary_options_default(c.heads);
+    c.rotary.size = (int)(k->turns * (float)(c.hidden_size / c.heads));
+    return c;
+}
+
+/* Lists the kinds that there are. */
+static const char *tt__lm_names(char to[256])
+{
+    tt__text all = {to, 256, 0};
+    for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
+        tt__print(&all, "%s%s", k ? ", " : "", tt__lm_kinds[k].a.name);
+    return to;
 }
 
 /* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
 static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
 {
-    const tt__architecture *a = tt__lm_kind(c->kind);
-    if (!a) {
-        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are gpt2, llama, "
-                 "mistral, qwen2, gpt_neox, falcon", c->kind ? c->kind : "(null)");
+    const tt__lm_kind *k = tt__lm_kind_of(c->kind);
+    char names[256];
+    if (!k) {
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are %s",
+                 c->kind ? c->kind : "(null)", tt__lm_names(names));
         return NULL;
     }
-    c->kind = a->name;
+    c->kind = k->a.name;
     if (!c->key_heads) c->key_heads = c->heads;
     if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
         c->head_size = c->hidden_size / c->heads;
-    if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
-    return a;
+    if (k->flags & TT__LM_ONE_BIAS) c->mlp_bias = c->attention_bias;
+    return &k->a;
 }
 
 /* ------------------------------------------------------------------------ config.json of a language model */
 
-/* x as Python writes floats: of the fewest digits that read back as it, and with a point. */
-static void tt__print_double(tt__text *to, double x)
+/* Writes the value of a member of an object, which begins at `from` in JSON that was parsed, on one line. */
+static void tt__print_member(tt__text *to, const char *from)
 {
-    char text[40];
-    const int least = fabs(x) >= 1 && fabs(x) < 1e15 ? (int)log10(fabs(x)) + 1 : 1; /* no exponent */
-    for (int digits = least; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x) break;
-    }
-    for (char *c = text; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
-    tt__print(to, "%s%s", text, strpbrk(text, ".e") ? "" : ".0");
-}
-
-/* Writes the value of a node of parsed JSON. */
-static void tt__print_node(tt__text *to, const tt__json *j, int node)
-{
-    const tt__json_node *n = &j->nodes[node];
-    const bool object = n->kind == TT__JSON_OBJECT;
-    static const char *const words[] = {"null", "false", "true"};
-    if (n->kind <= TT__JSON_TRUE) tt__print(to, "%s", words[n->kind]);
-    else if (n->kind == TT__JSON_NUMBER_KIND && n->exact) tt__print(to, "%lld", (long long)n->integer);
-    else if (n->kind == TT__JSON_NUMBER_KIND) tt__print_double(to, n->number);
-    else if (n->kind == TT__JSON_STRING) tt__json_quote(to, j->pool + n->integer);
-    else {
-        tt__print(to, object ? "{" : "[");
-        for (int k = 0, at = node + 1; k < n->count; k++, at = j->nodes[at].after) {
-            if (k) tt__print(to, ", ");
-            if (object) tt__json_quote(to, j->pool + j->nodes[at].key), tt__print(to, ": ");
-            tt__print_node(to, j, at);
-        }
-        tt__print(to, object ? "}" : "]");
+    bool quoted = false;
+    for (int depth = 0; quoted || depth || (*from != ',' && *from != '}'); from++) {
+        if (!quoted && strchr(" \t\r\n", *from)) continue;
+        tt__print(to, !quoted && (*from == ',' || *from == ':') ? "%c " : "%c", *from);
+        if (*from == '"') quoted = !quoted;
+        else if (!quoted) depth += (*from == '[' || *from == '{') - (*from == ']' || *from == '}');
+        else if (*from == '\\') tt__print(to, "%c", *++from);
     }
 }
 
@@ -35500,31 +35475,7 @@ static tt__lm_writer tt__lm_writer_of(const tt__architecture *a, const char *key
     for (int k = 0; k < TT__COUNT(own); k++) if (strcmp(key, own[k]) == 0) return TT__LM_OWN;
     for (int k = 0; k < a->n_config; k++) if (strcmp(key, a->config[k].key[0]) == 0) return TT__LM_OWN;
     for (int k = 0; k < TT__COUNT(shape); k++) if (strcmp(key, shape[k]) == 0) return TT__LM_SHAPE;
-    return strcmp(key, a->activation_key[0]) == 0 ? TT__LM_OWN : TT__LM_KEPT;
-}
-
-/* The members of config.json with that writer, as lines of their own; to be freed. */
-static tt_status tt__lm_keep(const tt__json *j, const tt__architecture *a, tt__lm_writer writer, char **kept)
-{
-    tt__text text = {NULL, 0, 0};
-    for (int round = 0; round < 2; round++) {
-        for (int k = 0, at = 1; k < j->nodes[0].count; k++, at = j->nodes[at].after) {
-            const char *key = j->pool + j->nodes[at].key;
-            if (tt__lm_writer_of(a, key) != writer) continue;
-            tt__print(&text, "  ");
-            tt__json_quote(&text, key);
-            tt__print(&text, ": ");
-            tt__print_node(&text, j, at);
-            tt__print(&text, ",\n");
-        }
-        if (round) break;
-        text.capacity = text.length + 1; /* now its length is known */
-        text.length = 0;
-        text.to = *kept = (char *)tt__alloc(j->ctx, text.capacity);
-        if (!text.to) return TT_ERR_MEMORY;
-        *text.to = 0;
-    }
-    return TT_OK;
+    return strcmp(key, a->activation_key) == 0 ? TT__LM_OWN : TT__LM_KEPT;
 }
 
 /* What a file may not ask for: the key must be absent, null or have this value. */
@@ -35537,16 +35488,17 @@ static tt_status tt__lm_refuse(const tt__json *j, const char *key, bool only)
                     value ? "true" : "false", only ? "true" : "false");
 }
 
-/* The columns of each head that turn. Of GPT-NeoX's a share may: of the object `at`, or else rotary_pct. The
-   others turn all: what they say of a share transformers ignores where positions are not scaled, and computes
-   nothing with where they are. */
+/* The columns of each head that turn. Of kinds with a share_key (GPT-NeoX) a share may: of the object `at`,
+   or else of that key. The others turn all: what they say of a share transformers ignores where positions
+   are not scaled, and computes nothing with where they are. */
 static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_lm_config *c)
 {
-    const bool neox = tt__lm_is(c, "gpt_neox");
-    const char *const keys[] = {neox ? "rotary_pct" : "partial_rotary_factor", "partial_rotary_factor"};
-    double share = neox ? 0.25 : 1; /* as a double, which transformers multiplies too */
+    const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
+    const bool shared = kind->share_key != NULL;
+    const char *const keys[] = {shared ? kind->share_key : "partial_rotary_factor", "partial_rotary_factor"};
+    double share = kind->turns; /* as a double, which transformers multiplies too */
     c->rotary.size = c->head_size;
-    if (!neox && (!scaled || c->alibi)) return TT_OK;
+    if (!shared && (!scaled || c->alibi)) return TT_OK;
     for (int k = 0; k < (at < 0 ? 1 : 2); k++) {
         const int node = tt__json_get(j, k ? at : 0, keys[k]);
         float in_range;
@@ -35556,20 +35508,19 @@ static tt_status tt__lm_read_columns(const tt__json *j, int at, bool scaled, tt_
         share = j->nodes[node].number;
     }
     c->rotary.size = (int)(c->head_size * share);
-    if (c->rotary.size == 0 || (!neox && c->rotary.size != c->head_size))
+    if (c->rotary.size == 0 || (!shared && c->rotary.size != c->head_size))
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': a share of %g of the columns of a head of %d "
                         "would turn; %s", j->path, share, c->head_size,
-                        neox ? "at least one must" : "only gpt_neox may have another than 1");
+                        shared ? "at least one must" : "only gpt_neox may have another than 1");
     return TT_OK;
 }
 
 /* The frequencies of rotary positions: rope_parameters of transformers 5, or what older versions have, which
    has the last word where both are there. */
-static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a, tt_lm_config *c)
+static tt_status tt__lm_read_rotary(const tt__json *j, tt_lm_config *c)
 {
     tt_rotary_options *r = &c->rotary;
     const char *type = "default", *name = "rope_scaling";
-    float original = 0;
     int at = tt__json_get(j, 0, name);
     const bool empty = at < 0 || j->nodes[at].kind == TT__JSON_NULL ||
                        (j->nodes[at].kind == TT__JSON_OBJECT && !j->nodes[at].count);
@@ -35578,42 +35529,37 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
     if (at >= 0 && j->nodes[at].kind != TT__JSON_OBJECT)
         return tt__json_wrong(j, name, at, NULL, "an object");
     *r = tt_rotary_options_default(c->heads);
-    tt_status status = tt__json_read_float(j, 0, tt__lm_is(c, "gpt_neox") ? "rotary_emb_base" : "rope_theta",
-                                           1, INFINITY, &r->base);
+    tt_status status = tt__json_read_float(j, 0, tt__lm_kind_of(c->kind)->base_key, 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_float(j, at, "rope_theta", 1, INFINITY, &r->base);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "type", false, &type);
     if (status == TT_OK && at >= 0) status = tt__json_read_string(j, at, "rope_type", false, &type);
     const bool scaled = status == TT_OK && strcmp(type, "default") != 0;
     if (status == TT_OK) status = tt__lm_read_columns(j, at, scaled, c);
     if (status != TT_OK || !scaled) return status;
-    static const struct { const char *type; tt_rotary_scaling scaling; const char *low, *high; } all[] = {
-        {"linear", TT_ROTARY_LINEAR, NULL, NULL},
-        {"llama3", TT_ROTARY_LLAMA3, "low_freq_factor", "high_freq_factor"},
-        {"yarn", TT_ROTARY_YARN, "beta_slow", "beta_fast"}};
-    for (int k = 0; k < TT__COUNT(all); k++) {
-        if (strcmp(type, all[k].type) != 0) continue;
-        original = (float)c->max_positions;
-        r->scaling = all[k].scaling;
-        status = tt__json_read_float(j, at, "factor", 1, INFINITY, &r->factor);
-        /* transformers 5 lets that of the file itself have the last word */
-        for (int own = 0; own < 2 && status == TT_OK && all[k].low; own++)
-            status = tt__json_read_float(j, own ? 0 : at, "original_max_position_embeddings", 1, 1e9f,
-                                         &original);
-        r->original = (int)original;
-        if (status == TT_OK && all[k].low)
-            status = tt__json_read_float(j, at, all[k].low, 0, INFINITY, &r->low);
-        if (status == TT_OK && all[k].low)
-            status = tt__json_read_float(j, at, all[k].high, 0, INFINITY, &r->high);
-        if (status == TT_OK && r->scaling == TT_ROTARY_YARN)
-            status = tt__json_read_float(j, at, "attention_factor", 0, INFINITY, &r->magnitude);
-        break;
-    }
+    static const struct { const char *type, *low, *high; } all[] = { /* by tt_rotary_scaling */
+        {"", NULL, NULL}, {"linear", NULL, NULL}, {"llama3", "low_freq_factor", "high_freq_factor"},
+        {"yarn", "beta_slow", "beta_fast"}};
+    int kind = TT__COUNT(all) - 1;
+    while (kind > TT_ROTARY_PLAIN && strcmp(type, all[kind].type) != 0) kind--;
+    r->scaling = (tt_rotary_scaling)kind;
+    float original = (float)c->max_positions;
+    const struct { const char *key; int at; float least, below, *to; } numbers[] = {
+        {"factor", at, 1, INFINITY, &r->factor},
+        {"original_max_position_embeddings", at, 1, 1e9f, &original},
+        {"original_max_position_embeddings", 0, 1, 1e9f, &original}, /* has the last word in transformers 5 */
+        {all[kind].low, at, 0, INFINITY, &r->low}, {all[kind].high, at, 0, INFINITY, &r->high},
+        {"attention_factor", at, 0, INFINITY, &r->magnitude}};
+    const int n = kind == TT_ROTARY_PLAIN ? 0 : kind == TT_ROTARY_YARN ? 6 : all[kind].low ? 5 : 1;
+    for (int k = 0; k < n && status == TT_OK; k++)
+        status = tt__json_read_float(j, numbers[k].at, numbers[k].key, numbers[k].least, numbers[k].below,
+                                     numbers[k].to);
+    if (n) r->original = (int)original;
     static const char *const unknown[] = {"mscale", "mscale_all_dim", "truncate"};
     for (int k = 0; k < TT__COUNT(unknown) && status == TT_OK; k++) {
         const int node = tt__json_get(j, at, unknown[k]);
         if (node >= 0 && j->nodes[node].kind != TT__JSON_NULL && j->nodes[node].kind != TT__JSON_TRUE)
             return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s of %s is not supported", j->path,
-                            unknown[k], a->name);
+                            unknown[k], c->kind);
     }
     if (status == TT_OK && r->scaling == TT_ROTARY_PLAIN)
         return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': rope_type is '%s'; there are default, linear, "
@@ -35621,12 +35567,21 @@ static tt_status tt__lm_read_rotary(const tt__json *j, const tt__architecture *a
     return status;
 }
 
-/* What the rows of Falcon's config do not say. */
+/* What the rows of Falcon's config do not say: names of older versions, which the rows' replace, key heads
+   and norms. */
 static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 {
     bool wide = false, one = true; /* new_decoder_architecture; multi_query */
-    int64_t key_heads = c->heads, norms = 0;
-    tt_status status = tt__json_read_bool(j, 0, "new_decoder_architecture", &wide);
+    static const char *const names[2][2] = {{"n_layer", "num_hidden_layers"},
+                                            {"n_head", "num_attention_heads"}};
+    int64_t n[] = {c->layers, c->heads}, norms = 0;
+    tt_status status = TT_OK;
+    for (int k = 0; k < 4 && status == TT_OK; k++)
+        status = tt__json_read_int(j, 0, names[k / 2][k % 2], false, 1, INT32_MAX / 4, &n[k / 2]);
+    c->layers = (int)n[0];
+    c->heads = (int)n[1];
+    int64_t key_heads = c->heads;
+    if (status == TT_OK) status = tt__json_read_bool(j, 0, "new_decoder_architecture", &wide);
     if (status == TT_OK) status = tt__json_read_bool(j, 0, "multi_query", &one);
     if (status == TT_OK)
         status = tt__json_read_int(j, 0, "num_kv_heads", false, 1, INT32_MAX / 4, &key_heads);
@@ -35641,15 +35596,15 @@ static tt_status tt__lm_read_falcon(const tt__json *j, tt_lm_config *c)
 /* Mistral's and Qwen2's sliding window: of all layers, or from one on. */
 static tt_status tt__lm_read_window(const tt__json *j, tt_lm_config *c)
 {
-    const bool qwen = tt__lm_is(c, "qwen2");
-    bool used = !qwen;
-    int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = qwen ? 28 : 0;
+    const bool layers = tt__lm_flags(c) & TT__LM_WINDOW_FROM;
+    bool used = !layers;
+    int64_t window = tt__json_get(j, 0, "sliding_window") < 0 ? 4096 : 0, from = layers ? 28 : 0;
     tt_status status = tt__json_read_int(j, 0, "sliding_window", false, 1, INT32_MAX / 4, &window);
-    if (status == TT_OK && qwen) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
-    if (status == TT_OK && qwen)
+    if (status == TT_OK && layers) status = tt__json_read_bool(j, 0, "use_sliding_window", &used);
+    if (status == TT_OK && layers)
         status = tt__json_read_int(j, 0, "max_window_layers", false, 0, INT32_MAX / 4, &from);
     if (status != TT_OK) return status;
-    const int types = qwen && used && window ? tt__json_get(j, 0, "layer_types") : -1;
+    const int types = layers && used && window ? tt__json_get(j, 0, "layer_types") : -1;
     if (types >= 0 && j->nodes[types].kind == TT__JSON_ARRAY) { /* it has the last word */
         from = 0;
         for (int k = 0, at = types + 1; k < j->nodes[types].count; k++, at = j->nodes[at].after) {
@@ -35673,67 +35628,59 @@ static tt_status tt__lm_read_config(const tt__json *j, tt_lm_config *c, const tt
     const char *kind = NULL;
     tt_status status = tt__json_read_string(j, 0, "model_type", true, &kind);
     if (status != TT_OK) return status;
-    *a = tt__lm_kind(kind);
-    if (!*a)
-        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads gpt2, "
-                        "llama, mistral, qwen2, gpt_neox and falcon", j->path, kind);
+    const tt__lm_kind *k = tt__lm_kind_of(kind);
+    char names[256];
+    if (!k)
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': model_type is '%s'; this loader reads %s", j->path,
+                        kind, tt__lm_names(names));
+    *a = &k->a;
     *c = tt_lm_config_default(kind);
-    if (tt__lm_is(c, "falcon")) c->key_heads = 0;
-    c->intermediate_size = tt__lm_gated(c) || tt__lm_is(c, "gpt_neox") ? c->intermediate_size : 0;
-    c->attention_bias = tt__lm_is(c, "gpt_neox") || tt__lm_is(c, "gpt2");
-    /* names of older versions, which the rows' replace */
-    if (tt__lm_is(c, "falcon")) {
-        int64_t layers = c->layers, heads = c->heads;
-        status = tt__json_read_int(j, 0, "n_layer", false, 1, INT32_MAX / 4, &layers);
-        if (status == TT_OK) status = tt__json_read_int(j, 0, "n_head", false, 1, INT32_MAX / 4, &heads);
-        c->layers = (int)layers;
-        c->heads = (int)heads;
-    }
-    if (status == TT_OK) status = tt__config_read(j, *a, 0, c);
+    if (k->flags & TT__LM_MLP_4) c->intermediate_size = 0;
+    status = tt__config_read(j, *a, c);
+    if (status == TT_OK && k->flags & TT__LM_FALCON) status = tt__lm_read_falcon(j, c);
     if (status != TT_OK) return status;
     if (!c->intermediate_size) c->intermediate_size = 4 * c->hidden_size;
-    if (!tt__lm_complete(j->ctx, c)) return j->ctx->status;
-    if (tt__lm_is(c, "falcon")) status = tt__lm_read_falcon(j, c);
-    if (tt__lm_is(c, "qwen2")) c->attention_bias = false; /* always of q, k and v, never of the output */
-    if (status == TT_OK && (tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2")))
-        status = tt__lm_read_window(j, c);
+    tt__lm_complete(j->ctx, c);
+    if (k->flags & TT__LM_QKV_BIAS) c->attention_bias = false;
+    if (k->flags & TT__LM_WINDOW) status = tt__lm_read_window(j, c);
     static const struct { const char *key; bool only; } refused[] = {
         {"scale_attn_weights", true}, {"scale_attn_by_inverse_layer_idx", false},
         {"add_cross_attention", false}, {"is_encoder_decoder", false}};
-    for (int k = 0; k < TT__COUNT(refused) && status == TT_OK; k++)
-        status = tt__lm_refuse(j, refused[k].key, refused[k].only);
-    if (status == TT_OK && !tt__lm_is(c, "gpt2")) status = tt__lm_read_rotary(j, *a, c);
+    for (int i = 0; i < TT__COUNT(refused) && status == TT_OK; i++)
+        status = tt__lm_refuse(j, refused[i].key, refused[i].only);
+    if (status == TT_OK && !(k->flags & TT__LM_POSITIONS)) status = tt__lm_read_rotary(j, c);
     return status;
 }
 
 static void tt__lm_check(tt__text *all, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
-    const bool fused = tt__lm_is(c, "gpt2") || tt__lm_is(c, "gpt_neox");
+    const tt__lm_kind *k = tt__lm_kind_of(c->kind);
     if (c->key_heads < 1) tt__print(all, "; key_heads is %d", c->key_heads);
     else if (c->heads % c->key_heads)
         tt__print(all, "; %d heads are not a multiple of %d key heads", c->heads, c->key_heads);
-    if (fused && c->key_heads != c->heads) tt__print(all, "; %s has as many key heads as heads", c->kind);
+    if (k->flags & TT__LM_EQUAL_HEADS && c->key_heads != c->heads)
+        tt__print(all, "; %s has as many key heads as heads", c->kind);
     if (c->head_size < 1)
         tt__print(all, "; hidden_size %d is not a multiple of %d heads", c->hidden_size, c->heads);
-    else if (!tt__lm_gated(c) && (int64_t)c->head_size * c->heads != c->hidden_size)
+    else if (!(k->flags & TT__LM_LLAMA) && (int64_t)c->head_size * c->heads != c->hidden_size)
         tt__print(all, "; %d heads of %d are not hidden_size %d", c->heads, c->head_size, c->hidden_size);
     if (c->head_size > 1 << 16)
         tt__print(all, "; head_size %d, at most %d are supported", c->head_size, 1 << 16);
-    const bool turns = !tt__lm_is(c, "gpt2") && !c->alibi, odd = c->rotary.size % 2 != 0;
+    const bool turns = !(k->flags & TT__LM_POSITIONS) && !c->alibi, odd = c->rotary.size % 2 != 0;
     if (turns && odd && c->rotary.scaling == TT_ROTARY_YARN) /* transformers computes nothing there either */
         tt__print(all, "; rotary positions of %d columns, which must be even with yarn", c->rotary.size);
     else if (turns && (c->rotary.size < 0 || c->rotary.size + odd > c->head_size))
         tt__print(all, "; rotary positions of %d columns of a head of %d", c->rotary.size, c->head_size);
-    else if (turns && !tt__lm_is(c, "gpt_neox") && c->rotary.size && c->rotary.size != c->head_size)
+    else if (turns && !k->share_key && c->rotary.size && c->rotary.size != c->head_size)
         tt__print(all, "; rotary.size is %d, and all %d columns of a head of %s turn", c->rotary.size,
                   c->head_size, c->kind);
     if (c->window < 0) tt__print(all, "; window is %d", c->window);
-    if (c->window_from < 0 || (c->window_from && !tt__lm_is(c, "qwen2")))
+    if (c->window_from < 0 || (c->window_from && !(k->flags & TT__LM_WINDOW_FROM)))
         tt__print(all, "; window_from is %d", c->window_from);
     if (c->two_norms && !c->parallel) tt__print(all, "; two_norms without parallel");
-    if (tt__lm_is(c, "falcon") && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
-        tt__print(all, "; falcon with %d key heads is parallel", c->key_heads);
+    if (k->flags & TT__LM_FALCON && !c->parallel && c->key_heads != 1 && c->key_heads != c->heads)
+        tt__print(all, "; %s with %d key heads is parallel", c->kind, c->key_heads);
 }
 
 /* The share of a head's columns that turn, so that its product with head_size, as a double, is not below
@@ -35759,47 +35706,40 @@ static bool tt__lm_has_shape(const tt_lm_config *c, const tt_lm_config *read)
            memcmp(&c->rotary, &read->rotary, sizeof c->rotary) == 0;
 }
 
-/* Is there a member of that name among lines of config.json? */
-static bool tt__lm_said(const char *lines, const char *key)
-{
-    char begins[64];
-    const int n = snprintf(begins, sizeof begins, "  \"%s\":", key);
-    for (const char *line = lines; line && *line; line = strchr(line, '\n'), line += line != NULL)
-        if (strncmp(line, begins, (size_t)n) == 0) return true;
-    return false;
-}
+static bool tt__lm_said(const tt__json *j, const char *key) { return j && tt__json_get(j, 0, key) >= 0; }
 
-/* The members that tell rotary positions, but those that `said` has. transformers 5 reads rope_parameters,
-   older versions the others, for which a base is 10,000 where they find none. */
-static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const char *said)
+/* The members that tell rotary positions, but those that `said` has (NULL: none). transformers 5 reads
+   rope_parameters, older versions the others, for which a base is 10,000 where they find none. */
+static void tt__lm_print_rotary(tt__text *json, const tt_lm_config *c, const tt__json *said)
 {
     static const char *const types[] = {"default", "linear", "llama3", "yarn"};
     const tt_rotary_options *r = &c->rotary;
     char a[32], b[32], share[32];
-    if (tt__lm_is(c, "gpt2") || c->alibi) return;
+    const tt__lm_kind *kind = tt__lm_kind_of(c->kind);
+    if (kind->flags & TT__LM_POSITIONS || c->alibi) return;
     tt__lm_share(c, share);
-    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_emb_base"))
-        tt__print(json, "  \"rotary_emb_base\": %s,\n", tt__json_float(r->base, a));
-    if (tt__lm_is(c, "gpt_neox") && !tt__lm_said(said, "rotary_pct"))
-        tt__print(json, "  \"rotary_pct\": %s,\n", share);
-    if (!tt__lm_said(said, "rope_theta"))
-        tt__print(json, "  \"rope_theta\": %s,\n", tt__json_float(r->base, a));
+    if (kind->share_key && !tt__lm_said(said, kind->share_key))
+        tt__print(json, "  \"%s\": %s,\n", kind->share_key, share);
+    const char *const bases[] = {kind->base_key, "rope_theta"}; /* at times the same */
+    for (int k = strcmp(bases[0], bases[1]) == 0; k < 2; k++)
+        if (!tt__lm_said(said, bases[k]))
+            tt__print(json, "  \"%s\": %s,\n", bases[k], tt__shortest(r->base, a));
     for (int k = 0; k < 2; k++) {
         const char *key = k ? "rope_parameters" : "rope_scaling";
         if ((k == 0 && r->scaling == TT_ROTARY_PLAIN) || tt__lm_said(said, key)) continue;
         tt__print(json, "  \"%s\": {\"rope_type\": \"%s\", \"rope_theta\": %s, \"partial_rotary_factor\": %s",
-                  key, types[r->scaling], tt__json_float(r->base, a), share);
+                  key, types[r->scaling], tt__shortest(r->base, a), share);
         if (r->scaling != TT_ROTARY_PLAIN)
-            tt__print(json, ", \"factor\": %s", tt__json_float(r->factor, a));
+            tt__print(json, ", \"factor\": %s", tt__shortest(r->factor, a));
         if (r->scaling == TT_ROTARY_LLAMA3 || r->scaling == TT_ROTARY_YARN) {
             const bool llama = r->scaling == TT_ROTARY_LLAMA3, usual = r->low == 0 && r->high == 0;
             tt__print(json, ", \"original_max_position_embeddings\": %d, \"%s\": %s, \"%s\": %s", r->original,
-                      llama ? "low_freq_factor" : "beta_slow", tt__json_float(usual ? 1 : r->low, a),
+                      llama ? "low_freq_factor" : "beta_slow", tt__shortest(usual ? 1 : r->low, a),
                       llama ? "high_freq_factor" : "beta_fast",
-                      tt__json_float(usual ? (llama ? 4 : 32) : r->high, b));
+                      tt__shortest(usual ? (llama ? 4 : 32) : r->high, b));
         }
         if (r->scaling == TT_ROTARY_YARN && r->magnitude > 0)
-            tt__print(json, ", \"attention_factor\": %s", tt__json_float(r->magnitude, a));
+            tt__print(json, ", \"attention_factor\": %s", tt__shortest(r->magnitude, a));
         tt__print(json, "},\n");
     }
 }
@@ -35809,20 +35749,28 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
 {
     const tt_lm_config *c = (const tt_lm_config *)config;
     const tt_lm *m = (const tt_lm *)self;
-    if (m->kept) {
-        tt__print(json, "%s", m->kept);
-    } else { /* a new model's, as transformers has defaults of its own for each kind */
+    const tt__json *j = m->kept ? &m->kept->config : NULL;
+    const bool as_read = j && tt__lm_has_shape(c, &m->read);
+    for (int k = 0, at = 1; j && k < j->nodes[0].count; k++, at = j->nodes[at].after) {
+        const char *key = j->pool + j->nodes[at].key;
+        const tt__lm_writer writer = tt__lm_writer_of(&tt__lm_kind_of(m->read.kind)->a, key);
+        if (writer == TT__LM_OWN || (writer == TT__LM_SHAPE && !as_read)) continue;
+        tt__print(json, "  ");
+        tt__json_quote(json, key);
+        tt__print(json, ": ");
+        tt__print_member(json, m->kept->text.bytes + j->nodes[at].offset);
+        tt__print(json, ",\n");
+    }
+    if (!j) { /* a new model's, as transformers has defaults of its own for each kind */
         char end[16] = "null";
         if (c->end_token >= 0) snprintf(end, sizeof end, "%d", c->end_token);
         tt__print(json, "  \"bos_token_id\": null,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
                   end);
     }
-    if (m->read_shape && tt__lm_has_shape(c, &m->read)) {
-        tt__print(json, "%s", m->read_shape);
-        tt__lm_print_rotary(json, c, m->read_shape);
-        return;
-    }
-    if (tt__lm_is(c, "falcon")) {
+    tt__lm_print_rotary(json, c, as_read ? j : NULL);
+    if (as_read) return;
+    const int flags = tt__lm_flags(c);
+    if (flags & TT__LM_FALCON) {
         const bool wide = c->two_norms || (c->key_heads != 1 && c->key_heads != c->heads);
         tt__print(json, "  \"alibi\": %s,\n  \"new_decoder_architecture\": %s,\n"
                   "  \"multi_query\": %s,\n  \"num_kv_heads\": %d,\n  \"num_ln_in_parallel_attn\": %s,\n",
@@ -35830,12 +35778,11 @@ static void tt__lm_print(tt__text *json, const void *self, const void *config)
                   c->key_heads == 1 ? "true" : "false", c->key_heads,
                   !wide ? "null" : c->two_norms ? "2" : "1");
     }
-    if (tt__lm_is(c, "qwen2"))
+    if (flags & TT__LM_WINDOW_FROM)
         tt__print(json, "  \"use_sliding_window\": %s,\n  \"max_window_layers\": %d,\n",
                   c->window ? "true" : "false", c->window ? c->window_from : c->layers);
     if (c->window) tt__print(json, "  \"sliding_window\": %d,\n", c->window);
-    else if (tt__lm_gated(c)) tt__print(json, "  \"sliding_window\": null,\n");
-    tt__lm_print_rotary(json, c, "");
+    else if (flags & TT__LM_LLAMA) tt__print(json, "  \"sliding_window\": null,\n");
 }
 
 /* --------------------------------------------------------------- making, loading, saving a language model */
@@ -35848,7 +35795,7 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
     if (a && (c.end_token < -1 || c.end_token >= c.vocab_size))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "language model: end_token is %d; expected one of %d tokens, "
                         "or -1 for none", c.end_token, c.vocab_size);
-    tt_status status = a ? tt__model_new(ctx, a, m, &c, 0) : ctx->status;
+    tt_status status = a ? tt__model_new(ctx, a, m, &c) : ctx->status;
     if (status == TT_OK) m->shard_bytes = (size_t)5000000000u;
     return status;
 }
@@ -35856,13 +35803,14 @@ tt_status tt_lm_new(tt_context *ctx, tt_lm *m, const tt_lm_config *config)
 void tt_lm_free(tt_lm *m)
 {
     if (!m->ctx) return;
-    void *const owned[] = {m->stop, m->generation, m->kept, m->read_shape, m->base, m->lora};
+    if (m->kept) tt__checkpoint_close(m->ctx, m->kept);
+    void *const owned[] = {m->stop, m->generation, m->kept, m->base, m->lora};
     tt__free_all(m->ctx, owned, TT__COUNT(owned));
-    tt__model_free(&tt__lm_kinds[0], m); /* the structs of all kinds are the same */
+    tt__model_free(&tt__lm_kinds[0].a, m); /* the structs of all kinds are the same */
 }
 
 /* Refuses a last product's weight of its own that config.json ties to the embedding: transformers uses it. */
-static tt_status tt__lm_check_tied(const tt_lm *m, const tt__shards *s)
+static tt_status tt__lm_check_tied(const tt_lm *m, const tt__checkpoint *s)
 {
     static const char *const names[] = {"lm_head.weight", "embed_out.weight"};
     enum { AT_ONCE = 4096 };
@@ -35936,40 +35884,30 @@ static tt_status tt__lm_read_generation(tt_lm *m, const tt__json *config, const 
 
 tt_status tt_lm_load(tt_context *ctx, tt_lm *m, const char *folder)
 {
-    char path[TT__PATH], *kept = NULL, *shape = NULL, *base = NULL;
-    tt__json j;
     tt_lm_config config;
-    tt__shards s = {NULL, 0};
     const tt__architecture *a = NULL;
     const int params = ctx->n_params;
     memset(m, 0, sizeof *m);
-    memset(&j, 0, sizeof j);
-    tt_status status = tt__path_join(ctx, path, folder, "config.json");
-    if (status == TT_OK) status = tt__json_open(&j, ctx, path);
-    if (status == TT_OK) status = tt__lm_read_config(&j, &config, &a);
-    if (status == TT_OK) status = tt__shards_open(ctx, folder, &s);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_KEPT, &kept);
-    if (status == TT_OK) status = tt__lm_keep(&j, a, TT__LM_SHAPE, &shape);
-    if (status == TT_OK && !(base = tt__strdup(ctx, folder))) status = TT_ERR_MEMORY;
-    if (status == TT_OK) status = tt__model_load(a, m, &config, 0, 0, &j, 0, 0, s.file, s.files);
-    if (status == TT_OK && ((status = tt__lm_check_tied(m, &s)) != TT_OK ||
-                            (status = tt__lm_read_generation(m, &j, folder)) != TT_OK)) {
-        tt__params_undo(ctx, params);
-        tt_lm_free(m);
+    tt__checkpoint *s = (tt__checkpoint *)tt__alloc(ctx, sizeof *s);
+    if (!s) return TT_ERR_MEMORY;
+    tt_status status = tt__checkpoint_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__lm_read_config(&s->config, &config, &a);
+    if (status == TT_OK) status = tt__shards_open(ctx, folder, s);
+    if (status == TT_OK) status = tt__model_load(a, m, &config, s, 0, 0);
+    if (status != TT_OK) {
+        tt__checkpoint_close(ctx, s);
+        tt__free(ctx, s);
+        return status;
     }
-    if (status == TT_OK) {
-        m->shard_bytes = (size_t)5000000000u;
-        m->kept = kept;
-        m->read_shape = shape;
-        m->read = m->config;
-        m->base = base;
-    } else {
-        tt__free(ctx, base);
-        tt__free(ctx, kept);
-        tt__free(ctx, shape);
-    }
-    tt__json_free(&j);
-    tt__shards_close(ctx, &s);
+    m->shard_bytes = (size_t)5000000000u;
+    m->kept = s;
+    m->read = m->config;
+    status = (m->base = tt__strdup(ctx, folder)) ? tt__lm_check_tied(m, s) : TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__lm_read_generation(m, &s->config, folder);
+    tt__shards_close(ctx, s);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt_lm_free(m);
     return status;
 }
 
@@ -35979,7 +35917,7 @@ tt_status tt_lm_save(const tt_lm *m, const char *folder)
     config.activation = m->activation;
     char path[TT__PATH];
     const tt__architecture *a = tt__lm_complete(m->ctx, &config);
-    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, 0, m->shard_bytes, folder)
+    tt_status status = a ? tt__model_save(m->ctx, a, m, &config, 0, m->shard_bytes, folder)
                          : m->ctx->status;
     if (status != TT_OK || !m->generation) return status;
     status = tt__path_join(m->ctx, path, folder, "generation_config.json");
@@ -36017,8 +35955,8 @@ static tt_value tt__lm_linear(const tt_lm *m, tt_tape *t, tt_value x, tt_param *
    NULL: there are no more. */
 static tt_param *tt__lm_module(const tt_lm *m, int k, char name[256], tt__packing *order)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     for (int n = a->n_model; (row = tt__layout_row(&l, n, name)) != NULL; n++) {
         int64_t dims[4];
@@ -36124,8 +36062,8 @@ static tt_status tt__lora_drop(tt_lm *m, tt_status status)
 /* Only adapters are trained. */
 static void tt__lora_freeze(tt_lm *m)
 {
-    const tt__architecture *a = tt__lm_kind(m->config.kind);
-    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, 0, NULL, 0);
+    const tt__architecture *a = &tt__lm_kind_of(m->config.kind)->a;
+    const tt__layout l = tt__layout_of(m->ctx, a, m, &m->config, NULL);
     const tt__tensor_row *row;
     char name[256];
     for (int k = 0; (row = tt__layout_row(&l, k, name)) != NULL; k++) {
@@ -36137,8 +36075,7 @@ static void tt__lora_freeze(tt_lm *m)
 tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
 {
     const tt_lora_options o = options ? *options : tt_lora_options_default();
-    const bool separate = tt__lm_gated(&m->config), gpt2 = tt__lm_is(&m->config, "gpt2");
-    const char *usual = separate ? "q_proj,v_proj" : gpt2 ? "c_attn" : "query_key_value";
+    const char *targets = o.targets ? o.targets : tt__lm_kind_of(m->config.kind)->adapted;
     char name[256];
     tt__packing order;
     tt_param *weight;
@@ -36146,7 +36083,7 @@ tt_status tt_lm_lora(tt_lm *m, const tt_lora_options *options)
     if (status == TT_OK) status = tt__lora_begin(m, &o);
     if (status != TT_OK) return status;
     for (int k = 0; status == TT_OK && (weight = tt__lm_module(m, k, name, &order)) != NULL; k++)
-        if (tt__lora_targets(o.targets ? o.targets : usual, name))
+        if (tt__lora_targets(targets, name))
             status = tt__lora_add(m, weight, name, o.rank);
     if (status == TT_OK) tt__lora_freeze(m);
     return tt__lora_drop(m, status);
@@ -36166,18 +36103,20 @@ static void tt__lora_print(tt__text *json, const void *arg)
 {
     const tt_lm *m = (const tt_lm *)arg;
     const tt_lora_options *o = &m->lora_options;
-    char a[32], b[32];
+    char a[32], b[32], name[256];
+    tt__packing order = {0, 0, 0, 0, 0};
+    tt__lm_module(m, 0, name, &order);
     tt__print(json, "{\n  \"peft_type\": \"LORA\",\n  \"task_type\": \"CAUSAL_LM\",\n"
               "  \"base_model_name_or_path\": ");
     if (m->base && tt__is_utf8(m->base)) tt__json_quote(json, m->base);
     else tt__print(json, "null");
     tt__print(json, ",\n  \"inference_mode\": true,\n  \"bias\": \"none\",\n  \"r\": %d,\n"
               "  \"lora_alpha\": %s,\n  \"lora_dropout\": %s,\n  \"fan_in_fan_out\": %s,\n"
-              "  \"target_modules\": [\n", o->rank, tt__json_float(o->alpha, a),
-              tt__json_float(o->dropout, b), tt__lm_is(&m->config, "gpt2") ? "true" : "false");
+              "  \"target_modules\": [\n", o->rank, tt__shortest(o->alpha, a),
+              tt__shortest(o->dropout, b), order.kind == 't' ? "true" : "false");
     for (int k = 0; k < m->n_lora; k++) {
-        const char *name = tt_param_name(m->lora[k].weight);
-        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(name) - strlen(".weight")), name,
+        const char *weight = tt_param_name(m->lora[k].weight);
+        tt__print(json, "    \"%.*s\"%s\n", (int)(strlen(weight) - strlen(".weight")), weight,
                   k + 1 < m->n_lora ? "," : "");
     }
     tt__print(json, "  ]\n}\n");
@@ -38310,7 +38249,7 @@ static size_t tt__fit_heading(const tt__fit *f, char to[160])
 
 static const char *tt__fit_number(double x, char to[32])
 {
-    if (fabs(x) <= FLT_MAX) return tt__json_float((float)x, to);
+    if (fabs(x) <= FLT_MAX) return tt__shortest((float)x, to);
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 
@@ -38531,7 +38470,7 @@ static void tt__fit_panel(tt__text *svg, const tt__fit *f, tt__fit_value value, 
         const int up = (int)(height * (tick - a.from) / (a.to - a.from) + 0.5);
         if (fabs(at) > FLT_MAX) continue;
         tt__print(svg, "<text x='%d' y='%d'>%s</text>", TT__FIT_LEFT - 8, top + 4 + height - up,
-                  tt__json_float((float)at, label));
+                  tt__shortest((float)at, label));
     }
     /* From here on in tenths of a pixel from the panel's lower left corner, upwards. */
     tt__print(svg,

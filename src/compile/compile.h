@@ -281,15 +281,6 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     return TT_OK;
 }
 
-/* The fewest digits that stand for this number alone. */
-static const char *tt__shortest(float x, char to[32])
-{
-    int digits = 5;
-    do snprintf(to, 32, "%.*g", ++digits, (double)x);
-    while (digits < 9 && (float)strtod(to, NULL) != x);
-    return to;
-}
-
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {

@@ -18,11 +18,6 @@
 #include "../run/memory.h"
 #include "../run/processes.h"
 
-/* ===========================================================================================================
-   REPORTS                                                                                           >>reports
-   A program and its memory plan as numbers, as text and as a picture. Uses all above.
-   ======================================================================================================== */
-
 const char *tt_category_name(tt_category c)
 {
     static const char *const names[] = {"parameters", "gradients", "optimizer", "activations", "workspace",
