@@ -2612,7 +2612,7 @@ struct tt_context {
     uint32_t n_tapes;      /* that were made so far */
     char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
-    char file_reason[256];
+    bool writes_nothing;   /* to files, which the first process writes for all */
 };
 
 TT_PRINTF(4, 5)
@@ -3535,7 +3535,8 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 }
 
 /* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find
-   the old file or the whole new one. The first failure sticks and the temporary file is removed. */
+   the old file or the whole new one. The first failure sticks and the temporary file is removed. Without a
+   file, where another process writes the same, it writes nothing. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -3562,6 +3563,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
         return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
+    if (ctx->writes_nothing) return TT_OK;
     w->file = files->open(files->user, w->temporary, 'w');
     if (!w->file) tt__writer_fail(w, "create");
     return w->status;
@@ -3570,7 +3572,8 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status == TT_OK && n && !files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
+    if (w->status != TT_OK || !w->file || !n) return;
+    if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 
 static void tt__writer_flush(tt__writer *w)
@@ -16288,7 +16291,6 @@ typedef struct tt__net {
     bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
     double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
                                less than */
-    tt_files files;         /* those of the context's options */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* notes and ends; collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
@@ -16608,66 +16610,7 @@ static bool tt__trains_alone(void)
 }
 
 #ifdef TINYTRAIN_MPI
-/* Of processes after the first nothing is written to files. */
-static void *tt__unwritten_open(void *user, const char *path, char mode)
-{
-    tt__net *n = (tt__net *)user;
-    return mode == 'r' ? n->files.open(n->files.user, path, mode) : user;
-}
-
-static int64_t tt__unwritten_size(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user ? 0 : n->files.size(n->files.user, file);
-}
-
-static bool tt__unwritten_read(void *user, void *file, uint64_t offset, void *to, size_t bytes)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.read(n->files.user, file, offset, to, bytes);
-}
-
-static bool tt__unwritten_write(void *user, void *file, const void *from, size_t bytes)
-{
-    (void)user; (void)file; (void)from; (void)bytes;
-    return true;
-}
-
-static bool tt__unwritten_sync(void *user, void *file) { (void)user; (void)file; return true; }
-
-static bool tt__unwritten_close(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user || n->files.close(n->files.user, file);
-}
-
-static bool tt__unwritten_rename(void *user, const char *from, const char *to)
-{
-    (void)user; (void)from; (void)to;
-    return true;
-}
-
-static bool tt__unwritten_remove(void *user, const char *path) { (void)user; (void)path; return true; }
-
-/* This one does, as they may look into a folder before the first has made it. */
-static bool tt__unwritten_folder(void *user, const char *path)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.make_folder(n->files.user, path);
-}
-
-static bool tt__unwritten_list(void *user, const char *path, bool (*each)(void *arg, const char *name),
-                               void *arg)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.list(n->files.user, path, each, arg);
-}
-
-static const char *tt__unwritten_reason(void *user)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.reason(n->files.user);
-}
+static bool tt__keep_file(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
 
@@ -16725,8 +16668,9 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. Starting it
-   waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
+/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is the
+   one global, as MPI is one too: contexts come and go, and what ends it at exit is given no argument. Starting
+   it waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
    its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
    wants of the thread that has begun. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
@@ -16962,13 +16906,11 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
-    n->files = ctx->options.files;
-    if (status == TT_OK && n->me > 0) {
-        const tt_files unwritten = {
-            tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
-            tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
-            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n, NULL, NULL};
-        ctx->options.files = unwritten;
+    if (status == TT_OK && n->me > 0) { /* folders it makes too, as it may look there before the first has */
+        ctx->writes_nothing = true;
+        ctx->options.files.remove = tt__keep_file;
+        ctx->options.files.lock = NULL;
+        ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
     if (status != TT_OK) n->failed = 1; /* no message is waited for */
