@@ -16668,9 +16668,9 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is the
-   one global, as MPI is one too: contexts come and go, and what ends it at exit is given no argument. Starting
-   it waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
+/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is a
+   global, as MPI is one: contexts come and go, and what ends MPI at exit is given no argument. Starting MPI
+   waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
    its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
    wants of the thread that has begun. */
 typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
@@ -18369,6 +18369,14 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
+/* The run at hand on a rank. */
+typedef struct tt__now {
+    int64_t round;          /* of the step: the micro-batch is that number of its data rank */
+    int present;            /* data ranks that have a micro-batch in this round */
+    bool later;             /* what adds from the second lap on does add */
+    const int64_t *rows;    /* of each axis, instead of those that are set; NULL: these */
+} tt__now;
+
 /* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
@@ -18393,6 +18401,7 @@ typedef struct tt__rank {
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
+    tt__now now;
     bool never_records;     /* the device has failed to record what it can run ... */
     char why[256];          /* ... which is still to be told */
 } tt__rank;
@@ -18413,34 +18422,35 @@ typedef struct tt__fed {
    of the parameters. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* A program is an array of stages, each with a tape, a plan and an arena of its own; without a pipeline there
+   is one. The caller has the first, which also has, for all of them, what is said to be the head's. */
 struct tt_program {
     tt_context *ctx;
-    /* Of a pipeline: the programs of all stages. What follows is the first stage's, but for the step at hand,
-       which is that of all: those of other stages are used as tt__stage_view shows them. NULL: one stage. */
-    struct tt_program **stage;
-    bool is_later;          /* it is of another stage than the first, whose `rank` it has */
-    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
-    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all */
-    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
-    int64_t last_round;     /* that was run */
+    struct tt_program *head;
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* of its arena */
-    tt__rank *rank;         /* of each rank of its crew, the same for all stages of a pipeline */
+    tt__rank *rank;         /* of each rank of its crew, the same for all stages */
+    bool zeroed;            /* tt__zero_states has run */
+    bool ready;             /* its arena and all its parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off"; */
+    char *tune_file;        /* it names this file, or NULL */
+    int builds;             /* tried to fit the budget */
+    tt__choice chosen;      /* which of them it is, but for `drop` */
+    /* The head's. */
+    struct tt_program *stage[TT__RANKS]; int stages;
+    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
+    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all; NULL: no pipeline */
+    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
+    int64_t last_round;     /* that was run */
     tt__run run;            /* settings of the next run; `micro` is set for each rank */
     tt__results results;    /* of all ranks, as read last */
     /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
        round that is run, and have had one in a slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
-    bool later;             /* in the segment that is run, what adds from the second lap on does add */
-    bool zeroed;            /* tt__zero_states has run */
     bool scale_set;         /* the devices have results.scale */
-    bool ready;             /* its arena and all its parameters have memory */
-    bool tunes;             /* tt_compile_options.tune is not "off"; */
-    char *tune_file;        /* it names this file, or NULL */
-    const int64_t *rows_in_place; /* of each axis, instead of those of the coming run; NULL: none */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
@@ -18448,8 +18458,6 @@ struct tt_program {
     tt__unread unread;
     tt_stats done;          /* of the last step that was read ... */
     int64_t reads;          /* ... of so many that did not fail */
-    int builds;             /* tried to fit the budget */
-    tt__choice chosen;      /* which of them it is, but for `drop` */
     char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
@@ -18609,8 +18617,7 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
     tt__free(ctx, b->box);
 }
 
-static int tt__stages(const tt_program *p) { return p->stage ? p->settings.options.parallel.pipeline : 1; }
-static tt_program *tt__stage_of(tt_program *p, int s) { return s ? p->stage[s] : p; }
+static int tt__stages(const tt_program *p) { return p->head->stages; }
 
 /* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
 static void tt__leave_arena(tt_program *p)
@@ -18673,8 +18680,7 @@ void tt_program_free(tt_program *p)
 {
     if (!p) return;
     tt_context *ctx = p->ctx;
-    for (int s = 1; p->stage && s < p->settings.options.parallel.pipeline; s++) tt_program_free(p->stage[s]);
-    tt__free(ctx, p->stage);
+    for (int s = 1; s < p->stages; s++) tt_program_free(p->stage[s]);
     for (int k = 0; k < p->n_fed; k++) {
         tt__free(ctx, p->fed[k].inputs);
         tt__free(ctx, p->fed[k].rows);
@@ -18686,7 +18692,7 @@ void tt_program_free(tt_program *p)
     for (int r = first; p->rank && r < first + ranks; r++) tt__rank_free(p, r);
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
-    if (!p->is_later) tt__free(ctx, p->rank);
+    if (p->head == p) tt__free(ctx, p->rank);
     tt__free(ctx, p->tune_file);
     tt__free(ctx, p);
 }
@@ -20946,8 +20952,8 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
     *all = *split = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (p->stage && v >= p->n_recorded) break;
-        for (int s = 0; s < tt__stages(p) && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
+        if (p->stages > 1 && v >= p->n_recorded) break;
+        for (int s = 0; s < p->stages && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         *all += p->ctx->params[x->param]->size;
         if (x->part.split != TT__WHOLE) *split += p->ctx->params[x->param]->size;
@@ -20968,8 +20974,8 @@ static void tt__tell_unsplit(const tt_program *p)
 /* Is an input read by a stage? */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
-    bool read = p->built.t->values[v].place != TT__NO_PLACE;
-    for (int s = 1; s < tt__stages(p) && !read; s++)
+    bool read = false;
+    for (int s = 0; s < p->stages && !read; s++)
         read = p->stage[s]->built.t->values[v].place != TT__NO_PLACE;
     return read;
 }
@@ -21012,12 +21018,9 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
-    p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
+    p->stages = stages;
     p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
-    if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
-    p->stage[0] = p;
-    p->n_recorded = t->n_values;
-    p->n_axes = t->n_axes;
+    if (!p->fed_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
         if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
@@ -21026,8 +21029,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
         if (!q) return TT_ERR_MEMORY;
         q->ctx = p->ctx;
+        q->head = p;
         q->rank = p->rank;
-        q->is_later = true;
         if (o->share) of_stage.share = o->share->stage[s];
         status = tt__compile_into(q, t, root, &of_stage, s);
     }
@@ -21125,6 +21128,10 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     *status = TT_ERR_MEMORY;
     if (!p) return NULL;
     p->ctx = t->ctx;
+    p->head = p->stage[0] = p;
+    p->stages = 1;
+    p->n_recorded = t->n_values;
+    p->n_axes = t->n_axes;
     *status = t->status;
     if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
     else if (!tt__has_value(t, root))
@@ -21139,7 +21146,7 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t most = 0;
     for (int s = 0; s < tt__stages(p); s++) {
-        const tt_program *q = tt__stage_of(p, s);
+        const tt_program *q = p->stage[s];
         const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
         const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
         if (bytes > most) most = bytes;
@@ -21340,28 +21347,13 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* The program as its stage number s has it: itself, or *room, where it has several. */
-static tt_program *tt__stage_view(const tt_program *p, int s, tt_program *room)
+/* The stage of a rank, and the last, which has the loss. */
+static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
-    if (!p->stage) return (tt_program *)(uintptr_t)p;
-    const tt_program *q = p->stage[s];
-    *room = *p;
-    room->settings = q->settings;
-    room->built = q->built;
-    room->arena = q->arena;
-    return room;
+    return p->head->stage[rank / tt__stage_ranks(p->arena)];
 }
 
-static tt_program *tt__rank_view(const tt_program *p, int rank, tt_program *room)
-{
-    return tt__stage_view(p, rank / tt__stage_ranks(p->arena), room);
-}
-
-/* The last stage, which has the loss. */
-static tt_program *tt__last_view(const tt_program *p, tt_program *room)
-{
-    return tt__stage_view(p, tt__stages(p) - 1, room);
-}
+static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
 /* Has this process such a rank, and a rank of such a data rank? */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
@@ -21413,38 +21405,50 @@ static int tt__slots(const tt_program *p)
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
 }
 
-static int tt__slot(const tt_program *p) { return (int)(p->round % tt__slots(p)); }
+static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
 /* How many slots, from the first on, have contents when a segment sums them. */
-static int tt__slots_used(const tt_program *p, tt__segment segment)
+static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
-    return (int)(segment == TT__EACH_LAP ? (p->round + slots - 1) % slots + 1 : tt__min(p->round, slots));
+    return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
-static const int64_t *tt__run_rows(const tt_program *p, int rank)
+/* What a pipeline was fed for a rank. */
+static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
 {
-    if (p->rows_in_place) return p->rows_in_place;
-    if (!p->stage) return p->rank[rank].axis_rows;
-    return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
+    return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
 }
 
-/* The rows that a rank has of an axis in the coming run; *first: the number of the first. */
-static int64_t tt__axis_rows(const tt_program *p, int rank, int32_t axis, int64_t *first)
+static tt__now tt__now_of(const tt_program *head)
+{
+    const tt__now now = {head->round, head->present, false, NULL};
+    return now;
+}
+
+/* The rows of each axis in a run on a rank; of a pipeline, in the micro-batch at hand. */
+static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
+{
+    if (now->rows) return now->rows;
+    if (tt__stages(p) == 1) return p->rank[rank].axis_rows;
+    return tt__fed_at(p, now->round, rank)->rows;
+}
+
+/* The rows that a rank has of an axis then; *first: the number of the first. */
+static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
-    const int64_t *rows = tt__run_rows(p, rank);
+    const int64_t *rows = tt__run_rows(p, now, rank);
     *first = 0;
     if (!a->parts) return rows[axis];
     return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
 }
 
-static int64_t tt__actual_rows(const tt_program *p, int rank, int32_t id)
+static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__shape *s = &p->built.t->values[id].shape;
     int64_t first;
-    return s->axis ? tt__axis_rows(p, rank, s->axis, &first) + s->extra : s->rows;
+    return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
 /* Parameters of another program must have memory there, and be what this one takes them for. */
@@ -21504,7 +21508,7 @@ static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
     for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];
@@ -21900,9 +21904,8 @@ static tt_status tt__memory_suffices(const tt_program *p)
     tt_context *ctx = p->ctx;
     double bytes = 0;
     int processes = 1;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        const tt_program *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages; s++) {
+        const tt_program *q = p->stage[s];
         for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
             const size_t own = q->settings.kind->host ? tt__arena_size(q->arena, r) : 0;
             bytes += (double)own + (double)q->arena->on_host + (double)tt__host_size(q, r) +
@@ -21935,40 +21938,41 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && !p->is_later) { /* all look before one takes its memory */
+    if (!p->arena->allocated && p->head == p) { /* all look before one takes its memory */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
-    if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
+    if (status == TT_OK && p->stages > 1) status = tt__check_neighbours(p);
     for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
     status = tt__agree(p->ctx, "tt_allocate", status, NULL, 0);
     p->ready = status == TT_OK;
     return status;
 }
 
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
-static int64_t tt__own_first(const tt_program *p, int rank, int32_t id)
+static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
     int64_t first = rank % p->arena->tensor * v->shape.rows;
-    if (v->shape.axis) tt__axis_rows(p, rank, v->shape.axis, &first);
+    if (v->shape.axis) tt__axis_rows(p, now, rank, v->shape.axis, &first);
     return first * v->ld;
 }
 
 /* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
-static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat *m)
+static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = m->data ? tt_dtype_bytes(base->shape.dtype) : 0;
     char *data = (char *)m->data;
     int64_t first;
-    if (base->slots > 1 && item) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
-    if (base->copies > 1) data += (size_t)(p->round % base->copies) * tt__slot_bytes(base);
-    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, rank, id) * item;
+    const int slot = v->slot ? v->slot - 1 : tt__slot(p, now->round);
+    if (base->slots > 1 && item) data += (size_t)slot * tt__slot_bytes(base);
+    if (base->copies > 1) data += (size_t)(now->round % base->copies) * tt__slot_bytes(base);
+    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, now, rank, id) * item;
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
@@ -21977,8 +21981,8 @@ static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat 
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in the coming run; data NULL: in another process. */
-static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+/* The matrix that instruction operand `id` is on a rank in a run; data NULL: in another process. */
+static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
@@ -21986,9 +21990,14 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     const size_t item = tt_dtype_bytes(base->shape.dtype);
     m.data = tt__storage_memory(p, rank, base);
     if (m.data) m.data = (char *)m.data + (size_t)v->offset * item;
-    m.rows = tt__actual_rows(p, rank, id);
-    if (v->parted) tt__resolve_part(p, rank, id, &m);
+    m.rows = tt__actual_rows(p, now, rank, id);
+    if (v->parted) tt__resolve_part(p, now, rank, id, &m);
     return m;
+}
+
+static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+{
+    return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
 /* Writes a value on a rank before what is run from now on. The data may change once this returns. */
@@ -22146,7 +22155,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
                         (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
-    if (p->stage) return tt__feed_input(p, rank, v.id, data, rows);
+    if (p->stages > 1) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
     return status;
@@ -22196,26 +22205,22 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* The last stage that has a value, as the last micro-batch left it. */
-static tt_program *tt__view_with(const tt_program *p, int32_t v, tt_program *room)
+/* The last stage that has a value. */
+static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
-    tt_program *q = tt__stage_view(p, 0, room);
-    for (int s = tt__stages(p) - 1; s > 0 && p->stage; s--) {
+    for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
         const tt_tape *t = p->stage[s]->built.t;
-        if (v <= 0 || v >= p->n_recorded) break;
         const tt__value *base = &t->values[t->values[v].base];
-        if (!base->persistent && base->place == TT__NO_PLACE) continue;
-        q = tt__stage_view(p, s, room);
-        break;
+        if (base->persistent || base->place != TT__NO_PLACE) return p->stage[s];
     }
-    if (p->stage) q->round = p->last_round;
-    return q;
+    return p;
 }
 
 tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t capacity)
 {
-    tt_program room, *p = tt__view_with(head, v.id, &room);
+    tt_program *p = tt__stage_with(head, v.id);
     const tt_tape *t = p->built.t;
+    tt__now now = tt__now_of(head);
     const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
@@ -22227,13 +22232,14 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
                         "program, before the next tt_set and other programs of its arena", x->name);
-    if (!x->persistent && rank >= p->present)
+    if (!x->persistent && rank >= now.present)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, which had no "
                         "micro-batch in the last run", x->name, rank);
     if (x->storage == TT__PARAMETER && tt__is_in_parts(&t->values[x->base]))
         return tt__get_parameter(p, v.id, to, capacity);
     const int of = tt__first_of(p, rank);
-    const tt__mat m = tt__resolve(p, of, v.id);
+    if (head->stages > 1) now.round = head->last_round;
+    const tt__mat m = tt__resolve_in(p, &now, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
@@ -22266,8 +22272,7 @@ static void tt__forget_inputs(tt_program *p)
 /* Does an input of a rank that instructions read have data, or has it had some? */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
-    for (int32_t v = 1; v < values; v++)
+    for (int32_t v = 1; v < p->n_recorded; v++)
         if (p->rank[rank].input[v] != TT__UNSET && tt__reads_input(p, v)) return true;
     return false;
 }
@@ -22305,7 +22310,7 @@ static tt_status tt__inputs_ready(tt_program *p)
         if (tt__has_inputs(p, tt__first_of(p, p->present - 1))) break;
     for (int d = 0; d < p->present; d++)
         for (int s = 0; s < tt__stages(p) && status == TT_OK; s++)
-            status = tt__rank_inputs(p, tt__stage_of(p, s)->built.t, tt__first_of(p, d));
+            status = tt__rank_inputs(p, p->stage[s]->built.t, tt__first_of(p, d));
     if (status == TT_OK && p->round > 0 && p->present > before)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
                           "earlier round of this step: only the last round may leave data ranks out", before);
@@ -22337,10 +22342,12 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
-    if (x->storage != TT__INPUT || (!p->stage && !staged->buffer[0])) return m;
-    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, rank, id) : 0;
-    const char *from = p->stage ? p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].inputs +
-                                  p->fed_at[x->base] : staged->buffer[staged->now];
+    const tt__now *now = &p->rank[rank].now;
+    const bool waits = tt__stages(p) > 1; /* in what a pipeline was fed */
+    if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
+    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
+    const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
+                             : staged->buffer[staged->now];
     m.data = (char *)(uintptr_t)from + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
 }
@@ -22350,6 +22357,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
     const int tensor = p->arena->tensor, me = rank % tensor;
+    const tt__now *now = &p->rank[rank].now;
     int32_t split = 0;
     l->first_row = l->first_col = l->whole_rows = 0;
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT && !split; j++) {
@@ -22359,9 +22367,9 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     const tt__value *v = &p->built.t->values[split];
     const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
-    if (own) l->whole_rows = tt__run_rows(p, rank)[p->built.t->axes[v->shape.axis].of];
+    if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
-    else if (own) tt__axis_rows(p, rank, v->shape.axis, &l->first_row);
+    else if (own) tt__axis_rows(p, now, rank, v->shape.axis, &l->first_row);
     else if (split) l->first_row = me * v->shape.rows;
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
@@ -22370,12 +22378,13 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
    arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
-    tt_program room, *p = tt__rank_view((tt_program *)arg, rank, &room);
+    tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
     const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
     p->rank[rank].flops = 0;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
+    p->rank[rank].now = tt__now_of(head);
+    if (tt__data_rank(p, rank) >= head->present) return TT_OK;
     memset(l, 0, sizeof *l);
     l->tape = p->built.t;
     for (int k = 0; k < end && status == TT_OK; k++) {
@@ -22403,8 +22412,9 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 {
     tt__rank *r = &p->rank[rank];
     const size_t all = sizeof *r->axis_rows * (size_t)p->built.t->n_axes;
-    const bool later = p->later;
-    const int slot = segment == TT__EACH_MICRO ? tt__slot(p) : tt__slots_used(p, segment);
+    const bool later = r->now.later;
+    const int slot = segment == TT__EACH_MICRO ? tt__slot(p, r->now.round)
+                                               : tt__slots_used(p, r->now.round, segment);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *x = &r->recordings[k];
         if (!x->rows || x->segment != segment || x->later != later || x->slot != slot) continue;
@@ -22451,22 +22461,23 @@ static tt_status tt__sync(tt_program *p, int rank, tt__members members, int stre
 }
 
 /* How many members, from the first on, have something to add. */
-static int tt__present(const tt_program *p, const tt__instr *i, int members)
+static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
-    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, i->segment);
+    const tt__now *now = &p->rank[rank].now;
+    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, now->round, i->segment);
     if (i->move.over != TT__OVER_DATA) return members;
-    return i->segment == TT__EACH_MICRO ? p->present : i->slot ? p->in_slot[i->slot - 1] : members;
+    return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
 /* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
    place of their stages have the same rows. */
-static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat own)
+static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
     if (!v) return own;
     own.data = tt__storage_memory(q, other, base);
     if (own.data) own.data = (char *)own.data + (size_t)x->offset * tt_dtype_bytes(own.dtype);
-    if (x->parted) tt__resolve_part(q, other, v, &own);
+    if (x->parted) tt__resolve_part(q, now, other, v, &own);
     return own;
 }
 
@@ -22475,9 +22486,9 @@ static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat o
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
-    tt_program room;
-    const tt_program *q = tt__rank_view(p, other, &room);
+    const tt_program *q = tt__stage_of(p, other);
     const tt_tape *t = q->built.t;
+    const tt__now *now = &p->rank[rank].now;
     const tt__mat x = tt__resolve(p, rank, i->in[0] ? i->in[0] : i->out[0]);
     int32_t from = i->in[0] ? 0 : i->out[0], to = from;
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code && i->in[0] && i->out[0]; k++) {
@@ -22487,8 +22498,8 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
         from = j->in[0];
         to = j->out[0];
     }
-    *in = tt__on_stage(q, other, from, x);
-    *out = tt__on_stage(q, other, to, x);
+    *in = tt__on_stage(q, now, other, from, x);
+    *out = tt__on_stage(q, now, other, to, x);
 }
 
 /* Fills in what a launch says of members: other ranks, or the slots of the operand. */
@@ -22500,7 +22511,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     l->me = 0;
     if (!slots) m = tt__members_of(p, rank, &i->move, &l->me);
     l->members = m.count;
-    l->present = tt__present(p, i, m.count);
+    l->present = tt__present(p, rank, i, m.count);
     l->peer_in = peers;
     l->peer_out = peers + m.count;
     const bool stages = i->move.over == TT__OVER_STAGES || i->move.over == TT__OVER_TIED;
@@ -22510,8 +22521,8 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
             tt__set_stage_member(p, rank, other, i, &peers[k], &peers[m.count + k]);
             continue;
         }
-        peers[k] = tt__resolve(p, other, i->in[0]);
-        peers[m.count + k] = tt__resolve(p, other, i->out[0]);
+        peers[k] = tt__resolve_in(p, &p->rank[rank].now, other, i->in[0]);
+        peers[m.count + k] = tt__resolve_in(p, &p->rank[rank].now, other, i->out[0]);
         const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
         if (slots) peers[k].data = (char *)l->in[0].data + (size_t)k * tt__slot_bytes(base);
     }
@@ -22848,8 +22859,7 @@ static double tt__net_plan(const tt_program *head, double *least)
     const tt__crew *c = head->settings.crew;
     double bytes = *least = 0, some;
     for (int rank = c->first; rank < c->first + c->local && c->local < c->ranks; rank++) {
-        tt_program room;
-        const tt_program *p = tt__rank_view(head, rank, &room);
+        const tt_program *p = tt__stage_of(head, rank);
         for (int k = 0; k < p->built.t->n_code; k++) {
             const tt__instr *i = &p->built.t->code[k];
             if (!tt__is_collective(i) || i->move.over == TT__OVER_SLOTS || i->slot > 1) continue;
@@ -23383,12 +23393,12 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     for (int j = 0; j < TT__MAX_OUT; j++) {
         if (!i->out[j]) continue;
         l->out[j] = tt__resolve(p, rank, i->out[j]);
-        l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->later);
+        l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->rank[rank].now.later);
     }
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->run; /* but for its `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* but for its `micro`, which no update reads */
         if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -23412,7 +23422,8 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), most = (size_t)1 << 30;
     const int from = receives ? other : rank, to = receives ? rank : other;
     const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
+    const int64_t turn = p->rank[rank].now.round % p->settings.in_flight;
+    tt__passed *own = &p->rank[rank].passed[turn];
     tt__request part[TT__PARTS], *r = receives ? part : own->part[way];
     const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
@@ -23424,7 +23435,7 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
-        data = p->rank[rank].sends[way] + (size_t)(p->round % p->settings.in_flight) * each;
+        data = p->rank[rank].sends[way] + (size_t)turn * each;
         status = tt__net_copy(p, rank, l, data, x->data, (int64_t)bytes);
     }
     if (status == TT_OK) status = tt__await_stream(p, rank, l->instr->stream);
@@ -23464,20 +23475,19 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
-    tt_program room;
+    const int64_t round = p->rank[rank].now.round;
     int way;
     const int other = tt__neighbour(p, rank, l->instr, &way);
     if (!tt__is_here(p, other)) return tt__pass_over_net(p, rank, l, other, way);
-    const tt_program *q = tt__rank_view(p, other, &room);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
-    const tt__passed *theirs = &q->rank[other].passed[p->round % q->settings.in_flight];
+    tt__passed *own = &p->rank[rank].passed[round % p->settings.in_flight];
+    const tt__passed *theirs = &p->rank[other].passed[round % tt__stage_of(p, other)->settings.in_flight];
     tt_status status = TT_OK;
     if (!l->instr->out[0]) {
         status = b->mark(d, TT__COMPUTE_STREAM, &own->sent[way]);
         if (status == TT_OK) tt__count_on(c->world, &c->world->sent[rank][way]);
         return tt__device_status(p->ctx, c, rank, status);
     }
-    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)p->round + 1))
+    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)round + 1))
         return TT_ERR_DEVICE;
     l->phase = TT__SPREAD_PHASE;
     status = b->after(d, l->instr->stream, theirs->sent[way]);
@@ -23492,25 +23502,24 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
+    const int64_t round = p->rank[rank].now.round;
     tt_status status = TT_OK;
-    for (int k = 0; k < 2 && p->stage && status == TT_OK; k++) {
+    for (int k = 0; k < 2 && status == TT_OK; k++) {
         if (!p->built.send[k] || p->built.sends_from[k] != segment) continue;
         const tt__instr *i = &p->built.t->code[p->built.send[k] - 1];
         const int32_t copies = p->built.t->values[p->built.t->values[i->in[0]].base].copies;
-        tt_program room;
         int way;
         const int other = tt__neighbour(p, rank, i, &way);
-        const tt_program *q = tt__rank_view(p, other, &room);
+        const int theirs = tt__stage_of(p, other)->settings.in_flight;
         if (!tt__is_here(p, other)) {
-            if (p->round >= copies) status = tt__await_passed(p, rank, way, p->round - copies);
+            if (round >= copies) status = tt__await_passed(p, rank, way, round - copies);
             continue;
         }
-        if (p->round >= copies &&
-            !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
-                          (uint64_t)(p->round + 1 - copies)))
+        if (round >= copies && !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
+                                             (uint64_t)(round + 1 - copies)))
             return TT_ERR_DEVICE;
-        for (int m = 0; m < q->settings.in_flight && !c->kind->host && status == TT_OK; m++)
-            status = b->after(c->device[rank], TT__COMPUTE_STREAM, q->rank[other].passed[m].taken[way]);
+        for (int m = 0; m < theirs && !c->kind->host && status == TT_OK; m++)
+            status = b->after(c->device[rank], TT__COMPUTE_STREAM, p->rank[other].passed[m].taken[way]);
     }
     return tt__device_status(p->ctx, c, rank, status);
 }
@@ -23546,15 +23555,16 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
     bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
+    bool later;             /* as tt__now has it */
     /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
        all of them, also on those without a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__progress;
 
-static bool tt__is_left_out(const tt_program *p, const tt__progress *at, const tt__instr *i)
+static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
 {
-    return (at->absent && !i->always) || (i->later && !p->later);
+    return (at->absent && !i->always) || (i->later && !at->later);
 }
 
 /* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
@@ -23572,8 +23582,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
-    const bool alone = p->settings.kind->host || p->poison || p->ctx->profile || p->arena->paging || p->stage;
-    if (alone || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
+    const bool alone = p->settings.kind->host || p->head->poison || p->ctx->profile || p->arena->paging;
+    if (alone || tt__stages(p) > 1 || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
     if (i->stream || next->stream || i->on_host || next->on_host) return false;
     if (i->with_next || next->with_next || i->later || next->later) return false;
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
@@ -23587,7 +23597,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const tt__instr *i = &p->built.t->code[k];
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
-    const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
+    const bool nothing = i->move.over && tt__present(p, rank, i, 1) == 0;
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
@@ -23597,7 +23607,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
     for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
         tt__launch *l = &r->launches[some];
-        if (tt__is_left_out(p, at, &i[n])) continue;
+        if (tt__is_left_out(at, &i[n])) continue;
         *l = at->like;
         tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
         const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
@@ -23629,7 +23639,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(p, at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -23665,20 +23675,21 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
 {
     tt_status status = TT_OK;
-    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= p->present;
+    const tt__now *now = &p->rank[rank].now;
+    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     const int end = tt__segment_first(p->built.t, segment + 1u);
-    tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
     for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
-        if (p->stage) tt__go_on_passing(p, rank);
+        tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
         else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
         else status = tt__launch_together(p, rank, &at, k);
-        for (int j = 0; j < n && p->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
+        for (int j = 0; j < n && p->head->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
     }
     return status;
 }
@@ -23704,11 +23715,12 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
+    if (p->stages > 1) return; /* a pipeline's wait on the host */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        for (int r = 0; r < p->settings.crew->ranks && !p->stage; r++) /* a pipeline's wait on the host */
+        for (int r = 0; r < p->settings.crew->ranks; r++)
             tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
@@ -23726,15 +23738,16 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
 }
 
 /* Writes the step's settings and, where it is new, the loss scale to a rank. */
-static tt_status tt__write_settings(tt_program *p, int rank)
+static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
-    tt__run run = p->run;
+    const tt__results *results = &p->head->results;
+    tt__run run = p->head->run;
     tt_status status = TT_OK;
-    run.micro = p->round * p->arena->data + tt__data_rank(p, rank);
+    run.micro = p->rank[rank].now.round * p->arena->data + tt__data_rank(p, rank);
     if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
-    if (status == TT_OK && t->scale && !p->scale_set)
-        status = tt__write_value(p, rank, t->results, &p->results, sizeof p->results);
+    if (status == TT_OK && t->scale && scale)
+        status = tt__write_value(p, rank, t->results, results, sizeof *results);
     return status;
 }
 
@@ -23746,7 +23759,7 @@ typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segme
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
-    tt_program room, *p = tt__rank_view(job->p, rank, &room);
+    tt_program *p = tt__stage_of(job->p, rank);
     const tt__segment segment = job->segment;
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
@@ -23760,10 +23773,12 @@ static tt_status tt__run_rank(void *arg, int rank)
     l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     l.tuned = p->tunes;
     l.resident = p->arena->memory[rank];
-    tt_status status = tt__write_settings(p, rank);
+    r->now = tt__now_of(job->p);
+    r->now.later = tt__adds_later(job->p, segment);
+    tt_status status = tt__write_settings(p, rank, !job->p->scale_set);
     if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
     if (status == TT_OK) {
-        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
         /* No graph prefetches managed memory. */
         const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
         const bool records = can_record && !absent && !tt__needs_host(p, segment);
@@ -23846,13 +23861,14 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
    nothing (`times`). *untimed grows by those that there was no memory for. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
-    tt_program room, *p = tt__rank_view(of, rank, &room);
+    tt_program *p = tt__stage_of(of, rank);
     const tt_tape *t = p->built.t;
-    const tt__rank *r = &p->rank[rank];
+    tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    const bool later = p->later;
-    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    const tt__now before = r->now;
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
     tt__launch like;
@@ -23862,11 +23878,11 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
     like.tuned = true;
     like.resident = p->arena->memory[rank];
-    const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
-    p->rows_in_place = rows;
-    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
-        p->later = p->round && p->round == rounds;
+    r->now.rows = rows;
+    for (*round = 0; *round <= rounds; ++*round) {
+        r->now.later = at.later = *round && *round == rounds;
         for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
             const tt__instr *i = &t->code[k];
             int some = 0;
@@ -23874,7 +23890,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
             if (i->on_host || tt__cost_of(i) != TT__COST_PRODUCT) continue;
             for (int j = 0; j < n; j++) {
                 tt__launch *l = &r->launches[some];
-                if (tt__is_left_out(p, &at, &i[j])) continue;
+                if (tt__is_left_out(&at, &i[j])) continue;
                 *l = like;
                 tt__set_launch(p, rank, &i[j], l, r->peers + (size_t)some * peers);
                 some += !tt__is_empty(&l->in[0]) && !tt__is_empty(&l->out[0]);
@@ -23885,9 +23901,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
                                            b->tune(r->launches, some, times, untimed));
         }
     }
-    p->rows_in_place = NULL;
-    p->round = round;
-    p->later = later;
+    r->now = before;
     tt__free(p->ctx, rows);
     return status;
 }
@@ -24033,15 +24047,14 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    p->later = tt__adds_later(p, segment);
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = may_tear;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = may_tear;
     status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
     tt__tell_graphs(p);
     for (int r = c->first; r < c->first + c->local && status != TT_OK; r++) /* no device goes on to read */
         c->kind->backend->wait(c->device[r]); /* another's memory, no stream to use what nobody waits for */
     if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = false;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = false;
     p->scale_set = true;
     if (micro) p->arena->results_of = p;
     return TT_OK;
@@ -24063,7 +24076,7 @@ static tt_status tt__read_rank(tt_program *p, int rank)
         from = a->bounce[rank];
     }
     if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
-    if (!t->scale) r->results.scale = p->results.scale;
+    if (!t->scale) r->results.scale = p->head->results.scale;
     return status;
 }
 
@@ -24076,7 +24089,7 @@ static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
-    tt_program room, *last = tt__last_view(p, &room);
+    tt_program *last = tt__last_stage(p);
     tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
@@ -24106,8 +24119,7 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_program room;
-    tt_status status = tt__read_rank(tt__rank_view(p, own, &room), own); /* waits for it, too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
     return tt__net_fetch(p->ctx, process, "what a step has found", results, sizeof *results);
@@ -24118,7 +24130,7 @@ static tt_status tt__read_first(tt_program *p, int rank)
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
-    tt_program room, *q = tt__last_view(p, &room);
+    tt_program *q = tt__last_stage(p);
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
         memset(&p->results.totals, 0, sizeof p->results.totals);
@@ -24146,7 +24158,7 @@ static tt_status tt__read_results(tt_program *p)
    sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
-    tt_program room, *p = tt__last_view(head, &room);
+    tt_program *p = tt__last_stage(head);
     const tt_tape *t = p->built.t;
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
@@ -24158,7 +24170,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     memset(some, 0, sizeof some);
     for (int k = 0; k < leaves && status == TT_OK; k++) {
         const int rank = tt__first_of(p, k % data);
-        if (!tt__is_here(p, rank) || k % data >= p->in_slot[k / data]) continue;
+        if (!tt__is_here(p, rank) || k % data >= head->in_slot[k / data]) continue;
         const char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
         status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some[k], TT_U8, from, TT_U8,
                                  sizeof *some);
@@ -24168,7 +24180,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
-        if (d >= p->in_slot[k / data]) continue;
+        if (d >= head->in_slot[k / data]) continue;
         if (isfinite(all.loss) && !isfinite(own->loss)) *bad = d;
         all.loss += own->loss;
         all.targets += own->targets;
@@ -24231,8 +24243,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     const float huge = 1e10f;
     const char *name = NULL;
     float largest = huge;
-    for (int s = 0; s < tt__stages(p) && isfinite(largest); s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages && isfinite(largest); s++) {
+        tt_program *q = p->stage[s];
         for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
             const tt__value *x = &q->built.t->values[v];
             for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
@@ -24267,18 +24279,18 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
 /* Notes what the step must know of a round, which is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
-    tt_program room;
-    const tt_program *last = tt__last_view(p, &room);
+    const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
+    const tt__now now = tt__now_of(p);
     if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
-        int exponent = 0;
+        int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))
-                frexp((double)tt__actual_rows(last, tt__first_of(last, 0), t->code[k].in[0]), &exponent);
+                frexp((double)tt__actual_rows(last, &now, first, t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
-    int *in_slot = &p->in_slot[tt__slot(p)];
+    int *in_slot = &p->in_slot[tt__slot(p, p->round)];
     *in_slot = p->present > *in_slot ? p->present : *in_slot;
 }
 
@@ -24321,15 +24333,16 @@ static tt_status tt__feed(tt_program *p)
 /* Writes the inputs of a micro-batch to a rank. */
 static tt_status tt__write_fed(tt_program *p, int rank)
 {
-    const tt__fed *f = &p->fed[p->round * p->arena->data + tt__data_rank(p, rank)];
+    const tt__now *now = &p->rank[rank].now;
+    const tt__fed *f = tt__fed_at(p, now->round, rank);
     tt_status status = TT_OK;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
-    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
+    if (tt__data_rank(p, rank) >= now->present) return TT_OK;
+    for (int32_t v = 1; v < p->head->n_recorded && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
         const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
-        status = tt__write_value(p, rank, v, f->inputs + p->fed_at[v],
-                                 (size_t)tt__actual_rows(p, rank, v) * row);
+        status = tt__write_value(p, rank, v, f->inputs + p->head->fed_at[v],
+                                 (size_t)tt__actual_rows(p, now, rank, v) * row);
     }
     return status;
 }
@@ -24340,7 +24353,8 @@ static tt_status tt__run_stage(void *arg, int rank)
     const tt_program *head = (const tt_program *)arg;
     const bool train = head->settings.options.train;
     const int64_t micros = head->round, slots = tt__slots(head);
-    tt_program room, *p = tt__rank_view(head, rank, &room);
+    tt_program *p = tt__stage_of(head, rank);
+    tt__now *now = &p->rank[rank].now;
     tt_status status = TT_OK;
     tt__launch l;
     tt__float_mode mode = tt__float_default();
@@ -24351,14 +24365,13 @@ static tt_status tt__run_stage(void *arg, int rank)
     l.resident = p->arena->memory[rank];
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
-        p->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
-        p->present = p->round == micros - 1 ? head->present : p->arena->data;
-        p->later = p->round >= slots;
+        now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
+        now->present = now->round == micros - 1 ? head->present : p->arena->data;
+        now->later = now->round >= slots;
         const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
         status = tt__await_taken(p, rank, segment);
         if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
-        if (status == TT_OK) status = tt__write_settings(p, rank);
-        p->scale_set = true;
+        if (status == TT_OK) status = tt__write_settings(p, rank, !k && !head->scale_set);
         if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
     }
     for (int k = 0; k < 2 * p->settings.in_flight && status == TT_OK; k++)
@@ -24392,7 +24405,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
     int bad = 0; /* the first data rank with a loss that is not finite */
-    if (p->stage) return tt__feed(p);
+    if (p->stages > 1) return tt__feed(p);
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -24428,7 +24441,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
                         "train = false");
     tt__begin_step(p);
     tt_status status = tt__micro(p, true);
-    if (status == TT_OK && p->stage) {
+    if (status == TT_OK && p->stages > 1) {
         p->round++;
         status = tt__run_pipeline(p);
         if (status == TT_OK) status = tt__read_results(p);
@@ -24441,16 +24454,15 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
-    tt_program room;
-    const tt_program *p = tt__last_view(head, &room);
+    const tt_program *p = tt__last_stage(head);
     const tt__totals *own = &p->rank[tt__first_of(p, data_rank)].results.totals;
-    tt__give_stats(p, stats, 0);
+    tt__give_stats(head, stats, 0);
     stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
     stats->targets = own->targets;
     stats->correct = own->correct;
     stats->flops = 0;
-    for (int s = 0; s < tt__stages(head); s++) {
-        p = tt__stage_view(head, s, &room);
+    for (int s = 0; s < head->stages; s++) {
+        p = head->stage[s];
         for (int k = 0; k < p->arena->tensor; k++)
             stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
     }
@@ -24466,7 +24478,7 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
-    tt_program own, *p = tt__rank_view(head, first, &own);
+    tt_program *p = tt__stage_of(head, first);
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
     const long long step = (long long)head->run.step;
@@ -24489,8 +24501,8 @@ static tt_status tt__norm_failed(tt_program *head)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
-    for (int s = 0; s < tt__stages(p) && bad; s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < head->stages && bad; s++) {
+        tt_program *q = head->stage[s];
         const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
         for (int r = tt__near_rank(q->arena); r < end; r++)
             finite = finite && isfinite(tt__largest_of(q, r, q->built.t->values[bad].grad));
@@ -24588,7 +24600,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     const double skipped = p->results.scale.skipped;
     const bool one = p->round == 1 && p->arena->data == 1;
     p->run.lr = lr;
-    tt_status status = p->stage ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    tt_status status = p->stages > 1 ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
     if (status != TT_OK) return status;
     if (!stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found) return tt__leave_unread(p, one);
@@ -24729,7 +24741,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     const tt__results *of = &p->results;
     tt__so_far g;
     int bad;
-    if (p->stage)
+    if (p->stages > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
                         "step together with its update, and keeps no gradients before");
     if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
@@ -24810,9 +24822,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
     for (int32_t v = 1; v < t->n_values; v++) {
         bool found = !tt__is_trained(t, v);
-        if (p->stage) {
+        if (p->stages > 1) {
             found = !tt__is_listed(t, v);
-            for (int s = 0; s < tt__stages(p) && !found; s++)
+            for (int s = 0; s < p->stages && !found; s++)
                 found = tt__hash_update(p->stage[s]->built.t, v, &hash);
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
@@ -25286,24 +25298,25 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 }
 
 /* The stage that needs most bytes on a rank, of a program that may be a pipeline. */
-static const tt_program *tt__largest_stage(const tt_program *p, tt_program *room)
+static const tt_program *tt__largest_stage(const tt_program *p)
 {
-    int largest = 0;
-    for (int s = 1; s < tt__stages(p); s++) {
-        const tt__arena *a = p->stage[s]->arena, *most = p->stage[largest]->arena;
-        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most))) largest = s;
+    const tt_program *largest = p;
+    for (int s = 1; s < p->stages; s++) {
+        const tt__arena *a = p->stage[s]->arena, *most = largest->arena;
+        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most)))
+            largest = p->stage[s];
     }
-    return tt__stage_view(p, largest, room);
+    return largest;
 }
 
 /* The inputs of a pipeline's micro-batches on a data rank, which wait in the host's memory. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
-    return p->stage ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
+    return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* The plan of a program without other stages, or of a view of one that has some. */
+/* The plan of a stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -25316,7 +25329,7 @@ static tt_plan tt__plan_of(const tt_program *p)
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
     plan.pipeline = p->arena->stages;
-    tt__count_params(p, &plan.params, &plan.split_params);
+    tt__count_params(p->head, &plan.params, &plan.split_params);
     plan.bytes = tt__arena_size(p->arena, first);
     plan.bytes_least = tt__arena_size(p->arena, end - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
@@ -25326,12 +25339,13 @@ static tt_plan tt__plan_of(const tt_program *p)
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
         plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
     }
-    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p) + tt__fed_bytes(p);
+    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p);
+    plan.host_bytes += tt__fed_bytes(p->head);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
     const tt__crew *c = p->settings.crew;
     if (!p->settings.kind->host && c->ranks > 1) plan.host_bytes += TT__STAGE;
     if (c->local < c->ranks) plan.host_bytes += p->settings.kind->host ? 2 * TT__STAGE : TT__STAGE;
-    double least, sent = tt__net_plan(p, &least);
+    double least, sent = tt__net_plan(p->head, &least);
     plan.sent_bytes = (size_t)sent;
     plan.sent_least_bytes = (size_t)least;
     tt__count_transfers(p, &plan);
@@ -25373,16 +25387,14 @@ static tt_plan tt__plan_of(const tt_program *p)
 
 tt_plan tt_stage_plan(const tt_program *p, int stage)
 {
-    tt_program room;
-    return tt__plan_of(tt__stage_view(p, stage < 0 || stage >= tt__stages(p) ? 0 : stage, &room));
+    return tt__plan_of(p->stage[stage < 0 || stage >= p->stages ? 0 : stage]);
 }
 
 tt_plan tt_program_plan(const tt_program *p)
 {
-    tt_program room;
-    tt_plan plan = tt__plan_of(tt__largest_stage(p, &room));
-    if (p->stage) plan.flops = plan.extra_flops = 0;
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    tt_plan plan = tt__plan_of(tt__largest_stage(p));
+    if (p->stages > 1) plan.flops = plan.extra_flops = 0;
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan of_stage = tt_stage_plan(p, s);
         if (of_stage.bytes < plan.bytes_least) plan.bytes_least = of_stage.bytes;
         plan.flops += of_stage.flops;
@@ -25400,8 +25412,7 @@ static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 
 int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     const int values = p->built.t->n_values, storages = tt__storages(p);
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
@@ -25548,7 +25559,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
 /* What each stage of a pipeline needs. */
 static void tt__print_stages(const tt_program *p, tt__text *text)
 {
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
         tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP a micro-batch", s,
                   1e-6 * (double)plan.bytes, 1e-6 * (double)plan.persistent_bytes, plan.flops / 1e9);
@@ -25757,8 +25768,7 @@ static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const cha
 
 size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     enum { N = TT_MEM_CATEGORIES, LEGEND = TT__RIGHT + 24 };
     static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"};
     const tt_plan plan = tt_program_plan(p);
@@ -25880,10 +25890,9 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     if (capacity) to[0] = 0;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        if (p->stage) tt__print(&text, "stage %d\n", s);
-        tt__print_program(tt__stage_view(p, s, &room), &text);
+    for (int s = 0; s < p->stages; s++) {
+        if (p->stages > 1) tt__print(&text, "stage %d\n", s);
+        tt__print_program(p->stage[s], &text);
     }
     return text.length;
 }
@@ -36781,8 +36790,8 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < tt__stages(g->program); k++) /* keys and values may not be finite either */
-                tt__stage_of(g->program, k)->zeroed = false;
+            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+                g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
         }
@@ -37030,11 +37039,6 @@ static tt_status tt__check_kept(const tt_param *param)
                     strlen(name), TT__STATE_NAME);
 }
 
-static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
-{
-    return stage ? p->stage[stage]->built.t : p->built.t;
-}
-
 /* Is v a persistent storage of its kind? */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
@@ -37045,7 +37049,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 /* What a stage has of what a state keeps; 0: nothing. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
-    const tt_tape *t = tt__stage_tape(p, stage);
+    const tt_tape *t = p->stage[stage]->built.t;
     int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
@@ -37056,13 +37060,12 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 /* Adds the parameters that a program trains, or those that are frozen in it. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
     tt_status status = TT_OK;
-    for (int32_t v = 1; v < values && status == TT_OK; v++) {
+    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
         tt__kept x = {v, p->built.t->values[v].param, 0, 0, ""};
         if (p->built.t->values[v].needs_grad == frozen) continue;
-        while (x.stage < tt__stages(p) && !tt__kept_in(p, x.stage, &x)) x.stage++;
-        if (x.stage == tt__stages(p)) continue;
+        while (x.stage < p->stages && !tt__kept_in(p, x.stage, &x)) x.stage++;
+        if (x.stage == p->stages) continue;
         status = tt__check_kept(p->ctx->params[x.param]);
         snprintf(x.name, sizeof x.name, "%.170s", p->ctx->params[x.param]->name);
         kept[(*n)++] = x;
@@ -37741,7 +37744,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__value *x = &tt__stage_tape(p, s->kept[k].stage)->values[s->kept[k].value];
+        const tt__value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
@@ -37770,8 +37773,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
    all have theirs, in `history`, or (write) from there to each rank. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, stage, &room);
+    const tt_program *p = s->p->stage[stage];
     const tt_tape *t = p->built.t;
     const tt__arena *a = p->arena;
     const int first = tt__first_rank(a);
@@ -37802,7 +37804,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     const int tensor = w ? -1 : tt_safetensors_find(s->file, info->name);
     tt_status status = history ? TT_OK : TT_ERR_MEMORY;
     if (tensor >= 0 && history) status = tt_safetensors_read(s->file, tensor, 0, info->bytes, history);
-    for (int k = 0; k < tt__stages(s->p) && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
+    for (int k = 0; k < s->p->stages && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
     if (w && status == TT_OK) status = tt_safetensors_write(w, history, info->bytes);
     tt__free(s->p->ctx, history);
     return status;
@@ -37812,8 +37814,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
    process 0 has the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, s->kept[k].stage, &room);
+    const tt_program *p = s->p->stage[s->kept[k].stage];
     const tt__value *x = &p->built.t->values[s->kept[k].value];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
@@ -37888,9 +37889,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
     tt_status status = TT_OK;
     for (int k = 0; k < s->count && status == TT_OK; k++) {
         if (w) status = tt__state_write(s, k, w, NULL);
-        for (int stage = 0; stage < tt__stages(s->p) && !w; stage++) {
-            tt_program room;
-            const tt_program *p = tt__stage_view(s->p, stage, &room);
+        for (int stage = 0; stage < s->p->stages && !w; stage++) {
+            const tt_program *p = s->p->stage[stage];
             const int32_t v = tt__kept_in(s->p, stage, &s->kept[k]);
             for (int r = tt__near_rank(p->arena); v && r < tt__near_end(p->arena) && status == TT_OK; r++)
                 status = tt__state_read(s, k, p, v, r);
@@ -38996,7 +38996,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     size_t state = 0, model = 0;
     tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     for (int k = 0; kept && k < count; k++) {
-        const tt__value *x = &tt__stage_tape(r->train, kept[k].stage)->values[kept[k].value];
+        const tt__value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
         const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
         state += bytes;
         if (!kept[k].state) model += bytes;
