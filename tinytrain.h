@@ -16919,24 +16919,12 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 #endif
 }
 
-/* ===========================================================================================================
-   CONTEXT                                                                                           >>context
-   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
-   ======================================================================================================== */
-
-/* ------------------------------------------------------------------------------------------------- memory */
-
-/* Where an arena has a parameter. */
-typedef struct tt__home {
-    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
-    tt_dtype dtype;
-    tt__space space;    /* in the host's memory, an offset there */
-    tt__part part;      /* of the parameter, that lies there */
-} tt__home;
+/* ----------------------------------------------------------------------------------------- device groups */
 
 /* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
    `local` of them, from `first` on. What the others have, this process does not see. */
 typedef struct tt__crew {
+    tt_context *ctx;
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
     int first, local;
@@ -16949,6 +16937,7 @@ typedef struct tt__crew {
     /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
        and of this process. */
     void *stage[TT__RANKS];
+    void *event[TT__RANKS];        /* with which devices wait for each other's streams; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
     bool tried;                    /* `apart` is known */
     struct tt__crew *next;
@@ -16977,6 +16966,788 @@ enum { TT__NET_FLIGHTS = 8 };
 #endif
 /* Requests for so many bytes at most, from and to all processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
+
+/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
+{
+    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
+    else snprintf(to, 32, "%s", kind->name);
+    return to;
+}
+
+/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
+{
+    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    char name[32];
+    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
+                    c->kind->backend->error(c->device[rank]));
+}
+
+/* -------------------------------------------------------------------------------------------- collectives
+   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
+   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
+   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+
+/* Collectives of one op that a rank runs together, and the ranks that take part. */
+typedef struct tt__collective {
+    tt__crew *crew;
+    tt__launch *l;          /* n of them */
+    int n;
+    tt__members all, near;  /* members; those of this process, or the two of a pair */
+    int rank, me, low;      /* this rank, and which member it is; the first member of this process */
+    int processes, own;     /* that have members; which of these this one is */
+    int grain, nodes;       /* nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+    bool apart;             /* kernels of some of `near` cannot load from the memory of others */
+    bool direct;            /* messages begin and end where ranks have the data, not in the host's memory */
+} tt__collective;
+
+static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
+
+/* Is a collective between two of its members? */
+static bool tt__is_pair(const tt__instr *i)
+{
+    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
+}
+
+/* Can a member not load from another's memory? */
+static bool tt__is_apart(const tt__crew *c, tt__members m)
+{
+    for (int a = 0; a < m.count; a++)
+        for (int b = 0; b < m.count; b++)
+            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
+    return false;
+}
+
+static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members all, int me, tt__over over)
+{
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
+    tt__collective c;
+    int local = 0;
+    memset(&c, 0, sizeof c);
+    for (int k = 0; k < all.count; k++) local += tt__is_local(crew, all.first + k * all.stride);
+    c.crew = crew;
+    c.rank = rank;
+    c.me = me;
+    c.low = me / local * local;
+    c.processes = all.count / local;
+    c.own = me / local;
+    c.leader = all.first + c.low * all.stride;
+    c.all = c.near = all;
+    c.near.first = c.leader;
+    c.near.count = local;
+    c.grain = local & -local;
+    c.nodes = local / c.grain;
+    c.tag = TT__DATA_TAG + tags[over] * (int)TT__RANKS + all.first;
+    c.apart = tt__is_apart(crew, c.near);
+    c.direct = crew->kind->host || (crew->ctx->net && crew->ctx->net->cuda_aware && !c.apart);
+    return c;
+}
+
+/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
+   device goes. */
+static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt_status status = TT_OK;
+    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
+    status = tt__device_status(c->ctx, c, rank, b->mark(d, stream, &c->event[rank]));
+    if (status != TT_OK) return status;
+    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
+    for (int k = 0; k < members.count && status == TT_OK; k++) {
+        const int other = members.first + k * members.stride;
+        if (other != rank) status = b->after(d, stream, c->event[other]);
+    }
+    if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+}
+
+static tt_status tt__meet_near(const tt__collective *c)
+{
+    return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
+}
+
+/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
+   host's memory, are of what it left. */
+static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    if (c->kind->host) return TT_OK;
+    tt_status status = b->mark(c->device[rank], stream, &c->event[rank]);
+    if (status == TT_OK) status = b->after(c->device[rank], TT__HOST_STREAM, c->event[rank]);
+    return tt__device_status(c->ctx, c, rank, status);
+}
+
+/* Runs a phase of n collectives on a rank. */
+static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
+{
+    tt_status status = c->crew->kind->backend->launch(l, n);
+    status = tt__device_status(c->crew->ctx, c->crew, c->rank, status);
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
+   the host's. */
+static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
+{
+    tt__crew *crew = c->crew;
+    void *staged[TT__RANKS];
+    bool more = true;
+    tt_status status = TT_OK;
+    for (int k = 0; k < l->members; k++) {
+        const int other = c->all.first + k * c->all.stride;
+        staged[k] = other == c->rank || crew->apart[c->rank][other] ? crew->stage[other] : NULL;
+    }
+    l->staged = staged;
+    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
+    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
+        status = tt__device_status(crew->ctx, crew, c->rank, crew->kind->backend->stage(l, &more));
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__launch_phase(c, l, 1);
+    }
+    l->staged = NULL;
+    return status;
+}
+
+/* ---- messages */
+
+/* What goes from one rank to another one has a tag of its own. */
+static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
+
+/* Messages of an instruction on their way. */
+typedef struct tt__mail {
+    const tt__crew *crew;
+    const tt_tape *tape;
+    const tt__instr *i;
+    int tag, count;
+    tt__request *r;         /* of each message */
+} tt__mail;
+
+static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
+{
+    const tt__mail m = {c->crew, c->l->tape, c->l->instr, c->tag, 0, r};
+    return m;
+}
+
+/* "reduce 'd(w)'" */
+static void tt__net_where(const tt__mail *m, char to[128])
+{
+    const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
+    snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
+}
+
+/* Fails because messages of a collective have not come, or others have failed. */
+static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
+{
+    char where[128];
+    tt__net *net = m->crew->ctx->net;
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process */
+    if (own) return TT_ERR_DEVICE;
+    tt__net_where(m, where);
+    return tt__net_waited(net, where, late, why);
+}
+
+/* Waits for all messages, of which there are no more then. */
+static tt_status tt__net_all_there(tt__mail *m)
+{
+    tt__net *net = m->crew->ctx->net;
+    tt__world *w = m->crew->world;
+    const tt__request *r = m->r;
+    const char *why;
+    char at[128];
+    int late;
+    const int n = m->count;
+    m->count = 0;
+    if (!n) return TT_OK;
+    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    const bool come = tt__net_wait(net, &w->failed, m->r, n, &late, &why);
+    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    tt__net_where(m, at);
+    pthread_mutex_lock(&net->mutex);
+    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
+    pthread_mutex_unlock(&net->mutex);
+    return come ? TT_OK : tt__net_late(m, late, why);
+}
+
+/* Waits for the first n; the others are still on their way then. */
+static tt_status tt__net_first_there(tt__mail *m, int n)
+{
+    tt__mail first = *m;
+    first.count = n;
+    tt_status status = tt__net_all_there(&first);
+    m->count -= n;
+    memmove(m->r, m->r + n, (size_t)m->count * sizeof *m->r);
+    return status;
+}
+
+/* Sends or receives in messages of `most` bytes, each a request. */
+static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
+{
+    tt__net *n = m->crew->ctx->net;
+    const char *why = NULL;
+    pthread_mutex_lock(&n->mutex);
+    for (size_t at = 0, some; at < bytes && !why; at += some) {
+        tt__request *r = &m->r[m->count++];
+        some = bytes - at < most ? bytes - at : most;
+        why = comes ? n->wire->receive(n, process, m->tag, (char *)data + at, some, r)
+                    : n->wire->send(n, process, m->tag, (char *)data + at, some, r);
+        r->comes = comes;
+        if (!comes) n->sent += (double)some;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    return why ? tt__net_late(m, -1, why) : TT_OK;
+}
+
+/* In short messages; see TT__NET_REQUESTS. */
+static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
+}
+
+static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
+}
+
+/* Counts bytes that a process must send at least. */
+static void tt__net_must_send(tt__net *n, double bytes)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->least += bytes;
+    pthread_mutex_unlock(&n->mutex);
+}
+
+/* ---- collectives of several processes */
+
+/* The process that is number k of those with members. */
+static int tt__net_process(const tt__collective *c, int k)
+{
+    return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
+}
+
+/* How many members of such a process have something to reduce, and how many nodes these are. */
+static int tt__net_present(const tt__collective *c, int k, int present)
+{
+    return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
+}
+
+static int tt__net_nodes(const tt__collective *c, int k, int present)
+{
+    return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
+}
+
+/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
+enum { TT__NET_JOBS = 128 };
+
+/* What a member's piece is a piece of: of what is summed, or gathered. */
+static const tt__mat *tt__net_whole(const tt__launch *l)
+{
+    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
+}
+
+static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
+
+/* The elements of a member that a job is about, from *first on. */
+static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
+{
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    int64_t n = member ? 0 : tt__elements(&l->in[0]);
+    *first = 0;
+    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
+    *first += job->from;
+    return tt__max(0, tt__min(job->most, n - job->from));
+}
+
+static int64_t tt__net_longest(const tt__launch *l)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    int64_t longest = 0, first;
+    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
+    return longest;
+}
+
+static size_t tt__net_size(const tt__launch *l, int64_t n)
+{
+    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
+}
+
+/* Runs another op in place of a collective, on its stream. */
+static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
+{
+    tt__instr other = *l->instr;
+    other.op = op;
+    l->instr = &other;
+    return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
+}
+
+/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
+   of all ranks, and write to it. */
+static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
+                             char *y, int64_t n, bool add)
+{
+    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
+    tt__launch s = *l;
+    s.in[0] = s.out[0] = to;
+    s.peer_in = leaves;
+    s.members = s.present = count;
+    s.me = 0;
+    s.add[0] = add;
+    return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
+}
+
+/* Copies between memories of a rank's device and the host, on the stream of a collective. */
+static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
+                              int64_t bytes)
+{
+    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
+    tt__launch s = *l;
+    s.in[0] = x;
+    s.out[0] = y;
+    return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
+}
+
+/* The bytes that a process must send at least in a phase of a collective. */
+static double tt__net_least(const tt__collective *c, const tt__launch *l)
+{
+    const tt__mat *x = tt__net_whole(l);
+    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
+    const bool sends = (l->phase == TT__REDUCE_PHASE) == (c->own > 0);
+    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
+    if (!of_first) return bytes * (c->processes - 1) / c->processes;
+    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
+}
+
+/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
+   in a phase, and *least. Of one that does not lead the members: 0. */
+static double tt__net_sends(const tt__collective *c, double *least)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    const tt__launch *l = c->l;
+    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
+    double bytes = 0;
+    int64_t first;
+    *least = 0;
+    if (tt__is_pair(l->instr)) {
+        if (l->phase == TT__SPREAD_PHASE && c->me == l->instr->move.from)
+            *least = bytes = item * (double)tt__elements(&l->in[0]);
+        return bytes;
+    }
+    if (c->me != c->low) return 0;
+    *least = tt__net_least(c, l);
+    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
+        return c->own + 1 < c->processes ? item * (double)tt__elements(&l->in[0]) : 0;
+    for (int m = 0; m < c->all.count; m++) {
+        const int q = m / c->near.count, own = c->low + m % c->near.count;
+        if (q == c->own) continue;
+        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
+        else
+            bytes += (double)tt__net_nodes(c, c->own, l->present) *
+                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
+    }
+    return bytes;
+}
+
+/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+static int tt__net_flights(const tt__collective *c)
+{
+    return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
+}
+
+/* The bytes of each in the memory that they are sent from. */
+static size_t tt__net_part(const tt__collective *c)
+{
+    return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
+}
+
+/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
+{
+    const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    int count = 0;
+    while (*k < c->n && count < TT__NET_JOBS && room) {
+        const tt__launch *l = &c->l[*k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->in[0].dtype), left = tt__net_longest(l) - *from;
+        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
+        if (left > 0) job[count++] = next;
+        if (left > 0) room -= tt__net_size(l, next.most);
+        *from += next.most;
+        if (next.most == left || left <= 0) {
+            *from = 0;
+            ++*k;
+        }
+    }
+    return count;
+}
+
+/* A batch of messages on its way, for some jobs: what each process sends each other begins at `to`, in what
+   is sent, and what comes from it at `from`. In both, jobs follow one another, of each the pieces, of each
+   the nodes. */
+typedef struct tt__net_batch {
+    tt__net_job job[TT__NET_JOBS];
+    int jobs;
+    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
+    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
+    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
+    tt__mail mail;
+} tt__net_batch;
+
+static void tt__net_place(const tt__collective *c, tt__net_batch *b)
+{
+    int64_t first;
+    b->to[0] = b->from[0] = 0;
+    for (int q = 0; q < c->processes; q++) {
+        size_t to = 0, from = 0;
+        for (int j = 0; j < b->jobs; j++) {
+            const tt__launch *x = &c->l[b->job[j].k];
+            for (int k = 0; k < c->near.count; k++) {
+                const int64_t there = tt__net_piece(x, &b->job[j], q * c->near.count + k, &first);
+                const int64_t here = tt__net_piece(x, &b->job[j], c->low + k, &first);
+                to += (size_t)tt__net_nodes(c, c->own, x->present) * tt__net_size(x, there);
+                from += (size_t)tt__net_nodes(c, q, x->present) * tt__net_size(x, here);
+            }
+        }
+        b->to[q + 1] = b->to[q] + to;
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own stay in what is sent */
+    }
+}
+
+/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
+   behind the other, to the second half of its memory of the host. */
+static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
+{
+    char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
+    tt_status status = TT_OK;
+    for (int at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs, j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
+            status = tt__net_copy(c->crew, c->rank, x, to, tt__element(&x->in[0], first), bytes);
+            to += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
+   they have laid out their operands. */
+static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
+{
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    size_t laid = TT__STAGE + b->begin;
+    int turn = 0;
+    for (int j, at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs;
+        j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        const int present = tt__net_present(c, c->own, x->present);
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            for (int node = 0; node * c->grain < present && status == TT_OK; node++) {
+                const int begin = node * c->grain, end = (int)tt__min(present, begin + c->grain);
+                for (int m = begin; m < end; m++) {
+                    const int other = c->near.first + m * c->near.stride;
+                    leaf[m - begin] = x->peer_in[c->low + m];
+                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
+                    if (c->apart) leaf[m - begin].data = (char *)c->crew->stage[other] + laid;
+                }
+                const bool mine = turn++ % c->near.count == c->me - c->low;
+                if (mine && n) status = tt__net_sum(c, x, leaf, end - begin, to, n, false);
+                to += tt__net_size(x, n);
+            }
+            laid += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of all processes to this rank's piece. */
+static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
+                                const char *received)
+{
+    const char *at[TT__RANKS]; /* the next node of each process */
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
+    for (int j = 0; j < b->jobs; j++) {
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = 0; k < c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], c->low + k, &first);
+            int leaves = 0;
+            for (int q = 0; q < c->processes; q++)
+                for (int node = 0; node < tt__net_nodes(c, q, x->present); node++) {
+                    leaf[leaves].dtype = x->in[0].dtype;
+                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
+                    at[q] += tt__net_size(x, n);
+                }
+            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
+            if (c->low + k == c->me && n)
+                status = tt__net_sum(c, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
+        }
+    }
+    return status;
+}
+
+/* Waits for a batch, and sums it. */
+static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
+{
+    const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
+    if (!b->jobs) return TT_OK;
+    tt_status status = tt__net_all_there(&b->mail);
+    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__net_unpack(c, b, stage, stage + TT__STAGE);
+    if (status == TT_OK) status = tt__meet_near(c);
+    b->jobs = 0;
+    return status;
+}
+
+/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
+   other, other batches are on their way. */
+static tt_status tt__net_reduce(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    char *stage = (char *)c->crew->stage[c->leader];
+    const int flights = tt__net_flights(c);
+    tt__net_batch flight[TT__NET_FLIGHTS];
+    tt_status status = TT_OK;
+    int64_t from = 0;
+    int turn = 0;
+    for (int k = 0; k < flights; k++) flight[k].jobs = 0;
+    for (int k = 0; k < c->n && status == TT_OK; turn++) {
+        tt__net_batch *b = &flight[turn % flights];
+        b->jobs = tt__net_jobs(c, &k, &from, b->job);
+        b->begin = (size_t)(turn % flights) * tt__net_part(c);
+        b->mail = tt__mail_of(c, b->r);
+        if (!b->jobs && k < c->n)
+            return tt__fail(c->crew->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+        tt__net_place(c, b);
+        if (c->apart) status = tt__net_lay_out(c, b);
+        if (c->apart && status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__net_pack(c, b, stage + b->begin);
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->crew, c->rank, i->stream);
+        for (int q = 0; q < c->processes && status == TT_OK && c->rank == c->leader; q++) {
+            const int process = tt__net_process(c, q);
+            if (q == c->own) continue;
+            status = tt__net_receive(&b->mail, process, stage + TT__STAGE + b->begin + b->from[q],
+                                     b->from[q + 1] - b->from[q]);
+            if (status == TT_OK)
+                status = tt__net_send(&b->mail, process, stage + b->begin + b->to[q],
+                                      b->to[q + 1] - b->to[q]);
+        }
+        if (status == TT_OK) status = tt__net_land(c, &flight[(turn + 1) % flights]);
+    }
+    for (int k = 0; k < flights && status == TT_OK; k++)
+        status = tt__net_land(c, &flight[(turn + k) % flights]);
+    return status;
+}
+
+/* Where the bytes of member m's piece begin that a job is about: in the host's memory of the leader, of which
+   each piece has `room`, or where ranks have them: the pieces of other processes in the leader's result. */
+static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    int64_t first;
+    if (!c->direct) return (char *)c->crew->stage[c->leader] + (size_t)m * room;
+    tt__net_piece(l, job, m, &first);
+    if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
+    return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
+}
+
+/* Copies this rank's piece, or (come) all pieces that it does not have, to or from the host's memory, and
+   waits for the other ranks, which do so too. */
+static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    const tt__mat *x = gathers && !come ? &l->in[0] : &l->out[0];
+    tt_status status = TT_OK;
+    for (int m = come ? 0 : c->me; m < (come ? c->all.count : c->me + 1) && status == TT_OK; m++) {
+        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_piece(l, job, m, &first);
+        char *staged = tt__net_begin(c, job, m, room);
+        char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
+        if (come && m == c->me && !gathers) continue;
+        status = tt__net_copy(c->crew, c->rank, l, come ? own : staged, come ? staged : own, bytes);
+    }
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* Exchanges pieces with other processes, between the leaders, in messages of a bounded number at a time. */
+static tt_status tt__net_gather(const tt__collective *c)
+{
+    enum { REQUESTS = 4 * TT__RANKS };
+    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    const size_t most = c->direct ? TT__NET_MESSAGE : room;
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct;
+    tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    const int stream = c->l->instr->stream;
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->out[0].dtype), longest = tt__net_longest(l);
+        tt__net_job job = {k, 0, (int64_t)most / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+            if (!c->direct) status = tt__net_stage(c, &job, room, false);
+            if (waits && status == TT_OK) status = tt__await_stream(c->crew, c->rank, stream);
+            for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
+                const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
+                int64_t first, come = item * tt__net_piece(l, &job, m, &first);
+                const int64_t go = item * tt__net_piece(l, &job, own, &first);
+                if (m / c->near.count == c->own) continue;
+                status = tt__net_receive(&mail, process, tt__net_begin(c, &job, m, room), (size_t)come);
+                if (status == TT_OK)
+                    status = tt__net_send(&mail, process, tt__net_begin(c, &job, own, room), (size_t)go);
+            }
+            if (status == TT_OK && c->direct && mail.count > REQUESTS - 2 * TT__RANKS)
+                status = tt__net_first_there(&mail, mail.count / 2);
+            if (status != TT_OK || c->direct) continue;
+            status = tt__net_all_there(&mail);
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__net_stage(c, &job, room, true);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* What member 0 has goes from process to process. */
+static tt_status tt__net_broadcast(const tt__collective *c)
+{
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
+    const size_t most = c->direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int stream = c->l->instr->stream;
+    tt__request r[2][TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail in = tt__mail_of(c, r[0]), out = tt__mail_of(c, r[1]);
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t bytes = tt__elements(&l->in[0]) * (int64_t)tt_dtype_bytes(l->in[0].dtype);
+        char *own = (char *)(c->own || c->me ? l->out[0].data : l->in[0].data);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *data = c->direct ? own + at : (char *)c->crew->stage[c->leader];
+            if (c->me == 0) status = tt__net_copy(c->crew, c->rank, l, data, (char *)l->in[0].data + at, m);
+            if (status == TT_OK && waits) status = tt__await_stream(c->crew, c->rank, stream);
+            if (status == TT_OK && leads && c->own)
+                status = tt__net_receive(&in, tt__net_process(c, c->own - 1), data, (size_t)m);
+            if (status == TT_OK) status = tt__net_all_there(&in);
+            if (status == TT_OK && leads && !last)
+                status = tt__net_send(&out, tt__net_process(c, c->own + 1), data, (size_t)m);
+            if (status == TT_OK && (!c->direct || out.count >= TT__RANKS)) status = tt__net_all_there(&out);
+            if (c->direct) continue;
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK && (c->me || l->out[0].data != l->in[0].data))
+                status = tt__net_copy(c->crew, c->rank, l, (char *)l->out[0].data + at, data, m);
+            if (status == TT_OK) status = tt__meet_near(c);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&out) : status;
+}
+
+/* Copies what the leader has got, and what others of this process have, on this rank. */
+static tt_status tt__net_spread(const tt__collective *c)
+{
+    const bool all = tt__net_is(c->l, TT__OF_FIRST);
+    for (int k = 0; k < c->n; k++) {
+        tt__launch *l = &c->l[k];
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
+        for (int m = 0; m < c->all.count; m++) {
+            int64_t first;
+            if (m / c->near.count == c->own && !all) continue;
+            tt__piece_of(l, &l->out[0], l->instr->move.root, m, &first);
+            if (m != c->low) out[m].data = at->data;
+            if (!all) in[m].data = tt__element(at, first);
+        }
+        if (all) out[c->low].data = at->data;
+    }
+    return tt__launch_phase(c, c->l, c->n);
+}
+
+/* From one member to another one, of another process. */
+static tt_status tt__net_pair(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    const tt__move *move = &i->move;
+    const int from = c->all.first + move->from * c->all.stride, to = c->all.first + move->to * c->all.stride;
+    const bool receives = c->me == move->to;
+    const bool direct = c->crew->kind->host || c->crew->ctx->net->cuda_aware;
+    const size_t most = direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int process = tt__process_of(c->crew, receives ? from : to);
+    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    tt_status status = direct ? tt__await_stream(c->crew, c->rank, i->stream) : TT_OK;
+    mail.tag = tt__pair_tag(from, to);
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const tt__mat *x = receives ? &l->out[0] : &l->in[0];
+        const int64_t bytes = tt__elements(x) * (int64_t)tt_dtype_bytes(x->dtype);
+        if (!receives) tt__net_must_send(c->crew->ctx->net, (double)bytes);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->crew->stage[c->rank];
+            if (!receives) status = tt__net_copy(c->crew, c->rank, l, data, own, m);
+            if (status == TT_OK && !direct) status = tt__await_stream(c->crew, c->rank, i->stream);
+            if (status == TT_OK)
+                status = tt__net_post(&mail, process, data, (size_t)m, TT__NET_MESSAGE, receives);
+            if (status == TT_OK && (!direct || mail.count >= TT__RANKS)) status = tt__net_all_there(&mail);
+            if (status == TT_OK && receives) status = tt__net_copy(c->crew, c->rank, l, own, data, m);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* A phase of collectives with members in several processes. */
+static tt_status tt__net_phase(const tt__collective *c)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n && c->rank == c->leader; k++)
+        tt__net_must_send(c->crew->ctx->net, tt__net_least(c, &c->l[k]));
+    if (c->l->phase == TT__REDUCE_PHASE) return tt__net_reduce(c);
+    status = tt__net_is(c->l, TT__OF_FIRST) ? tt__net_broadcast(c) : tt__net_gather(c);
+    if (status == TT_OK && c->direct) status = tt__meet_near(c);
+    return status == TT_OK && c->direct ? tt__net_spread(c) : status;
+}
+
+/* Runs the collectives: in each phase all members, which wait for each other before and after. met: they have
+   waited right before. */
+static tt_status tt__run_collective(const tt__collective *c, bool met)
+{
+    const int phases = tt__rules_of(c->l->instr)->phases;
+    const bool net = c->processes > 1, from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
+    tt_status status = met ? TT_OK : tt__meet_near(c);
+    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
+        if (!(phases & phase) || (net && from_first && phase == TT__REDUCE_PHASE)) continue;
+        for (int k = 0; k < c->n; k++) c->l[k].phase = phase;
+        if (net) status = tt__net_phase(c);
+        else if (!c->apart) status = tt__launch_phase(c, c->l, c->n);
+        for (int k = 0; k < c->n && c->apart && !net && status == TT_OK; k++)
+            status = tt__launch_staged(c, &c->l[k]);
+    }
+    return status;
+}
+
+/* ===========================================================================================================
+   CONTEXT                                                                                           >>context
+   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
+   ======================================================================================================== */
+
+/* ------------------------------------------------------------------------------------------------- memory */
+
+/* Where an arena has a parameter. */
+typedef struct tt__home {
+    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
+    tt_dtype dtype;
+    tt__space space;    /* in the host's memory, an offset there */
+    tt__part part;      /* of the parameter, that lies there */
+} tt__home;
 
 /* What tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
@@ -17294,23 +18065,6 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
-static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
-{
-    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
-    else snprintf(to, 32, "%s", kind->name);
-    return to;
-}
-
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
-static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
-{
-    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
-    char name[32];
-    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
-                    c->kind->backend->error(c->device[rank]));
-}
-
 /* Tries which devices of a crew reach each other's memory, and warns where some don't. */
 static void tt__crew_try(tt_context *ctx, tt__crew *c)
 {
@@ -17372,8 +18126,10 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
 {
     tt__pool_free(ctx, c->threads);
     tt__world_free(c->world);
-    for (int r = 0; r < c->ranks; r++)
+    for (int r = 0; r < c->ranks; r++) {
         if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
+        if (c->event[r]) c->kind->backend->release_event(c->device[r], c->event[r]);
+    }
     for (int r = 0; r < c->ranks; r++) if (c->device[r]) c->kind->backend->close(c->device[r]);
     for (int r = 0; r < c->ranks; r++) if (c->host[r]) tt__cpu_close(c->host[r]);
     tt__free(ctx, c);
@@ -17557,6 +18313,7 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     }
     tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
     if (!c) return NULL;
+    c->ctx = ctx;
     c->kind = kind;
     c->ranks = processes * local;
     c->local = local;
@@ -18392,8 +19149,7 @@ typedef struct tt__rank {
     char *host;             /* values in the host's memory (tt__host_region) */
     tt__launch *launches;   /* of instructions that run together */
     tt__mat *peers;         /* operands of these in other ranks */
-    void *event;            /* with which other ranks' devices wait for this one's */
-    void *ready;            /* ... and other streams for that of computation */
+    void *ready;            /* an event, with which other streams wait for that of computation */
     void *taken;            /* ... and copies to arrivals for those from there */
     /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
        the one before (1) is there; what has come that way has been taken. */
@@ -18658,7 +19414,6 @@ static void tt__rank_free(tt_program *p, int rank)
         if (r->passed[k / 2].taken[k % 2]) b->release_event(d, r->passed[k / 2].taken[k % 2]);
     }
     tt__free(ctx, r->passed);
-    if (r->event) b->release_event(d, r->event);
     if (r->ready) b->release_event(d, r->ready);
     if (r->taken) b->release_event(d, r->taken);
     if (r->has_found) b->release_event(d, r->has_found);
@@ -21383,12 +22138,6 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Is a collective between two of its members? */
-static bool tt__is_pair(const tt__instr *i)
-{
-    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
-}
-
 /* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
    next stage (0) or to the one before (1). */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
@@ -22438,28 +23187,6 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 
 /* ---- collectives ---- */
 
-static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
-
-/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
-   device goes. */
-static tt_status tt__sync(tt_program *p, int rank, tt__members members, int stream)
-{
-    const tt__crew *c = p->settings.crew;
-    const tt__backend *b = c->kind->backend;
-    tt__device *d = c->device[rank];
-    tt_status status = TT_OK;
-    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
-    status = tt__device_status(p->ctx, c, rank, b->mark(d, stream, &p->rank[rank].event));
-    if (status != TT_OK) return status;
-    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
-    for (int k = 0; k < members.count && status == TT_OK; k++) {
-        const int other = members.first + k * members.stride;
-        if (other != rank) status = b->after(d, stream, p->rank[other].event);
-    }
-    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
-}
-
 /* How many members, from the first on, have something to add. */
 static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
@@ -22528,14 +23255,6 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     }
 }
 
-/* Runs a phase of n collectives on a rank. */
-static tt_status tt__launch_phase(tt_program *p, int rank, tt__launch *l, int n, tt__members members)
-{
-    const tt__crew *c = p->settings.crew;
-    tt_status status = tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
-    return status == TT_OK ? tt__sync(p, rank, members, l->instr->stream) : status;
-}
-
 /* A collective of computation uses the same memory of the host as those of the other stream. */
 static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
 {
@@ -22549,337 +23268,42 @@ static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
-   the host's. */
-static tt_status tt__launch_staged(tt_program *p, int rank, tt__launch *l, tt__members members)
+static tt__collective tt__collective_on(const tt_program *p, int rank, const tt__move *move)
 {
-    const tt__crew *c = p->settings.crew;
-    void *staged[TT__RANKS];
-    bool more = true;
-    tt_status status = tt__after_staged(p, rank, l->instr);
-    const tt__members all = tt__members_of(p, rank, &l->instr->move, &l->me);
-    for (int k = 0; k < l->members; k++) {
-        const int other = all.first + k * all.stride;
-        staged[k] = other == rank || c->apart[rank][other] ? c->stage[other] : NULL;
-    }
-    l->staged = staged;
-    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
-    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
-        status = tt__device_status(p->ctx, c, rank, c->kind->backend->stage(l, &more));
-        if (status == TT_OK) status = tt__sync(p, rank, members, l->instr->stream);
-        if (status == TT_OK) status = tt__launch_phase(p, rank, l, 1, members);
-    }
-    l->staged = NULL;
-    return status;
+    int me;
+    const tt__members all = tt__members_of(p, rank, move, &me);
+    return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
 
-/* Can a member not load from another's memory? */
-static bool tt__is_apart(const tt__crew *c, tt__members m)
-{
-    for (int a = 0; a < m.count; a++)
-        for (int b = 0; b < m.count; b++)
-            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
-    return false;
-}
-
-/* ---- collectives of several processes ----
-
-   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
-   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
-   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
-typedef struct tt__net_group {
-    tt__members all, near;  /* members; those of this process */
-    int me, low;            /* which member this rank is; the first of this process */
-    int processes, own;     /* that have members; which of these this one is */
-    int grain, nodes;       /* nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process, and with what */
-} tt__net_group;
-
-static tt__net_group tt__net_group_of(const tt_program *p, int rank, const tt__move *move)
-{
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
-    const tt__crew *c = p->settings.crew;
-    tt__net_group g;
-    int local = 0;
-    g.all = tt__members_of(p, rank, move, &g.me);
-    for (int k = 0; k < g.all.count; k++) local += tt__is_local(c, g.all.first + k * g.all.stride);
-    g.low = g.me / local * local;
-    g.processes = g.all.count / local;
-    g.own = g.me / local;
-    g.leader = g.all.first + g.low * g.all.stride;
-    g.near = g.all;
-    g.near.first = g.leader;
-    g.near.count = local;
-    g.grain = local & -local;
-    g.nodes = local / g.grain;
-    g.tag = TT__DATA_TAG + tags[move->over] * (int)TT__RANKS + g.all.first;
-    return g;
-}
-
-/* What goes from one rank to another one has a tag of its own. */
-static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
-
-/* The process that is number k of those of a group. */
-static int tt__net_process(const tt_program *p, const tt__net_group *g, int k)
-{
-    return tt__process_of(p->settings.crew, g->all.first + k * g->near.count * g->all.stride);
-}
-
-/* How many members of such a process have something to reduce, and how many nodes these are. */
-static int tt__net_present(const tt__net_group *g, int k, int present)
-{
-    return (int)tt__max(0, tt__min(g->near.count, present - k * g->near.count));
-}
-
-static int tt__net_nodes(const tt__net_group *g, int k, int present)
-{
-    return (tt__net_present(g, k, present) + g->grain - 1) / g->grain;
-}
-
-/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
-typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
-enum { TT__NET_JOBS = 128 };
-
-/* What a member's piece is a piece of: of what is summed, or gathered. */
-static const tt__mat *tt__net_whole(const tt__launch *l)
-{
-    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
-}
-
-static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
-
-/* The elements of a member that a job is about, from *first on. */
-static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
-{
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
-    int64_t n = member ? 0 : tt__elements(&l->in[0]);
-    *first = 0;
-    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
-    *first += job->from;
-    return tt__max(0, tt__min(job->most, n - job->from));
-}
-
-static int64_t tt__net_longest(const tt__launch *l)
-{
-    const tt__net_job all = {0, 0, INT64_MAX};
-    int64_t longest = 0, first;
-    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
-    return longest;
-}
-
-static size_t tt__net_size(const tt__launch *l, int64_t n)
-{
-    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
-}
-
-/* Runs another op in place of a collective, on its stream. */
-static tt_status tt__net_launch(tt_program *p, int rank, tt__launch *l, int op)
-{
-    tt__instr other = *l->instr;
-    other.op = op;
-    l->instr = &other;
-    return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, 1));
-}
-
-/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
-   of all ranks, and write to it. */
-static tt_status tt__net_sum(tt_program *p, int rank, const tt__launch *l, const tt__mat *leaves, int count,
-                             char *y, int64_t n, bool add)
-{
-    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
-    tt__launch s = *l;
-    s.in[0] = s.out[0] = to;
-    s.peer_in = leaves;
-    s.members = s.present = count;
-    s.me = 0;
-    s.add[0] = add;
-    return tt__net_launch(p, rank, &s, TT__OP_SUM_SLOTS);
-}
-
-/* Copies between memories of a device and the host, on the stream of a collective. */
-static tt_status tt__net_copy(tt_program *p, int rank, const tt__launch *l, void *to, const void *from,
-                              int64_t bytes)
-{
-    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
-    tt__launch s = *l;
-    s.in[0] = x;
-    s.out[0] = y;
-    return bytes && to != from ? tt__net_launch(p, rank, &s, TT__OP_COPY) : TT_OK;
-}
-
-/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
-   host's memory, are of what it left. */
-static tt_status tt__await_stream(tt_program *p, int rank, int stream)
-{
-    const tt__crew *c = p->settings.crew;
-    void **event = &p->rank[rank].event;
-    if (c->kind->host) return TT_OK;
-    tt_status status = c->kind->backend->mark(c->device[rank], stream, event);
-    if (status == TT_OK) status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, *event);
-    return tt__device_status(p->ctx, c, rank, status);
-}
-
-/* "reduce 'd(w)'" */
-static void tt__net_where(const tt_program *p, const tt__instr *i, char to[128])
-{
-    const tt__value *x = &p->built.t->values[i->in[0] ? i->in[0] : i->out[0]];
-    snprintf(to, 128, "%s '%.96s'", tt__instr_name(i), x->name);
-}
-
-/* Fails because messages of a collective have not come, or others have failed. */
-static tt_status tt__net_late(tt_program *p, const tt__instr *i, int late, const char *why)
-{
-    char where[128];
-    const bool own = late < 0 && !why && !tt__net_has_failed(p->ctx->net); /* a rank of this process */
-    if (own) return TT_ERR_DEVICE;
-    tt__net_where(p, i, where);
-    return tt__net_waited(p->ctx->net, where, late, why);
-}
-
-/* Waits for all of these, of which there are no more then. */
-static tt_status tt__net_all_there(tt_program *p, const tt__instr *i, tt__request *r, int *count)
-{
-    tt__net *net = p->ctx->net;
-    tt__world *w = p->settings.crew->world;
-    const char *why;
-    char at[128];
-    int late;
-    const int n = *count;
-    *count = 0;
-    if (!n) return TT_OK;
-    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
-    const bool come = tt__net_wait(net, &w->failed, r, n, &late, &why);
-    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
-    tt__net_where(p, i, at);
-    pthread_mutex_lock(&net->mutex);
-    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
-    pthread_mutex_unlock(&net->mutex);
-    return come ? TT_OK : tt__net_late(p, i, late, why);
-}
-
-/* The same of the first n; the others are still on their way then. */
-static tt_status tt__net_first_there(tt_program *p, const tt__instr *i, tt__request *r, int *count, int n)
-{
-    const int others = *count - n;
-    tt_status status = tt__net_all_there(p, i, r, &n);
-    memmove(r, r + *count - others, (size_t)others * sizeof *r);
-    *count = others;
-    return status;
-}
-
-/* Sends or receives in messages of `most` bytes, each a request. */
-static tt_status tt__net_post(tt_program *p, const tt__instr *i, int process, int tag, char *data,
-                              size_t bytes, size_t most, bool comes, tt__request *r, int *count)
-{
-    tt__net *n = p->ctx->net;
-    const char *why = NULL;
-    pthread_mutex_lock(&n->mutex);
-    for (size_t at = 0, some; at < bytes && !why; at += some) {
-        some = bytes - at < most ? bytes - at : most;
-        why = comes ? n->wire->receive(n, process, tag, data + at, some, &r[*count])
-                    : n->wire->send(n, process, tag, data + at, some, &r[*count]);
-        r[(*count)++].comes = comes;
-        if (!comes) n->sent += (double)some;
-    }
-    pthread_mutex_unlock(&n->mutex);
-    return why ? tt__net_late(p, i, -1, why) : TT_OK;
-}
-
-/* In short messages; see TT__NET_REQUESTS. */
-static tt_status tt__net_send(tt_program *p, const tt__instr *i, int process, int tag, const void *data,
-                              size_t bytes, tt__request *r, int *count)
-{
-    char *from = (char *)(uintptr_t)data;
-    return tt__net_post(p, i, process, tag, from, bytes, TT__NET_MESSAGE, false, r, count);
-}
-
-static tt_status tt__net_receive(tt_program *p, const tt__instr *i, int process, int tag, void *data,
-                                 size_t bytes, tt__request *r, int *count)
-{
-    return tt__net_post(p, i, process, tag, (char *)data, bytes, TT__NET_MESSAGE, true, r, count);
-}
-
-/* Counts bytes that a process must send at least. */
-static void tt__net_must_send(tt_program *p, double bytes)
-{
-    pthread_mutex_lock(&p->ctx->net->mutex);
-    p->ctx->net->least += bytes;
-    pthread_mutex_unlock(&p->ctx->net->mutex);
-}
-
-/* The same of a phase of a collective. */
-static double tt__net_least(const tt__launch *l, const tt__net_group *g)
-{
-    const tt__mat *x = tt__net_whole(l);
-    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
-    const bool sends = (l->phase == TT__REDUCE_PHASE) == (g->own > 0);
-    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
-    if (!of_first) return bytes * (g->processes - 1) / g->processes;
-    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : g->processes - 1) : 0;
-}
-
-static void tt__net_count(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
-{
-    for (int k = 0; k < n; k++) tt__net_must_send(p, tt__net_least(&l[k], g));
-}
-
-/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
-   in a phase, and *least. Of one that does not lead the group: 0. */
-static double tt__net_sends(const tt__launch *l, const tt__net_group *g, double *least)
-{
-    const tt__net_job all = {0, 0, INT64_MAX};
-    const tt__move *move = &l->instr->move;
-    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
-    double bytes = 0;
-    int64_t first;
-    *least = 0;
-    if (tt__is_pair(l->instr)) {
-        if (l->phase == TT__SPREAD_PHASE && g->me == move->from)
-            *least = bytes = item * (double)tt__elements(&l->in[0]);
-        return bytes;
-    }
-    if (g->me != g->low) return 0;
-    *least = tt__net_least(l, g);
-    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
-        return g->own + 1 < g->processes ? item * (double)tt__elements(&l->in[0]) : 0;
-    for (int m = 0; m < g->all.count; m++) {
-        const int q = m / g->near.count, own = g->low + m % g->near.count;
-        if (q == g->own) continue;
-        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
-        else
-            bytes += (double)tt__net_nodes(g, g->own, l->present) *
-                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
-    }
-    return bytes;
-}
-
-/* The same of a step of one full micro-batch on each data rank, of all ranks of the process. */
+/* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
+   the least that they could. */
 static double tt__net_plan(const tt_program *head, double *least)
 {
-    const tt__crew *c = head->settings.crew;
+    const tt__crew *crew = head->settings.crew;
     double bytes = *least = 0, some;
-    for (int rank = c->first; rank < c->first + c->local && c->local < c->ranks; rank++) {
+    for (int rank = crew->first; rank < crew->first + crew->local && crew->local < crew->ranks; rank++) {
         const tt_program *p = tt__stage_of(head, rank);
         for (int k = 0; k < p->built.t->n_code; k++) {
             const tt__instr *i = &p->built.t->code[k];
             if (!tt__is_collective(i) || i->move.over == TT__OVER_SLOTS || i->slot > 1) continue;
-            const tt__net_group g = tt__net_group_of(p, rank, &i->move);
-            const int pair = tt__is_pair(i) ? g.all.first + g.all.stride * i->move.to : rank;
-            const bool alone = tt__is_pair(i) ? tt__is_local(c, pair) : g.processes == 1;
+            tt__collective c = tt__collective_on(p, rank, &i->move);
+            const int pair = tt__is_pair(i) ? c.all.first + c.all.stride * i->move.to : rank;
+            const bool alone = tt__is_pair(i) ? tt__is_local(crew, pair) : c.processes == 1;
             tt__launch l;
             memset(&l, 0, sizeof l);
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
             if (i->in[0]) l.in[0].data = &l; /* it is there */
-            l.members = l.present = g.all.count;
-            l.me = g.me;
+            l.members = l.present = c.all.count;
+            l.me = c.me;
+            c.l = &l;
             const int phases = tt__rules_of(i)->phases;
             const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
             for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && !alone; phase++) {
                 if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
                 l.phase = phase;
-                bytes += tt__net_sends(&l, &g, &some);
+                bytes += tt__net_sends(&c, &some);
                 *least += some;
             }
         }
@@ -22887,499 +23311,29 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
-/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
-static int tt__net_flights(const tt__net_group *g)
-{
-    return g->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
-}
-
-/* The bytes of each in the memory that they are sent from. */
-static size_t tt__net_part(const tt__net_group *g)
-{
-    return TT__STAGE / (size_t)tt__net_flights(g) & ~(size_t)(TT__ALIGN - 1);
-}
-
-/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
-static int tt__net_jobs(const tt__launch *l, int n, const tt__net_group *g, int *k, int64_t *from,
-                        tt__net_job *job)
-{
-    const size_t parts = (size_t)g->all.count * (size_t)g->nodes;
-    size_t room = tt__net_part(g) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
-    int count = 0;
-    while (*k < n && count < TT__NET_JOBS && room) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[*k].in[0].dtype);
-        const int64_t left = tt__net_longest(&l[*k]) - *from;
-        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
-        if (left > 0) job[count++] = next;
-        if (left > 0) room -= tt__net_size(&l[*k], next.most);
-        *from += next.most;
-        if (next.most == left || left <= 0) {
-            *from = 0;
-            ++*k;
-        }
-    }
-    return count;
-}
-
-/* Messages of some jobs: what each process sends each other begins at `to`, in what is sent, and what comes
-   from it at `from`. In both, jobs follow one another, of each the pieces, of each the nodes. */
-typedef struct tt__net_batch {
-    const tt__net_job *job;
-    int jobs;
-    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
-    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
-} tt__net_batch;
-
-static void tt__net_place(const tt__launch *l, const tt__net_group *g, tt__net_batch *b)
-{
-    int64_t first;
-    b->to[0] = b->from[0] = 0;
-    for (int q = 0; q < g->processes; q++) {
-        size_t to = 0, from = 0;
-        for (int j = 0; j < b->jobs; j++) {
-            const tt__launch *x = &l[b->job[j].k];
-            for (int k = 0; k < g->near.count; k++) {
-                const int64_t there = tt__net_piece(x, &b->job[j], q * g->near.count + k, &first);
-                const int64_t here = tt__net_piece(x, &b->job[j], g->low + k, &first);
-                to += (size_t)tt__net_nodes(g, g->own, x->present) * tt__net_size(x, there);
-                from += (size_t)tt__net_nodes(g, q, x->present) * tt__net_size(x, here);
-            }
-        }
-        b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == g->own ? 0 : from); /* its own stay in what is sent */
-    }
-}
-
-/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
-   behind the other, to the second half of its memory of the host. */
-static tt_status tt__net_lay_out(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                                 const tt__net_batch *b)
-{
-    char *to = (char *)p->settings.crew->stage[rank] + TT__STAGE + b->begin;
-    tt_status status = TT_OK;
-    for (int at = 0; at < g->processes * b->jobs; at++) {
-        const int q = at / b->jobs, j = at % b->jobs;
-        const tt__launch *x = &l[b->job[j].k];
-        for (int k = q * g->near.count; k < (q + 1) * g->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
-            const int64_t bytes = g->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
-            status = tt__net_copy(p, rank, x, to, tt__element(&x->in[0], first), bytes);
-            to += tt__net_size(x, n);
-        }
-    }
-    return status;
-}
-
-/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
-   they have laid out their operands. */
-static tt_status tt__net_pack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                              const tt__net_batch *b, bool apart, char *to)
-{
-    tt__mat leaf[TT__RANKS];
-    tt_status status = TT_OK;
-    size_t laid = TT__STAGE + b->begin;
-    int turn = 0;
-    for (int j, at = 0; at < g->processes * b->jobs; at++) {
-        const int q = at / b->jobs;
-        j = at % b->jobs;
-        const tt__launch *x = &l[b->job[j].k];
-        const int present = tt__net_present(g, g->own, x->present);
-        for (int k = q * g->near.count; k < (q + 1) * g->near.count; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
-            for (int node = 0; node * g->grain < present && status == TT_OK; node++) {
-                const int begin = node * g->grain, end = (int)tt__min(present, begin + g->grain);
-                for (int m = begin; m < end; m++) {
-                    const int other = g->near.first + m * g->near.stride;
-                    leaf[m - begin] = x->peer_in[g->low + m];
-                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
-                    if (apart) leaf[m - begin].data = (char *)p->settings.crew->stage[other] + laid;
-                }
-                const bool mine = turn++ % g->near.count == g->me - g->low;
-                if (mine && n) status = tt__net_sum(p, rank, x, leaf, end - begin, to, n, false);
-                to += tt__net_size(x, n);
-            }
-            laid += tt__net_size(x, n);
-        }
-    }
-    return status;
-}
-
-/* Sums the nodes of all processes to this rank's piece. */
-static tt_status tt__net_unpack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                                const tt__net_batch *b, const char *sent, const char *received)
-{
-    const char *at[TT__RANKS]; /* the next node of each process */
-    tt__mat leaf[TT__RANKS];
-    tt_status status = TT_OK;
-    for (int q = 0; q < g->processes; q++) at[q] = q == g->own ? sent + b->to[q] : received + b->from[q];
-    for (int j = 0; j < b->jobs; j++) {
-        const tt__launch *x = &l[b->job[j].k];
-        for (int k = 0; k < g->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], g->low + k, &first);
-            int leaves = 0;
-            for (int q = 0; q < g->processes; q++)
-                for (int node = 0; node < tt__net_nodes(g, q, x->present); node++) {
-                    leaf[leaves].dtype = x->in[0].dtype;
-                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
-                    at[q] += tt__net_size(x, n);
-                }
-            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
-            if (g->low + k == g->me && n)
-                status = tt__net_sum(p, rank, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
-        }
-    }
-    return status;
-}
-
-/* A batch on its way. */
-typedef struct tt__net_flight {
-    tt__net_job job[TT__NET_JOBS];
-    tt__net_batch b;
-    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
-    int count;
-} tt__net_flight;
-
-/* Waits for a batch, and sums it. */
-static tt_status tt__net_land(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                              tt__net_flight *f)
-{
-    const char *stage = (const char *)p->settings.crew->stage[g->leader] + f->b.begin;
-    const int stream = l->instr->stream;
-    if (!f->b.jobs) return TT_OK;
-    tt_status status = tt__net_all_there(p, l->instr, f->r, &f->count);
-    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
-    if (status == TT_OK) status = tt__net_unpack(p, rank, l, g, &f->b, stage, stage + TT__STAGE);
-    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
-    f->b.jobs = 0;
-    return status;
-}
-
-/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
-   other, other batches are on their way. */
-static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool apart = tt__is_apart(p->settings.crew, g->near);
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    const int flights = tt__net_flights(g);
-    tt__net_flight flight[TT__NET_FLIGHTS];
-    tt_status status = TT_OK;
-    int64_t from = 0;
-    int turn = 0;
-    for (int k = 0; k < flights; k++) flight[k].b.jobs = 0;
-    for (int k = 0; k < n && status == TT_OK; turn++) {
-        tt__net_flight *f = &flight[turn % flights];
-        tt__net_batch *b = &f->b;
-        b->job = f->job;
-        b->jobs = tt__net_jobs(l, n, g, &k, &from, f->job);
-        b->begin = (size_t)(turn % flights) * tt__net_part(g);
-        f->count = 0;
-        if (!b->jobs && k < n)
-            return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
-        tt__net_place(l, g, b);
-        if (apart) status = tt__net_lay_out(p, rank, l, g, b);
-        if (apart && status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_pack(p, rank, l, g, b, apart, stage + b->begin);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
-        for (int q = 0; q < g->processes && status == TT_OK && rank == g->leader; q++) {
-            const int process = tt__net_process(p, g, q);
-            if (q == g->own) continue;
-            status = tt__net_receive(p, i, process, g->tag, stage + TT__STAGE + b->begin + b->from[q],
-                                     b->from[q + 1] - b->from[q], f->r, &f->count);
-            if (status == TT_OK)
-                status = tt__net_send(p, i, process, g->tag, stage + b->begin + b->to[q],
-                                      b->to[q + 1] - b->to[q], f->r, &f->count);
-        }
-        if (status == TT_OK) status = tt__net_land(p, rank, l, g, &flight[(turn + 1) % flights]);
-    }
-    for (int k = 0; k < flights && status == TT_OK; k++)
-        status = tt__net_land(p, rank, l, g, &flight[(turn + k) % flights]);
-    return status;
-}
-
-/* The pieces of other processes come into the leader's results, where others of this process find them, in
-   messages of a bounded number at a time. */
-static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
-{
-    enum { REQUESTS = 4 * TT__RANKS };
-    const tt__instr *i = l->instr;
-    const bool gathers = tt__net_is(l, TT__PIECES_IN);
-    tt__request r[REQUESTS];
-    tt_status status = TT_OK;
-    int count = 0;
-    for (int k = 0; k < n; k++) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)TT__NET_MESSAGE / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
-            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
-                const int q = m / g->near.count, own = g->low + m % g->near.count;
-                const int process = tt__net_process(p, g, q);
-                int64_t to, from, come = tt__net_piece(&l[k], &job, m, &to);
-                const int64_t go = tt__net_piece(&l[k], &job, own, &from);
-                const tt__mat *mine = gathers ? &l[k].peer_in[own] : &l[k].peer_out[own];
-                if (q == g->own) continue;
-                status = tt__net_receive(p, i, process, g->tag, tt__element(&l[k].out[0], to),
-                                         (size_t)(come * item), r, &count);
-                if (status == TT_OK)
-                    status = tt__net_send(p, i, process, g->tag, tt__element(mine, gathers ? job.from : from),
-                                          (size_t)(go * item), r, &count);
-            }
-            if (status == TT_OK && count > REQUESTS - 2 * TT__RANKS)
-                status = tt__net_first_there(p, i, r, &count, count / 2);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
-}
-
-/* What member 0 has goes from process to process. */
-static tt_status tt__net_broadcast(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool last = g->own + 1 == g->processes;
-    tt__request in[1], out[TT__RANKS];
-    tt_status status = TT_OK;
-    int coming = 0, going = 0;
-    for (int k = 0; k < n; k++) {
-        const tt__mat *x = g->own ? &l[k].out[0] : &l[k].in[0];
-        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
-        for (size_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
-            char *data = (char *)x->data + at;
-            if (g->own) {
-                const int before = tt__net_process(p, g, g->own - 1);
-                status = tt__net_receive(p, i, before, g->tag, data, m, in, &coming);
-                if (status == TT_OK) status = tt__net_all_there(p, i, in, &coming);
-            }
-            if (status == TT_OK && !last)
-                status = tt__net_send(p, i, tt__net_process(p, g, g->own + 1), g->tag, data, m, out, &going);
-            if (status == TT_OK && going == TT__COUNT(out)) status = tt__net_all_there(p, i, out, &going);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, out, &going) : status;
-}
-
-/* Copies what the leader has got, and what others of this process have, on this rank. */
-static tt_status tt__net_spread(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__rank *r = &p->rank[rank];
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    const bool all = tt__net_is(l, TT__OF_FIRST);
-    for (int k = 0; k < n; k++) {
-        tt__mat *in = r->peers + (size_t)k * peers, *out = in + g->all.count;
-        const tt__mat *at = all && !g->own ? &in[g->low] : &out[g->low];
-        for (int m = 0; m < g->all.count; m++) {
-            int64_t first;
-            if (m / g->near.count == g->own && !all) continue;
-            tt__piece_of(&l[k], &l[k].out[0], l[k].instr->move.root, m, &first);
-            if (m != g->low) out[m].data = at->data;
-            if (!all) in[m].data = tt__element(at, first);
-        }
-        if (all) out[g->low].data = at->data;
-    }
-    return tt__launch_phase(p, rank, l, n, g->near);
-}
-
-/* Exchanges pieces where memory is a device's: a rank copies its own to the leader's memory of the host, and
-   the others' from there. */
-static tt_status tt__net_gather_by_host(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool gathers = tt__net_is(l, TT__PIECES_IN);
-    const size_t room = 2 * TT__STAGE / (size_t)g->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int k = 0; k < n; k++) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)room / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
-            int64_t first, bytes = item * tt__net_piece(&l[k], &job, g->me, &first);
-            const tt__mat *mine = gathers ? &l[k].in[0] : &l[k].out[0];
-            status = tt__net_copy(p, rank, &l[k], stage + (size_t)g->me * room,
-                                  tt__element(mine, gathers ? job.from : first), bytes);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
-            int count = 0;
-            for (int m = 0; m < g->all.count && status == TT_OK && rank == g->leader; m++) {
-                const int q = m / g->near.count, own = g->low + m % g->near.count;
-                const int process = tt__net_process(p, g, q);
-                const int64_t come = tt__net_piece(&l[k], &job, m, &first);
-                const int64_t go = tt__net_piece(&l[k], &job, own, &first);
-                if (q == g->own) continue;
-                status = tt__net_receive(p, i, process, g->tag, stage + (size_t)m * room,
-                                         (size_t)(come * item), r, &count);
-                if (status == TT_OK)
-                    status = tt__net_send(p, i, process, g->tag, stage + (size_t)own * room,
-                                          (size_t)(go * item), r, &count);
-            }
-            if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
-                bytes = item * tt__net_piece(&l[k], &job, m, &first);
-                if (m != g->me || gathers)
-                    status = tt__net_copy(p, rank, &l[k], tt__element(&l[k].out[0], first),
-                                          stage + (size_t)m * room, bytes);
-            }
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        }
-    }
-    return status;
-}
-
-/* What member 0 has goes through the host's memory of the leader of each process. */
-static tt_status tt__net_broadcast_by_host(tt_program *p, int rank, tt__launch *l, int n,
-                                           const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool leads = rank == g->leader, last = g->own + 1 == g->processes;
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int k = 0; k < n; k++) {
-        const int64_t bytes = tt__elements(&l[k].in[0]) * (int64_t)tt_dtype_bytes(l[k].in[0].dtype);
-        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            int count = 0;
-            m = tt__min(bytes - at, (int64_t)TT__STAGE);
-            if (g->me == 0) status = tt__net_copy(p, rank, &l[k], stage, (char *)l[k].in[0].data + at, m);
-            if (status == TT_OK && leads) status = tt__await_stream(p, rank, i->stream);
-            if (status == TT_OK && leads && g->own) {
-                const int before = tt__net_process(p, g, g->own - 1);
-                status = tt__net_receive(p, i, before, g->tag, stage, (size_t)m, r, &count);
-                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            }
-            if (status == TT_OK && leads && !last) {
-                const int next = tt__net_process(p, g, g->own + 1);
-                status = tt__net_send(p, i, next, g->tag, stage, (size_t)m, r, &count);
-                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            }
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            if (status == TT_OK && (g->me || l[k].out[0].data != l[k].in[0].data))
-                status = tt__net_copy(p, rank, &l[k], (char *)l[k].out[0].data + at, stage, m);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        }
-    }
-    return status;
-}
-
-/* From one member to another one, of another process, where memory is a device's. */
-static tt_status tt__net_pair_by_host(tt_program *p, int rank, const tt__launch *l, int process, int tag,
-                                      bool receives, char *data, int64_t bytes)
-{
-    const tt__instr *i = l->instr;
-    char *stage = (char *)p->settings.crew->stage[rank];
-    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-        int count = 0;
-        m = tt__min(bytes - at, (int64_t)TT__STAGE);
-        if (!receives) status = tt__net_copy(p, rank, l, stage, data + at, m);
-        if (status == TT_OK) status = tt__await_stream(p, rank, i->stream);
-        if (status == TT_OK && receives)
-            status = tt__net_receive(p, i, process, tag, stage, (size_t)m, r, &count);
-        else if (status == TT_OK) status = tt__net_send(p, i, process, tag, stage, (size_t)m, r, &count);
-        if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-        if (status == TT_OK && receives) status = tt__net_copy(p, rank, l, data + at, stage, m);
-    }
-    return status;
-}
-
-/* From one member to another one, of another process. */
-static tt_status tt__net_pair(tt_program *p, int rank, const tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const tt__move *m = &i->move;
-    const int from = g->all.first + m->from * g->all.stride, to = g->all.first + m->to * g->all.stride;
-    const int tag = tt__pair_tag(from, to);
-    const bool receives = g->me == m->to, direct = p->settings.kind->host || p->ctx->net->cuda_aware;
-    const int process = tt__process_of(p->settings.crew, receives ? from : to);
-    tt__request r[TT__RANKS];
-    tt_status status = direct ? tt__await_stream(p, rank, i->stream) : TT_OK;
-    int count = 0;
-    for (int k = 0; k < n; k++) {
-        const tt__mat *x = receives ? &l[k].out[0] : &l[k].in[0];
-        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
-        if (!receives) tt__net_must_send(p, (double)bytes);
-        if (!direct && status == TT_OK)
-            status = tt__net_pair_by_host(p, rank, &l[k], process, tag, receives, (char *)x->data,
-                                          (int64_t)bytes);
-        for (size_t at = 0, some; at < bytes && direct && status == TT_OK; at += some) {
-            some = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
-            char *data = (char *)x->data + at;
-            if (receives) status = tt__net_receive(p, i, process, tag, data, some, r, &count);
-            else status = tt__net_send(p, i, process, tag, data, some, r, &count);
-            if (status == TT_OK && count == TT__COUNT(r)) status = tt__net_all_there(p, i, r, &count);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
-}
-
-/* As tt__launch_collective, of members in several processes. */
-static tt_status tt__launch_over_net(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g,
-                                     bool met)
-{
-    const tt__instr *i = l->instr;
-    const bool leads = rank == g->leader;
-    const int phases = tt__rules_of(i)->phases;
-    const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
-    const bool host = p->settings.kind->host;
-    const bool direct = host || (p->ctx->net->cuda_aware && !tt__is_apart(p->settings.crew, g->near));
-    tt_status status = host ? TT_OK : tt__after_staged(p, rank, i);
-    if (tt__is_pair(i)) return status == TT_OK ? tt__net_pair(p, rank, l, n, g) : status;
-    if (status == TT_OK && !met) status = tt__sync(p, rank, g->near, i->stream);
-    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
-        if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
-        for (int k = 0; k < n; k++) l[k].phase = phase;
-        if (leads) tt__net_count(p, l, n, g);
-        if (phase == TT__REDUCE_PHASE) {
-            status = tt__net_reduce(p, rank, l, n, g);
-            continue;
-        }
-        if (!direct) {
-            status = from_first ? tt__net_broadcast_by_host(p, rank, l, n, g)
-                                : tt__net_gather_by_host(p, rank, l, n, g);
-            continue;
-        }
-        if (leads) status = tt__await_stream(p, rank, i->stream);
-        if (leads && status == TT_OK)
-            status = from_first ? tt__net_broadcast(p, l, n, g) : tt__net_gather(p, l, n, g);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_spread(p, rank, l, n, g);
-    }
-    return status;
-}
-
-/* Runs n collectives of one op: in each phase all members, which wait for each other before and after.
-   met: they have waited right before. */
+/* Runs n collectives of one op. met: their members have waited for each other right before. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
 {
     const tt__instr *i = l->instr;
-    int me;
-    tt__members members = tt__members_of(p, rank, &i->move, &me);
+    const tt__move *move = &i->move;
+    tt__collective c = tt__collective_on(p, rank, move);
     const bool pair = tt__is_pair(i);
-    if (pair && me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
-    const int low = members.first + members.stride * (pair ? (int)tt__min(i->move.from, i->move.to) : 0);
-    const int high = members.first + members.stride * (pair ? (int)tt__max(i->move.from, i->move.to)
-                                                            : members.count - 1);
-    if (!tt__is_here(p, low) || !tt__is_here(p, high)) {
-        const tt__net_group g = tt__net_group_of(p, rank, &i->move);
-        return tt__launch_over_net(p, rank, l, n, &g, met);
-    }
+    bool net = c.processes > 1;
+    c.l = l;
+    c.n = n;
+    if (pair && c.me != (i->out[0] ? move->to : move->from)) return TT_OK;
     if (pair) {
-        members.first += members.stride * i->move.from;
-        members.stride *= i->move.to - i->move.from;
-        members.count = 2;
+        const tt__members two = {c.all.first + c.all.stride * move->from,
+                                 c.all.stride * (move->to - move->from), 2};
+        net = !tt__is_here(p, two.first) || !tt__is_here(p, two.first + two.stride);
+        c.near = two;
+        c.apart = !net && tt__is_apart(c.crew, two);
+        c.processes = 1;
     }
-    const bool apart = tt__is_apart(p->settings.crew, members);
-    tt_status status = met ? TT_OK : tt__sync(p, rank, members, i->stream);
-    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
-        if (!(tt__rules_of(i)->phases & phase)) continue;
-        for (int k = 0; k < n; k++) l[k].phase = phase;
-        if (!apart) status = tt__launch_phase(p, rank, l, n, members);
-        for (int k = 0; k < n && apart && status == TT_OK; k++)
-            status = tt__launch_staged(p, rank, &l[k], members);
-    }
-    return status;
+    const bool staged = !c.crew->kind->host && (net || c.apart);
+    tt_status status = staged ? tt__after_staged(p, rank, i) : TT_OK;
+    if (status != TT_OK) return status;
+    return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
 /* Fills in the launch, all 0 so far, of an instruction on a rank; `peers`: room for what it says of other
@@ -23424,11 +23378,11 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
     const int64_t turn = p->rank[rank].now.round % p->settings.in_flight;
     tt__passed *own = &p->rank[rank].passed[turn];
-    tt__request part[TT__PARTS], *r = receives ? part : own->part[way];
+    tt__request part[TT__PARTS];
+    tt__mail mail = {p->settings.crew, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
     const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
     char *data = (char *)x->data;
-    int parts = 0;
     if (bytes > most * TT__PARTS)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
                         "at once", tt__instr_name(l->instr), bytes);
@@ -23436,15 +23390,14 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
         data = p->rank[rank].sends[way] + (size_t)turn * each;
-        status = tt__net_copy(p, rank, l, data, x->data, (int64_t)bytes);
+        status = tt__net_copy(mail.crew, rank, l, data, x->data, (int64_t)bytes);
     }
-    if (status == TT_OK) status = tt__await_stream(p, rank, l->instr->stream);
-    if (status == TT_OK)
-        status = tt__net_post(p, l->instr, process, tag, data, bytes, most, receives, r, &parts);
-    if (!receives) tt__net_must_send(p, (double)bytes);
-    if (!receives) own->parts[way] = parts;
-    if (receives && status == TT_OK) status = tt__net_all_there(p, l->instr, r, &parts);
-    if (receives && status == TT_OK) status = tt__net_copy(p, rank, l, x->data, data, (int64_t)bytes);
+    if (status == TT_OK) status = tt__await_stream(p->settings.crew, rank, l->instr->stream);
+    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, most, receives);
+    if (!receives) tt__net_must_send(p->ctx->net, (double)bytes);
+    if (!receives) own->parts[way] = mail.count;
+    if (receives && status == TT_OK) status = tt__net_all_there(&mail);
+    if (receives && status == TT_OK) status = tt__net_copy(mail.crew, rank, l, x->data, data, (int64_t)bytes);
     return status;
 }
 
@@ -23465,7 +23418,10 @@ static void tt__go_on_passing(const tt_program *p, int rank)
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
-    return tt__net_all_there(p, &p->built.t->code[p->built.send[way] - 1], x->part[way], &x->parts[way]);
+    const tt__instr *i = &p->built.t->code[p->built.send[way] - 1];
+    tt__mail mail = {p->settings.crew, p->built.t, i, 0, x->parts[way], x->part[way]};
+    x->parts[way] = 0;
+    return tt__net_all_there(&mail);
 }
 
 /* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
@@ -23545,7 +23501,7 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
-    tt_status status = on_host ? tt__await_stream(p, rank, TT__COMPUTE_STREAM) : TT_OK;
+    tt_status status = on_host ? tt__await_stream(p->settings.crew, rank, TT__COMPUTE_STREAM) : TT_OK;
     if (status != TT_OK) return status;
     if (on_host) return tt__cpu_launch(l, n);
     return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
