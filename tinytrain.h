@@ -16520,38 +16520,24 @@ static const void *tt__noted(const tt_context *ctx, int process, const void *own
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* All processes come here, and get the bytes that one of them has. */
-static tt_status tt__net_fetch(tt_context *ctx, int owner, const char *where, void *data, size_t bytes)
+/* All processes come here, and one or, `taker` -1, all get the bytes that one of them has. */
+static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
+                               size_t bytes)
 {
     tt__net *n = ctx->net;
     tt__request r[TT__RANKS];
     const char *why = NULL;
     int count = 0, late = -1;
+    if (owner == taker || (taker >= 0 && n->me != taker && n->me != owner)) return TT_OK;
     if (tt__net_has_failed(n)) return tt__net_status(ctx);
     pthread_mutex_lock(&n->mutex);
     if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
     for (int p = 0; p < n->processes && n->me == owner && !why; p++)
-        if (p != owner) why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+        if (p != owner && (taker < 0 || p == taker))
+            why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
-}
-
-/* What is on a rank goes to the first process. */
-static tt_status tt__net_move(tt_context *ctx, int owner, void *data, size_t bytes)
-{
-    tt__net *n = ctx->net;
-    tt__request r[1];
-    const char *why = NULL;
-    int late = -1;
-    if (owner == 0 || (n->me != 0 && n->me != owner)) return TT_OK;
-    if (tt__net_has_failed(n)) return tt__net_status(ctx);
-    pthread_mutex_lock(&n->mutex);
-    if (n->me == 0) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, r);
-    else why = n->wire->send(n, 0, TT__FETCH_TAG, data, bytes, r);
-    pthread_mutex_unlock(&n->mutex);
-    if (!why && tt__net_wait(n, NULL, r, 1, &late, &why)) return TT_OK;
-    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, why));
 }
 
 /* Ends the work together: all processes come here when they close their contexts. */
@@ -18184,65 +18170,72 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Reads n numbers of `dtype` from memory of a rank, in a space, and converts them. */
-static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                 tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+/* Numbers in memory of a rank; data NULL: of a rank of another process. */
+typedef struct tt__memory {
+    const tt__arena *arena;
+    int rank;
+    tt__space space;
+    tt_dtype dtype;
+    void *data;
+} tt__memory;
+
+/* The first n of them, converted to another dtype. */
+static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
     float piece[TT__PIECE / 4];
-    const bool of_host = a->kind->host || space == TT__HOST;
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(to, to_type, memory, dtype, n);
-    else if (of_host) return tt__device_status(ctx, a->crew, rank, status);
-    else if (dtype == to_type) status = b->read(d, to, memory, n * item);
+    if (of_host && status == TT_OK) tt__convert(to, to_type, x->data, x->dtype, n);
+    else if (x->dtype == to_type && !of_host) status = b->read(d, to, x->data, n * item);
     else
-        for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+        for (size_t done = 0, m; done < n && !of_host && status == TT_OK; done += m) {
             m = n - done < most ? n - done : most;
-            status = b->read(d, piece, (const char *)memory + done * item, m * item);
-            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
+            status = b->read(d, piece, (const char *)x->data + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, x->dtype, m);
         }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The same where the rank may be of another process: all processes get what that one reads. */
-static tt_status tt__fetch_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                  tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
-    const tt__crew *c = a->crew;
-    tt_status status = TT_OK;
-    if (tt__is_local(c, rank)) status = tt__read_memory(ctx, a, rank, space, to, to_type, memory, dtype, n);
+    const tt__crew *c = x->arena->crew;
+    tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
-    if (status != TT_OK) return tt__net_fail(ctx, status);
-    return tt__net_fetch(ctx, tt__process_of(c, rank), "what a rank has", to, n * tt_dtype_bytes(to_type));
+    if (status != TT_OK) return tt__net_fail(c->ctx, status);
+    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "what a rank has", to,
+                         n * tt_dtype_bytes(to_type));
 }
 
 /* The first process gets what the one of a rank has read there. */
-static tt_status tt__net_to_first(tt_context *ctx, const tt__crew *c, int rank, void *data, size_t bytes)
+static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
 {
-    return c->local < c->ranks ? tt__net_move(ctx, tt__process_of(c, rank), data, bytes) : TT_OK;
+    if (c->local == c->ranks) return TT_OK;
+    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers to `dtype` and writes them to memory of a rank, in a space. */
-static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space,
-                                  void *memory, tt_dtype dtype, const void *from, tt_dtype from_type,
-                                  size_t n)
+/* Converts n numbers and writes them there. */
+static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype);
-    const bool of_host = a->kind->host || space == TT__HOST;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype);
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(memory, dtype, from, from_type, n);
+    if (of_host && status == TT_OK) tt__convert(x->data, x->dtype, from, from_type, n);
     for (size_t done = of_host ? n : 0, m; done < n && status == TT_OK; done += m) {
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
-        void *bounce = a->bounce[rank];
-        tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
-        status = b->copy(d, TT__COMPUTE_STREAM, (char *)memory + done * item, bounce, m * item);
+        void *bounce = a->bounce[x->rank];
+        tt__convert(bounce, x->dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
+        status = b->copy(d, TT__COMPUTE_STREAM, (char *)x->data + done * item, bounce, m * item);
         if (status == TT_OK) status = b->wait(d);
     }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
@@ -18889,8 +18882,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
     tt_status status = tt__check_whole(p->ctx, p->holder);
-    const tt_dtype dtype = tt__param_home(p)->dtype;
-    const tt__space space = tt__param_home(p)->space;
+    const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
     const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
@@ -18898,11 +18890,11 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
         if (everywhere) rank += c->first;
-        const char *memory = tt__param_memory(p, rank);
-        if (memory) memory += (size_t)at * tt_dtype_bytes(dtype);
+        char *memory = tt__param_memory(p, rank);
+        if (memory) memory += (size_t)at * tt_dtype_bytes(home->dtype);
+        const tt__memory x = {p->holder, rank, home->space, home->dtype, memory};
         m = tt__min(m, n - done);
-        status = (everywhere ? tt__read_memory : tt__fetch_memory)(p->ctx, p->holder, rank, space, to + done,
-                                                                   TT_F32, memory, dtype, (size_t)m);
+        status = (everywhere ? tt__read_memory : tt__fetch_memory)(&x, to + done, TT_F32, (size_t)m);
     }
     return status;
 }
@@ -18955,9 +18947,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
         n = tt__min(TT__PIECE - before, n);
         status = tt__param_read_for(p, a, e - before, n + before, piece);
         if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, piece + before, TT_F32,
-                                      (size_t)n);
+        const tt__memory x = {a, rank, home->space, home->dtype, to};
+        if (status == TT_OK) status = tt__write_memory(&x, piece + before, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -18984,8 +18975,8 @@ tt_status tt_param_set(tt_param *p, const float *values)
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
                 char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-                status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, values + e, TT_F32,
-                                          (size_t)n);
+                const tt__memory x = {a, rank, home->space, home->dtype, to};
+                status = tt__write_memory(&x, values + e, TT_F32, (size_t)n);
             }
         }
     }
@@ -22997,9 +22988,11 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
                         capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
-        status = tt__fetch_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32,
-                                  m.data ? tt__at(&m, r) : NULL, m.dtype, (size_t)m.cols);
+    tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
+    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
+        row.data = m.data ? tt__at(&m, r) : NULL;
+        status = tt__fetch_memory(&row, to, TT_F32, (size_t)m.cols);
+    }
     return status;
 }
 
@@ -23707,6 +23700,19 @@ static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
     return status;
 }
 
+/* What all launches of a rank have in common. */
+static tt__launch tt__launch_on(const tt_program *p, int rank)
+{
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    l.device = p->settings.crew->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.tuned = p->tunes;
+    l.resident = p->arena->memory[rank];
+    return l;
+}
+
 /* A segment that all ranks run. */
 typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segment_job;
 
@@ -23720,15 +23726,9 @@ static tt_status tt__run_rank(void *arg, int rank)
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__rank *r = &p->rank[rank];
-    tt__launch l;
+    tt__launch l = tt__launch_on(p, rank);
     char why[512] = "";
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = c->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.tuned = p->tunes;
-    l.resident = p->arena->memory[rank];
     r->now = tt__now_of(job->p);
     r->now.later = tt__adds_later(job->p, segment);
     tt_status status = tt__write_settings(p, rank, !job->p->scale_set);
@@ -23827,13 +23827,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
     int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
-    tt__launch like;
-    memset(&like, 0, sizeof like);
-    like.device = p->settings.crew->device[rank];
-    like.tape = t;
-    like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    like.tuned = true;
-    like.resident = p->arena->memory[rank];
+    const tt__launch like = tt__launch_on(p, rank);
     tt__progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
     r->now.rows = rows;
@@ -23897,7 +23891,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
             tt__free(ctx, *text);
             *text = (char *)tt__alloc(ctx, bytes);
         }
-        if (bytes && *text) status = tt__net_fetch(ctx, process, "the fastest products", *text, bytes);
+        if (bytes && *text) status = tt__net_fetch(ctx, process, -1, "the fastest products", *text, bytes);
         else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
     }
     return status;
@@ -23986,6 +23980,18 @@ static void tt__forget_recordings(tt_program *p)
 
 static tt_status tt__read_unread(tt_program *p);
 
+/* Has all ranks run. After an error no device goes on to read another's memory, and no stream to use what
+   nobody waits for. */
+static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
+{
+    tt__crew *c = p->settings.crew;
+    tt_status status = tt__on_ranks(p->ctx, c, run, arg);
+    if (status == TT_OK) p->scale_set = true;
+    if (status == TT_OK) return status;
+    for (int r = c->first; r < c->first + c->local; r++) c->kind->backend->wait(c->device[r]);
+    return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
+}
+
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
 {
@@ -24005,13 +24011,10 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     tt__overwrite_segment(p, segment);
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
     for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = may_tear;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
+    status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++) /* no device goes on to read */
-        c->kind->backend->wait(c->device[r]); /* another's memory, no stream to use what nobody waits for */
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
+    if (status != TT_OK) return status;
     for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = false;
-    p->scale_set = true;
     if (micro) p->arena->results_of = p;
     return TT_OK;
 }
@@ -24025,13 +24028,12 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     const tt__arena *a = p->arena;
     const tt__crew *c = a->crew;
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
-    const void *from = tt__resolve(p, rank, t->results).data;
-    if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
-        status = tt__read_memory(p->ctx, a, rank, TT__DEVICE, a->bounce[rank], TT_U8, from, TT_U8,
-                                 sizeof r->results);
-        from = a->bounce[rank];
-    }
-    if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
+    const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
+                              tt__resolve(p, rank, t->results).data};
+    /* By memory that the device can copy to while others work. */
+    void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
+    status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
+    if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
     if (!t->scale) r->results.scale = p->head->results.scale;
     return status;
 }
@@ -24078,7 +24080,14 @@ static tt_status tt__read_first(tt_program *p, int rank)
     tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
-    return tt__net_fetch(p->ctx, process, "what a step has found", results, sizeof *results);
+    return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
+}
+
+static void tt__add_totals(tt__totals *to, const tt__totals *x)
+{
+    to->loss += x->loss;
+    to->targets += x->targets;
+    to->correct += x->correct;
 }
 
 /* The same, of all ranks together: after the update on any of them, else (train = false) on those that
@@ -24090,22 +24099,15 @@ static tt_status tt__read_results(tt_program *p)
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
         memset(&p->results.totals, 0, sizeof p->results.totals);
-        for (int d = 0; d < p->present && found == TT_OK; d++) {
-            const tt__totals *own = &p->rank[tt__first_of(q, d)].results.totals;
-            p->results.totals.loss += own->loss;
-            p->results.totals.targets += own->targets;
-            p->results.totals.correct += own->correct;
-        }
+        for (int d = 0; d < p->present && found == TT_OK; d++)
+            tt__add_totals(&p->results.totals, &p->rank[tt__first_of(q, d)].results.totals);
         return found;
     }
     tt_status status = net ? tt__read_first(p, tt__first_of(q, 0)) : tt__read_rank(q, tt__first_of(q, 0));
     p->results = q->rank[tt__first_of(q, 0)].results;
     for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
-        const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
         status = tt__read_rank(q, tt__first_of(q, d));
-        p->results.totals.loss += own->loss;
-        p->results.totals.targets += own->targets;
-        p->results.totals.correct += own->correct;
+        tt__add_totals(&p->results.totals, &q->rank[tt__first_of(q, d)].results.totals);
     }
     return status;
 }
@@ -24127,9 +24129,9 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     for (int k = 0; k < leaves && status == TT_OK; k++) {
         const int rank = tt__first_of(p, k % data);
         if (!tt__is_here(p, rank) || k % data >= head->in_slot[k / data]) continue;
-        const char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
-        status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some[k], TT_U8, from, TT_U8,
-                                 sizeof *some);
+        char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
+        const tt__memory totals = {p->arena, rank, x->space, TT_U8, from};
+        status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
     for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
@@ -24138,9 +24140,7 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
         if (d >= head->in_slot[k / data]) continue;
         if (isfinite(all.loss) && !isfinite(own->loss)) *bad = d;
-        all.loss += own->loss;
-        all.targets += own->targets;
-        all.correct += own->correct;
+        tt__add_totals(&all, own);
     }
     head->results.totals = all;
     return status;
@@ -24174,15 +24174,14 @@ static void tt__begin_step(tt_program *p)
    the device does not let itself be read: what it says of that matters more. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
-    const tt__arena *a = p->arena;
-    const tt__space space = p->built.t->values[v].space;
-    tt__mat m = tt__resolve(p, rank, v);
+    const tt__mat m = tt__resolve(p, rank, v);
+    tt__memory from = {p->arena, rank, p->built.t->values[v].space, m.dtype, NULL};
     float x[256], largest = 0;
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
-            const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
-            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return 0;
+            from.data = (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
+            if (tt__read_memory(&from, x, TT_F32, (size_t)n) != TT_OK) return 0;
             for (int64_t k = 0; k < n; k++) {
                 if (!isfinite(x[k])) return INFINITY;
                 largest = fmaxf(largest, fabsf(x[k]));
@@ -24311,14 +24310,10 @@ static tt_status tt__run_stage(void *arg, int rank)
     const int64_t micros = head->round, slots = tt__slots(head);
     tt_program *p = tt__stage_of(head, rank);
     tt__now *now = &p->rank[rank].now;
+    tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
-    tt__launch l;
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = p->settings.crew->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.resident = p->arena->memory[rank];
+    l.tuned = false; /* products are timed before the first segment that is no micro-batch */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
         now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
@@ -24339,16 +24334,11 @@ static tt_status tt__run_stage(void *arg, int rank)
 /* Runs the micro-batches that a pipeline has been fed. */
 static tt_status tt__run_pipeline(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
     tt_status status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK) status = tt__zero_states(p);
     p->arena->results_of = NULL;
+    if (status == TT_OK) status = tt__run_on_ranks(p, tt__run_stage, p);
     if (status != TT_OK) return status;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_stage, p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++)
-        c->kind->backend->wait(c->device[r]);
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    p->scale_set = true;
     p->arena->results_of = p;
     p->last_round = p->round - 1;
     return TT_OK;
@@ -24438,7 +24428,7 @@ static tt_status tt__norm_failed(tt_program *head)
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
     const long long step = (long long)head->run.step;
-    const char *at = (const char *)tt__resolve(p, first, t->squares).data;
+    char *at = (char *)tt__resolve(p, first, t->squares).data;
     int n, parted;
     int32_t *list = tt__trained(t, &n, &parted), bad = 0;
     float square = 0;
@@ -24446,8 +24436,8 @@ static tt_status tt__norm_failed(tt_program *head)
     char cause[300];
     tt_status status = list ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < n && !bad && status == TT_OK; k++) {
-        status = tt__read_memory(p->ctx, p->arena, first, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4,
-                                 TT_F32, 1);
+        const tt__memory x = {p->arena, first, TT__DEVICE, TT_F32, at + (size_t)k * 4};
+        status = tt__read_memory(&x, &square, TT_F32, 1);
         if (status == TT_OK && !isfinite(square)) bad = list[k];
     }
     tt__free(p->ctx, list);
@@ -24630,9 +24620,10 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
-    const char *from = tt__storage_memory(p, rank, x);
+    char *from = tt__storage_memory(p, rank, x);
     if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
-    return tt__fetch_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
+    const tt__memory memory = {p->arena, rank, x->space, x->shape.dtype, from};
+    return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
 /* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
@@ -37742,11 +37733,11 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
         const size_t bytes = row * sizeof(float);
         for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++) {
             float *at = (float *)tt__resolve(p, r, i->in[1]).data + (to - history);
-            if (write) status = tt__write_memory(p->ctx, a, r, TT__DEVICE, at, TT_U8, to, TT_U8, bytes);
-            else if (r == first)
-                status = tt__read_memory(p->ctx, a, r, TT__DEVICE, to, TT_U8, at, TT_U8, bytes);
+            const tt__memory x = {a, r, TT__DEVICE, TT_U8, at};
+            if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
+            else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }
-        if (!write && status == TT_OK) status = tt__net_to_first(p->ctx, a->crew, first, to, bytes);
+        if (!write && status == TT_OK) status = tt__net_to_first(a->crew, first, to, bytes);
     }
     return status;
 }
@@ -37778,13 +37769,12 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank;
         const int64_t at = tt__stored_at(&stored, e, &rank, &n);
-        const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data;
+        char *from = (char *)tt__resolve(p, rank, s->kept[k].value).data;
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
-        if (from)
-            status = tt__read_memory(p->ctx, p->arena, rank, x->space, s->piece, TT_U8, from + at * item,
-                                     TT_U8, bytes);
-        if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, from ? from + at * item : NULL};
+        if (from) status = tt__read_memory(&memory, s->piece, TT_U8, bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->arena->crew, rank, s->piece, bytes);
         if (status == TT_OK && w) status = tt_safetensors_write(w, s->piece, bytes);
         if (status == TT_OK && !w) *hash = tt__hash_elements(*hash, s->piece, bytes, item);
     }
@@ -37832,9 +37822,8 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
         status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, s->piece);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, p->arena, rank, x->space, to + at * item, TT_U8, s->piece,
-                                      TT_U8, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, to + at * item};
+        if (status == TT_OK) status = tt__write_memory(&memory, s->piece, TT_U8, bytes);
     }
     return status;
 }
