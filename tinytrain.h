@@ -16158,6 +16158,18 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
+/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as somebody
+   may set the clock that counts them. */
+static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    const double second = (double)until.tv_nsec * 1e-9 + seconds;
+    until.tv_sec += (time_t)second;
+    until.tv_nsec = (long)((second - floor(second)) * 1e9);
+    pthread_cond_timedwait(wake, mutex, &until);
+}
+
 /* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
@@ -16166,13 +16178,8 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     pthread_mutex_lock(&w->mutex);
     __atomic_add_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
     for (double left = w->timeout; !done && left > 0; left = begin + w->timeout - tt__seconds()) {
-        struct timespec until; /* a second at most, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        const double second = (double)until.tv_nsec * 1e-9 + fmin(left, 1);
-        until.tv_sec += (time_t)second;
-        until.tv_nsec = (long)((second - floor(second)) * 1e9);
         done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
-        if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+        if (!done) tt__doze(&w->wake, &w->mutex, fmin(left, 1));
         if (__atomic_load_n(&w->outside, __ATOMIC_SEQ_CST)) begin = tt__seconds();
     }
     done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -16735,14 +16742,8 @@ static tt_status tt__mpi_start(tt_context *ctx)
         if (thread) tt__mpi.state = TT__MPI_STARTS;
         if (thread) atexit(tt__mpi_finalise);
     }
-    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout) {
-        struct timespec until; /* at most 0.1 s, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&tt__mpi.wake, &tt__mpi.mutex, &until);
-    }
+    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout)
+        tt__doze(&tt__mpi.wake, &tt__mpi.mutex, 0.1);
     const bool runs = tt__mpi.state == TT__MPI_RUNS;
     const int code = tt__mpi.code;
     pthread_mutex_unlock(&tt__mpi.mutex);
@@ -16820,49 +16821,40 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* What all processes must have in common from the start. */
+/* What processes tell each other at the start. But for `host` and `cuda_aware`, all must have the same. */
 typedef struct tt__hello {
-    char host[64], version[32], isa[16], bf16[16];
-    uint64_t seed;
+    char host[64], version[32], isa[16], bf16[16], seed[24];
     int cuda_aware;         /* or all send by the host's memory */
 } tt__hello;
 
-/* Compares what processes must have in common: a sentence that names what differs, or TT_OK. */
-static tt_status tt__net_differs(tt_context *ctx, int process, const char *what, const char *there,
-                                 const char *here)
-{
-    char name[96];
-    if (strcmp(there, here) == 0) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must have "
-                    "the same", tt__process_name(ctx->net, process, name), what, there, here);
-}
-
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
 {
+    static const struct { const char *what; size_t at; } same[] = {
+        {"tinytrain.h", offsetof(tt__hello, version)}, {"instruction set", offsetof(tt__hello, isa)},
+        {"bf16", offsetof(tt__hello, bf16)}, {"seed", offsetof(tt__hello, seed)}};
     tt__net *n = ctx->net;
     tt__hello own;
-    char seed[2][32];
+    char name[96];
     memset(&own, 0, sizeof own);
     for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
     if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
     snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
     snprintf(own.isa, sizeof own.isa, "%s", isa);
     snprintf(own.bf16, sizeof own.bf16, "%s", bf16);
-    own.seed = ctx->options.seed;
+    snprintf(own.seed, sizeof own.seed, "%llu", (unsigned long long)ctx->options.seed);
     own.cuda_aware = n->cuda_aware;
     tt_status status = tt__agree(ctx, "tt_open", TT_OK, &own, sizeof own);
     const tt__hello *first = (const tt__hello *)tt__noted(ctx, 0, NULL);
-    for (int p = 0; p < n->processes && status == TT_OK; p++)
-        snprintf(n->host[p], sizeof n->host[p], "%.63s", ((const tt__hello *)tt__noted(ctx, p, NULL))->host);
-    for (int p = 1; p < n->processes && status == TT_OK; p++) {
+    for (int p = 0; p < n->processes && status == TT_OK; p++) {
         const tt__hello *x = (const tt__hello *)tt__noted(ctx, p, NULL);
-        status = tt__net_differs(ctx, p, "tinytrain.h", x->version, first->version);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "instruction set", x->isa, first->isa);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "bf16", x->bf16, first->bf16);
-        for (int k = 0; k < 2; k++)
-            snprintf(seed[k], sizeof seed[k], "%llu", (unsigned long long)(k ? first : x)->seed);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "seed", seed[0], seed[1]);
-        n->cuda_aware = n->cuda_aware && x->cuda_aware && first->cuda_aware;
+        snprintf(n->host[p], sizeof n->host[p], "%.63s", x->host);
+        n->cuda_aware = n->cuda_aware && x->cuda_aware;
+        for (int k = 0; k < TT__COUNT(same) && status == TT_OK; k++) {
+            const char *there = (const char *)x + same[k].at, *here = (const char *)first + same[k].at;
+            if (strcmp(there, here) == 0) continue;
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must "
+                              "have the same", tt__process_name(n, p, name), same[k].what, there, here);
+        }
     }
     return status;
 }
