@@ -16063,7 +16063,8 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 /* ===========================================================================================================
    RANKS                                                                                             >>ranks
-   The ranks of a process, a thread each, and how they wait for each other and fail together. Uses base.
+   The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
+   their messages; groups of devices; collectives. Uses all above.
 
    The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
    same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
@@ -16158,8 +16159,8 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
-/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as somebody
-   may set the clock that counts them. */
+/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as the
+   clock that counts them may be set. */
 static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
 {
     struct timespec until;
@@ -16235,7 +16236,7 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
    functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
 
    Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
-   ranks of one process have is summed there first, where that is a part of the tree (tt__net_group in >>run);
+   ranks of one process have is summed there first, where that is a part of the tree (tt__collective);
    then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
    bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
    and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
