@@ -2604,7 +2604,7 @@ struct tt_context {
     uint32_t n_tapes;      /* that were made so far */
     char unmade[TT__ERROR]; /* the first failure of tt_param_new since tt_error was called; "": none */
     uint32_t *param_slots, n_param_slots; /* hash table of their names (tt__param_slot): index + 1; 0: free */
-    char file_reason[256];
+    bool writes_nothing;   /* to files, which the first process writes for all */
 };
 
 TT_PRINTF(4, 5)
@@ -3538,7 +3538,8 @@ static tt_status tt__file_open(tt_context *ctx, const char *path, tt__file_bytes
 }
 
 /* Writes a file under a temporary name; tt__writer_end syncs and renames it into place, so that readers find
-   the old file or the whole new one. The first failure sticks and the temporary file is removed. */
+   the old file or the whole new one. The first failure sticks and the temporary file is removed. Without a
+   file, where another process writes the same, it writes nothing. */
 typedef struct tt__writer {
     tt_context *ctx;
     void *file;
@@ -3565,6 +3566,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
         return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
+    if (ctx->writes_nothing) return TT_OK;
     w->file = files->open(files->user, w->temporary, 'w');
     if (!w->file) tt__writer_fail(w, "create");
     return w->status;
@@ -3573,7 +3575,8 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status == TT_OK && n && !files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
+    if (w->status != TT_OK || !w->file || !n) return;
+    if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 
 static void tt__writer_flush(tt__writer *w)
@@ -16063,7 +16066,8 @@ TT__TABLE const tt__isa_table TT__K(isa_table) = {
 
 /* ===========================================================================================================
    RANKS                                                                                             >>ranks
-   The ranks of a process, a thread each, and how they wait for each other and fail together. Uses base.
+   The ranks of a process, a thread each, and how they wait for each other and fail together; processes and
+   their messages; groups of devices; collectives. Uses all above.
 
    The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
    same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
@@ -16158,6 +16162,18 @@ static bool tt__has_come(const uint64_t *count, uint64_t times)
     return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
 }
 
+/* Waits until somebody wakes this thread, and no longer than so many seconds. These are to be few, as the
+   clock that counts them may be set. */
+static void tt__doze(pthread_cond_t *wake, pthread_mutex_t *mutex, double seconds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    const double second = (double)until.tv_nsec * 1e-9 + seconds;
+    until.tv_sec += (time_t)second;
+    until.tv_nsec = (long)((second - floor(second)) * 1e9);
+    pthread_cond_timedwait(wake, mutex, &until);
+}
+
 /* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
 static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
 {
@@ -16166,13 +16182,8 @@ static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
     pthread_mutex_lock(&w->mutex);
     __atomic_add_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
     for (double left = w->timeout; !done && left > 0; left = begin + w->timeout - tt__seconds()) {
-        struct timespec until; /* a second at most, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        const double second = (double)until.tv_nsec * 1e-9 + fmin(left, 1);
-        until.tv_sec += (time_t)second;
-        until.tv_nsec = (long)((second - floor(second)) * 1e9);
         done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
-        if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+        if (!done) tt__doze(&w->wake, &w->mutex, fmin(left, 1));
         if (__atomic_load_n(&w->outside, __ATOMIC_SEQ_CST)) begin = tt__seconds();
     }
     done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
@@ -16228,7 +16239,7 @@ static bool tt__meet(tt__world *w, int me, tt__members members)
    functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
 
    Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
-   ranks of one process have is summed there first, where that is a part of the tree (tt__net_group in >>run);
+   ranks of one process have is summed there first, where that is a part of the tree (tt__collective);
    then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
    bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
    and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
@@ -16291,7 +16302,6 @@ typedef struct tt__net {
     bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
     double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
                                less than */
-    tt_files files;         /* those of the context's options */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* notes and ends; collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
@@ -16521,38 +16531,24 @@ static const void *tt__noted(const tt_context *ctx, int process, const void *own
     return ctx->net ? (const void *)ctx->net->note[process].data : own;
 }
 
-/* All processes come here, and get the bytes that one of them has. */
-static tt_status tt__net_fetch(tt_context *ctx, int owner, const char *where, void *data, size_t bytes)
+/* All processes come here, and one or, `taker` -1, all get the bytes that one of them has. */
+static tt_status tt__net_fetch(tt_context *ctx, int owner, int taker, const char *where, void *data,
+                               size_t bytes)
 {
     tt__net *n = ctx->net;
     tt__request r[TT__RANKS];
     const char *why = NULL;
     int count = 0, late = -1;
+    if (owner == taker || (taker >= 0 && n->me != taker && n->me != owner)) return TT_OK;
     if (tt__net_has_failed(n)) return tt__net_status(ctx);
     pthread_mutex_lock(&n->mutex);
     if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
     for (int p = 0; p < n->processes && n->me == owner && !why; p++)
-        if (p != owner) why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+        if (p != owner && (taker < 0 || p == taker))
+            why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
     pthread_mutex_unlock(&n->mutex);
     if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
     return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
-}
-
-/* What is on a rank goes to the first process. */
-static tt_status tt__net_move(tt_context *ctx, int owner, void *data, size_t bytes)
-{
-    tt__net *n = ctx->net;
-    tt__request r[1];
-    const char *why = NULL;
-    int late = -1;
-    if (owner == 0 || (n->me != 0 && n->me != owner)) return TT_OK;
-    if (tt__net_has_failed(n)) return tt__net_status(ctx);
-    pthread_mutex_lock(&n->mutex);
-    if (n->me == 0) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, r);
-    else why = n->wire->send(n, 0, TT__FETCH_TAG, data, bytes, r);
-    pthread_mutex_unlock(&n->mutex);
-    if (!why && tt__net_wait(n, NULL, r, 1, &late, &why)) return TT_OK;
-    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, why));
 }
 
 /* Ends the work together: all processes come here when they close their contexts. */
@@ -16611,66 +16607,7 @@ static bool tt__trains_alone(void)
 }
 
 #ifdef TINYTRAIN_MPI
-/* Of processes after the first nothing is written to files. */
-static void *tt__unwritten_open(void *user, const char *path, char mode)
-{
-    tt__net *n = (tt__net *)user;
-    return mode == 'r' ? n->files.open(n->files.user, path, mode) : user;
-}
-
-static int64_t tt__unwritten_size(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user ? 0 : n->files.size(n->files.user, file);
-}
-
-static bool tt__unwritten_read(void *user, void *file, uint64_t offset, void *to, size_t bytes)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.read(n->files.user, file, offset, to, bytes);
-}
-
-static bool tt__unwritten_write(void *user, void *file, const void *from, size_t bytes)
-{
-    (void)user; (void)file; (void)from; (void)bytes;
-    return true;
-}
-
-static bool tt__unwritten_sync(void *user, void *file) { (void)user; (void)file; return true; }
-
-static bool tt__unwritten_close(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user || n->files.close(n->files.user, file);
-}
-
-static bool tt__unwritten_rename(void *user, const char *from, const char *to)
-{
-    (void)user; (void)from; (void)to;
-    return true;
-}
-
-static bool tt__unwritten_remove(void *user, const char *path) { (void)user; (void)path; return true; }
-
-/* This one does, as they may look into a folder before the first has made it. */
-static bool tt__unwritten_folder(void *user, const char *path)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.make_folder(n->files.user, path);
-}
-
-static bool tt__unwritten_list(void *user, const char *path, bool (*each)(void *arg, const char *name),
-                               void *arg)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.list(n->files.user, path, each, arg);
-}
-
-static const char *tt__unwritten_reason(void *user)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.reason(n->files.user);
-}
+static bool tt__keep_file(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
 
@@ -16728,7 +16665,8 @@ static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t by
     return tt__mpi_error(n, code);
 }
 
-/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. Starting it
+/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. It is a
+   global, as MPI is one: contexts come and go, and what ends MPI at exit is given no argument. Starting MPI
    waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
    its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
    wants of the thread that has begun. */
@@ -16808,14 +16746,8 @@ static tt_status tt__mpi_start(tt_context *ctx)
         if (thread) tt__mpi.state = TT__MPI_STARTS;
         if (thread) atexit(tt__mpi_finalise);
     }
-    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout) {
-        struct timespec until; /* at most 0.1 s, as somebody may set this clock */
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&tt__mpi.wake, &tt__mpi.mutex, &until);
-    }
+    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout)
+        tt__doze(&tt__mpi.wake, &tt__mpi.mutex, 0.1);
     const bool runs = tt__mpi.state == TT__MPI_RUNS;
     const int code = tt__mpi.code;
     pthread_mutex_unlock(&tt__mpi.mutex);
@@ -16893,49 +16825,40 @@ static tt_status tt__mpi_open(tt__net *n)
     return TT_OK;
 }
 
-/* What all processes must have in common from the start. */
+/* What processes tell each other at the start. But for `host` and `cuda_aware`, all must have the same. */
 typedef struct tt__hello {
-    char host[64], version[32], isa[16], bf16[16];
-    uint64_t seed;
+    char host[64], version[32], isa[16], bf16[16], seed[24];
     int cuda_aware;         /* or all send by the host's memory */
 } tt__hello;
 
-/* Compares what processes must have in common: a sentence that names what differs, or TT_OK. */
-static tt_status tt__net_differs(tt_context *ctx, int process, const char *what, const char *there,
-                                 const char *here)
-{
-    char name[96];
-    if (strcmp(there, here) == 0) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must have "
-                    "the same", tt__process_name(ctx->net, process, name), what, there, here);
-}
-
 static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
 {
+    static const struct { const char *what; size_t at; } same[] = {
+        {"tinytrain.h", offsetof(tt__hello, version)}, {"instruction set", offsetof(tt__hello, isa)},
+        {"bf16", offsetof(tt__hello, bf16)}, {"seed", offsetof(tt__hello, seed)}};
     tt__net *n = ctx->net;
     tt__hello own;
-    char seed[2][32];
+    char name[96];
     memset(&own, 0, sizeof own);
     for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
     if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
     snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
     snprintf(own.isa, sizeof own.isa, "%s", isa);
     snprintf(own.bf16, sizeof own.bf16, "%s", bf16);
-    own.seed = ctx->options.seed;
+    snprintf(own.seed, sizeof own.seed, "%llu", (unsigned long long)ctx->options.seed);
     own.cuda_aware = n->cuda_aware;
     tt_status status = tt__agree(ctx, "tt_open", TT_OK, &own, sizeof own);
     const tt__hello *first = (const tt__hello *)tt__noted(ctx, 0, NULL);
-    for (int p = 0; p < n->processes && status == TT_OK; p++)
-        snprintf(n->host[p], sizeof n->host[p], "%.63s", ((const tt__hello *)tt__noted(ctx, p, NULL))->host);
-    for (int p = 1; p < n->processes && status == TT_OK; p++) {
+    for (int p = 0; p < n->processes && status == TT_OK; p++) {
         const tt__hello *x = (const tt__hello *)tt__noted(ctx, p, NULL);
-        status = tt__net_differs(ctx, p, "tinytrain.h", x->version, first->version);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "instruction set", x->isa, first->isa);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "bf16", x->bf16, first->bf16);
-        for (int k = 0; k < 2; k++)
-            snprintf(seed[k], sizeof seed[k], "%llu", (unsigned long long)(k ? first : x)->seed);
-        if (status == TT_OK) status = tt__net_differs(ctx, p, "seed", seed[0], seed[1]);
-        n->cuda_aware = n->cuda_aware && x->cuda_aware && first->cuda_aware;
+        snprintf(n->host[p], sizeof n->host[p], "%.63s", x->host);
+        n->cuda_aware = n->cuda_aware && x->cuda_aware;
+        for (int k = 0; k < TT__COUNT(same) && status == TT_OK; k++) {
+            const char *there = (const char *)x + same[k].at, *here = (const char *)first + same[k].at;
+            if (strcmp(there, here) == 0) continue;
+            status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must "
+                              "have the same", tt__process_name(n, p, name), same[k].what, there, here);
+        }
     }
     return status;
 }
@@ -16965,13 +16888,11 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
-    n->files = ctx->options.files;
-    if (status == TT_OK && n->me > 0) {
-        const tt_files unwritten = {
-            tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
-            tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
-            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n, NULL, NULL};
-        ctx->options.files = unwritten;
+    if (status == TT_OK && n->me > 0) { /* folders it makes too, as it may look there before the first has */
+        ctx->writes_nothing = true;
+        ctx->options.files.remove = tt__keep_file;
+        ctx->options.files.lock = NULL;
+        ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
     if (status != TT_OK) n->failed = 1; /* no message is waited for */
@@ -16980,24 +16901,12 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
 #endif
 }
 
-/* ===========================================================================================================
-   CONTEXT                                                                                           >>context
-   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
-   ======================================================================================================== */
-
-/* ------------------------------------------------------------------------------------------------- memory */
-
-/* Where an arena has a parameter. */
-typedef struct tt__home {
-    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
-    tt_dtype dtype;
-    tt__space space;    /* in the host's memory, an offset there */
-    tt__part part;      /* of the parameter, that lies there */
-} tt__home;
+/* ----------------------------------------------------------------------------------------- device groups */
 
 /* The ranks that programs run on together: devices of a kind, and a thread for each that is of this process:
    `local` of them, from `first` on. What the others have, this process does not see. */
 typedef struct tt__crew {
+    tt_context *ctx;
     const tt__device_kind *kind;
     int ranks, index[TT__RANKS];   /* of each rank's device, its number among those of the kind */
     int first, local;
@@ -17010,6 +16919,7 @@ typedef struct tt__crew {
     /* TT__STAGE bytes of the host's; of several processes, twice as many; NULL where all memory is the host's
        and of this process. */
     void *stage[TT__RANKS];
+    void *event[TT__RANKS];        /* with which devices wait for each other's streams; NULL until used */
     bool apart[TT__RANKS][TT__RANKS]; /* [a][b]: kernels of rank a cannot load from the memory of rank b */
     bool tried;                    /* `apart` is known */
     struct tt__crew *next;
@@ -17038,6 +16948,788 @@ enum { TT__NET_FLIGHTS = 8 };
 #endif
 /* Requests for so many bytes at most, from and to all processes. */
 #define TT__NET_REQUESTS(bytes) (2 * (TT__RANKS + (bytes) / TT__NET_MESSAGE))
+
+/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
+{
+    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
+    else snprintf(to, 32, "%s", kind->name);
+    return to;
+}
+
+/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
+{
+    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    char name[32];
+    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
+                    c->kind->backend->error(c->device[rank]));
+}
+
+/* -------------------------------------------------------------------------------------------- collectives
+   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
+   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
+   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
+
+/* Collectives of one op that a rank runs together, and the ranks that take part. */
+typedef struct tt__collective {
+    tt__crew *crew;
+    tt__launch *l;          /* n of them */
+    int n;
+    tt__members all, near;  /* members; those of this process, or the two of a pair */
+    int rank, me, low;      /* this rank, and which member it is; the first member of this process */
+    int processes, own;     /* that have members; which of these this one is */
+    int grain, nodes;       /* nodes of a process */
+    int leader, tag;        /* the rank that sends and receives for this process, and with what */
+    bool apart;             /* kernels of some of `near` cannot load from the memory of others */
+    bool direct;            /* messages begin and end where ranks have the data, not in the host's memory */
+} tt__collective;
+
+static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
+
+/* Is a collective between two of its members? */
+static bool tt__is_pair(const tt__instr *i)
+{
+    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
+}
+
+/* Can a member not load from another's memory? */
+static bool tt__is_apart(const tt__crew *c, tt__members m)
+{
+    for (int a = 0; a < m.count; a++)
+        for (int b = 0; b < m.count; b++)
+            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
+    return false;
+}
+
+static tt__collective tt__collective_of(tt__crew *crew, int rank, tt__members all, int me, tt__over over)
+{
+    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
+    tt__collective c;
+    int local = 0;
+    memset(&c, 0, sizeof c);
+    for (int k = 0; k < all.count; k++) local += tt__is_local(crew, all.first + k * all.stride);
+    c.crew = crew;
+    c.rank = rank;
+    c.me = me;
+    c.low = me / local * local;
+    c.processes = all.count / local;
+    c.own = me / local;
+    c.leader = all.first + c.low * all.stride;
+    c.all = c.near = all;
+    c.near.first = c.leader;
+    c.near.count = local;
+    c.grain = local & -local;
+    c.nodes = local / c.grain;
+    c.tag = TT__DATA_TAG + tags[over] * (int)TT__RANKS + all.first;
+    c.apart = tt__is_apart(crew, c.near);
+    c.direct = crew->kind->host || (crew->ctx->net && crew->ctx->net->cuda_aware && !c.apart);
+    return c;
+}
+
+/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
+   device goes. */
+static tt_status tt__sync(tt__crew *c, int rank, tt__members members, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt_status status = TT_OK;
+    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
+    status = tt__device_status(c->ctx, c, rank, b->mark(d, stream, &c->event[rank]));
+    if (status != TT_OK) return status;
+    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
+    for (int k = 0; k < members.count && status == TT_OK; k++) {
+        const int other = members.first + k * members.stride;
+        if (other != rank) status = b->after(d, stream, c->event[other]);
+    }
+    if (status != TT_OK) return tt__device_status(c->ctx, c, rank, status);
+    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
+}
+
+static tt_status tt__meet_near(const tt__collective *c)
+{
+    return tt__sync(c->crew, c->rank, c->near, c->l->instr->stream);
+}
+
+/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
+   host's memory, are of what it left. */
+static tt_status tt__await_stream(tt__crew *c, int rank, int stream)
+{
+    const tt__backend *b = c->kind->backend;
+    if (c->kind->host) return TT_OK;
+    tt_status status = b->mark(c->device[rank], stream, &c->event[rank]);
+    if (status == TT_OK) status = b->after(c->device[rank], TT__HOST_STREAM, c->event[rank]);
+    return tt__device_status(c->ctx, c, rank, status);
+}
+
+/* Runs a phase of n collectives on a rank. */
+static tt_status tt__launch_phase(const tt__collective *c, tt__launch *l, int n)
+{
+    tt_status status = c->crew->kind->backend->launch(l, n);
+    status = tt__device_status(c->crew->ctx, c->crew, c->rank, status);
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
+   the host's. */
+static tt_status tt__launch_staged(const tt__collective *c, tt__launch *l)
+{
+    tt__crew *crew = c->crew;
+    void *staged[TT__RANKS];
+    bool more = true;
+    tt_status status = TT_OK;
+    for (int k = 0; k < l->members; k++) {
+        const int other = c->all.first + k * c->all.stride;
+        staged[k] = other == c->rank || crew->apart[c->rank][other] ? crew->stage[other] : NULL;
+    }
+    l->staged = staged;
+    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
+    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
+        status = tt__device_status(crew->ctx, crew, c->rank, crew->kind->backend->stage(l, &more));
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__launch_phase(c, l, 1);
+    }
+    l->staged = NULL;
+    return status;
+}
+
+/* ---- messages */
+
+/* What goes from one rank to another one has a tag of its own. */
+static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
+
+/* Messages of an instruction on their way. */
+typedef struct tt__mail {
+    const tt__crew *crew;
+    const tt_tape *tape;
+    const tt__instr *i;
+    int tag, count;
+    tt__request *r;         /* of each message */
+} tt__mail;
+
+static tt__mail tt__mail_of(const tt__collective *c, tt__request *r)
+{
+    const tt__mail m = {c->crew, c->l->tape, c->l->instr, c->tag, 0, r};
+    return m;
+}
+
+/* "reduce 'd(w)'" */
+static void tt__net_where(const tt__mail *m, char to[128])
+{
+    const tt__value *x = &m->tape->values[m->i->in[0] ? m->i->in[0] : m->i->out[0]];
+    snprintf(to, 128, "%s '%.96s'", tt__instr_name(m->i), x->name);
+}
+
+/* Fails because messages of a collective have not come, or others have failed. */
+static tt_status tt__net_late(const tt__mail *m, int late, const char *why)
+{
+    char where[128];
+    tt__net *net = m->crew->ctx->net;
+    const bool own = late < 0 && !why && !tt__net_has_failed(net); /* a rank of this process */
+    if (own) return TT_ERR_DEVICE;
+    tt__net_where(m, where);
+    return tt__net_waited(net, where, late, why);
+}
+
+/* Waits for all messages, of which there are no more then. */
+static tt_status tt__net_all_there(tt__mail *m)
+{
+    tt__net *net = m->crew->ctx->net;
+    tt__world *w = m->crew->world;
+    const tt__request *r = m->r;
+    const char *why;
+    char at[128];
+    int late;
+    const int n = m->count;
+    m->count = 0;
+    if (!n) return TT_OK;
+    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    const bool come = tt__net_wait(net, &w->failed, m->r, n, &late, &why);
+    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
+    tt__net_where(m, at);
+    pthread_mutex_lock(&net->mutex);
+    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
+    pthread_mutex_unlock(&net->mutex);
+    return come ? TT_OK : tt__net_late(m, late, why);
+}
+
+/* Waits for the first n; the others are still on their way then. */
+static tt_status tt__net_first_there(tt__mail *m, int n)
+{
+    tt__mail first = *m;
+    first.count = n;
+    tt_status status = tt__net_all_there(&first);
+    m->count -= n;
+    memmove(m->r, m->r + n, (size_t)m->count * sizeof *m->r);
+    return status;
+}
+
+/* Sends or receives in messages of `most` bytes, each a request. */
+static tt_status tt__net_post(tt__mail *m, int process, void *data, size_t bytes, size_t most, bool comes)
+{
+    tt__net *n = m->crew->ctx->net;
+    const char *why = NULL;
+    pthread_mutex_lock(&n->mutex);
+    for (size_t at = 0, some; at < bytes && !why; at += some) {
+        tt__request *r = &m->r[m->count++];
+        some = bytes - at < most ? bytes - at : most;
+        why = comes ? n->wire->receive(n, process, m->tag, (char *)data + at, some, r)
+                    : n->wire->send(n, process, m->tag, (char *)data + at, some, r);
+        r->comes = comes;
+        if (!comes) n->sent += (double)some;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    return why ? tt__net_late(m, -1, why) : TT_OK;
+}
+
+/* In short messages; see TT__NET_REQUESTS. */
+static tt_status tt__net_send(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, false);
+}
+
+static tt_status tt__net_receive(tt__mail *m, int process, void *data, size_t bytes)
+{
+    return tt__net_post(m, process, data, bytes, TT__NET_MESSAGE, true);
+}
+
+/* Counts bytes that a process must send at least. */
+static void tt__net_must_send(tt__net *n, double bytes)
+{
+    pthread_mutex_lock(&n->mutex);
+    n->least += bytes;
+    pthread_mutex_unlock(&n->mutex);
+}
+
+/* ---- collectives of several processes */
+
+/* The process that is number k of those with members. */
+static int tt__net_process(const tt__collective *c, int k)
+{
+    return tt__process_of(c->crew, c->all.first + k * c->near.count * c->all.stride);
+}
+
+/* How many members of such a process have something to reduce, and how many nodes these are. */
+static int tt__net_present(const tt__collective *c, int k, int present)
+{
+    return (int)tt__max(0, tt__min(c->near.count, present - k * c->near.count));
+}
+
+static int tt__net_nodes(const tt__collective *c, int k, int present)
+{
+    return (tt__net_present(c, k, present) + c->grain - 1) / c->grain;
+}
+
+/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
+typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
+enum { TT__NET_JOBS = 128 };
+
+/* What a member's piece is a piece of: of what is summed, or gathered. */
+static const tt__mat *tt__net_whole(const tt__launch *l)
+{
+    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
+}
+
+static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
+
+/* The elements of a member that a job is about, from *first on. */
+static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
+{
+    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
+    int64_t n = member ? 0 : tt__elements(&l->in[0]);
+    *first = 0;
+    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
+    *first += job->from;
+    return tt__max(0, tt__min(job->most, n - job->from));
+}
+
+static int64_t tt__net_longest(const tt__launch *l)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    int64_t longest = 0, first;
+    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
+    return longest;
+}
+
+static size_t tt__net_size(const tt__launch *l, int64_t n)
+{
+    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
+}
+
+/* Runs another op in place of a collective, on its stream. */
+static tt_status tt__net_launch(const tt__crew *c, int rank, tt__launch *l, int op)
+{
+    tt__instr other = *l->instr;
+    other.op = op;
+    l->instr = &other;
+    return tt__device_status(c->ctx, c, rank, c->kind->backend->launch(l, 1));
+}
+
+/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
+   of all ranks, and write to it. */
+static tt_status tt__net_sum(const tt__collective *c, const tt__launch *l, const tt__mat *leaves, int count,
+                             char *y, int64_t n, bool add)
+{
+    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
+    tt__launch s = *l;
+    s.in[0] = s.out[0] = to;
+    s.peer_in = leaves;
+    s.members = s.present = count;
+    s.me = 0;
+    s.add[0] = add;
+    return tt__net_launch(c->crew, c->rank, &s, TT__OP_SUM_SLOTS);
+}
+
+/* Copies between memories of a rank's device and the host, on the stream of a collective. */
+static tt_status tt__net_copy(const tt__crew *c, int rank, const tt__launch *l, void *to, const void *from,
+                              int64_t bytes)
+{
+    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
+    tt__launch s = *l;
+    s.in[0] = x;
+    s.out[0] = y;
+    return bytes && to != from ? tt__net_launch(c, rank, &s, TT__OP_COPY) : TT_OK;
+}
+
+/* The bytes that a process must send at least in a phase of a collective. */
+static double tt__net_least(const tt__collective *c, const tt__launch *l)
+{
+    const tt__mat *x = tt__net_whole(l);
+    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
+    const bool sends = (l->phase == TT__REDUCE_PHASE) == (c->own > 0);
+    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
+    if (!of_first) return bytes * (c->processes - 1) / c->processes;
+    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : c->processes - 1) : 0;
+}
+
+/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
+   in a phase, and *least. Of one that does not lead the members: 0. */
+static double tt__net_sends(const tt__collective *c, double *least)
+{
+    const tt__net_job all = {0, 0, INT64_MAX};
+    const tt__launch *l = c->l;
+    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
+    double bytes = 0;
+    int64_t first;
+    *least = 0;
+    if (tt__is_pair(l->instr)) {
+        if (l->phase == TT__SPREAD_PHASE && c->me == l->instr->move.from)
+            *least = bytes = item * (double)tt__elements(&l->in[0]);
+        return bytes;
+    }
+    if (c->me != c->low) return 0;
+    *least = tt__net_least(c, l);
+    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
+        return c->own + 1 < c->processes ? item * (double)tt__elements(&l->in[0]) : 0;
+    for (int m = 0; m < c->all.count; m++) {
+        const int q = m / c->near.count, own = c->low + m % c->near.count;
+        if (q == c->own) continue;
+        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
+        else
+            bytes += (double)tt__net_nodes(c, c->own, l->present) *
+                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
+    }
+    return bytes;
+}
+
+/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
+static int tt__net_flights(const tt__collective *c)
+{
+    return c->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
+}
+
+/* The bytes of each in the memory that they are sent from. */
+static size_t tt__net_part(const tt__collective *c)
+{
+    return TT__STAGE / (size_t)tt__net_flights(c) & ~(size_t)(TT__ALIGN - 1);
+}
+
+/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
+static int tt__net_jobs(const tt__collective *c, int *k, int64_t *from, tt__net_job *job)
+{
+    const size_t parts = (size_t)c->all.count * (size_t)c->nodes;
+    size_t room = tt__net_part(c) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
+    int count = 0;
+    while (*k < c->n && count < TT__NET_JOBS && room) {
+        const tt__launch *l = &c->l[*k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->in[0].dtype), left = tt__net_longest(l) - *from;
+        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
+        if (left > 0) job[count++] = next;
+        if (left > 0) room -= tt__net_size(l, next.most);
+        *from += next.most;
+        if (next.most == left || left <= 0) {
+            *from = 0;
+            ++*k;
+        }
+    }
+    return count;
+}
+
+/* A batch of messages on its way, for some jobs: what each process sends each other begins at `to`, in what
+   is sent, and what comes from it at `from`. In both, jobs follow one another, of each the pieces, of each
+   the nodes. */
+typedef struct tt__net_batch {
+    tt__net_job job[TT__NET_JOBS];
+    int jobs;
+    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
+    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
+    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
+    tt__mail mail;
+} tt__net_batch;
+
+static void tt__net_place(const tt__collective *c, tt__net_batch *b)
+{
+    int64_t first;
+    b->to[0] = b->from[0] = 0;
+    for (int q = 0; q < c->processes; q++) {
+        size_t to = 0, from = 0;
+        for (int j = 0; j < b->jobs; j++) {
+            const tt__launch *x = &c->l[b->job[j].k];
+            for (int k = 0; k < c->near.count; k++) {
+                const int64_t there = tt__net_piece(x, &b->job[j], q * c->near.count + k, &first);
+                const int64_t here = tt__net_piece(x, &b->job[j], c->low + k, &first);
+                to += (size_t)tt__net_nodes(c, c->own, x->present) * tt__net_size(x, there);
+                from += (size_t)tt__net_nodes(c, q, x->present) * tt__net_size(x, here);
+            }
+        }
+        b->to[q + 1] = b->to[q] + to;
+        b->from[q + 1] = b->from[q] + (q == c->own ? 0 : from); /* its own stay in what is sent */
+    }
+}
+
+/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
+   behind the other, to the second half of its memory of the host. */
+static tt_status tt__net_lay_out(const tt__collective *c, const tt__net_batch *b)
+{
+    char *to = (char *)c->crew->stage[c->rank] + TT__STAGE + b->begin;
+    tt_status status = TT_OK;
+    for (int at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs, j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            const int64_t bytes = c->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
+            status = tt__net_copy(c->crew, c->rank, x, to, tt__element(&x->in[0], first), bytes);
+            to += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
+   they have laid out their operands. */
+static tt_status tt__net_pack(const tt__collective *c, const tt__net_batch *b, char *to)
+{
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    size_t laid = TT__STAGE + b->begin;
+    int turn = 0;
+    for (int j, at = 0; at < c->processes * b->jobs; at++) {
+        const int q = at / b->jobs;
+        j = at % b->jobs;
+        const tt__launch *x = &c->l[b->job[j].k];
+        const int present = tt__net_present(c, c->own, x->present);
+        for (int k = q * c->near.count; k < (q + 1) * c->near.count; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
+            for (int node = 0; node * c->grain < present && status == TT_OK; node++) {
+                const int begin = node * c->grain, end = (int)tt__min(present, begin + c->grain);
+                for (int m = begin; m < end; m++) {
+                    const int other = c->near.first + m * c->near.stride;
+                    leaf[m - begin] = x->peer_in[c->low + m];
+                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
+                    if (c->apart) leaf[m - begin].data = (char *)c->crew->stage[other] + laid;
+                }
+                const bool mine = turn++ % c->near.count == c->me - c->low;
+                if (mine && n) status = tt__net_sum(c, x, leaf, end - begin, to, n, false);
+                to += tt__net_size(x, n);
+            }
+            laid += tt__net_size(x, n);
+        }
+    }
+    return status;
+}
+
+/* Sums the nodes of all processes to this rank's piece. */
+static tt_status tt__net_unpack(const tt__collective *c, const tt__net_batch *b, const char *sent,
+                                const char *received)
+{
+    const char *at[TT__RANKS]; /* the next node of each process */
+    tt__mat leaf[TT__RANKS];
+    tt_status status = TT_OK;
+    for (int q = 0; q < c->processes; q++) at[q] = q == c->own ? sent + b->to[q] : received + b->from[q];
+    for (int j = 0; j < b->jobs; j++) {
+        const tt__launch *x = &c->l[b->job[j].k];
+        for (int k = 0; k < c->near.count && status == TT_OK; k++) {
+            int64_t first, n = tt__net_piece(x, &b->job[j], c->low + k, &first);
+            int leaves = 0;
+            for (int q = 0; q < c->processes; q++)
+                for (int node = 0; node < tt__net_nodes(c, q, x->present); node++) {
+                    leaf[leaves].dtype = x->in[0].dtype;
+                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
+                    at[q] += tt__net_size(x, n);
+                }
+            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
+            if (c->low + k == c->me && n)
+                status = tt__net_sum(c, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
+        }
+    }
+    return status;
+}
+
+/* Waits for a batch, and sums it. */
+static tt_status tt__net_land(const tt__collective *c, tt__net_batch *b)
+{
+    const char *stage = (const char *)c->crew->stage[c->leader] + b->begin;
+    if (!b->jobs) return TT_OK;
+    tt_status status = tt__net_all_there(&b->mail);
+    if (status == TT_OK) status = tt__meet_near(c);
+    if (status == TT_OK) status = tt__net_unpack(c, b, stage, stage + TT__STAGE);
+    if (status == TT_OK) status = tt__meet_near(c);
+    b->jobs = 0;
+    return status;
+}
+
+/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
+   other, other batches are on their way. */
+static tt_status tt__net_reduce(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    char *stage = (char *)c->crew->stage[c->leader];
+    const int flights = tt__net_flights(c);
+    tt__net_batch flight[TT__NET_FLIGHTS];
+    tt_status status = TT_OK;
+    int64_t from = 0;
+    int turn = 0;
+    for (int k = 0; k < flights; k++) flight[k].jobs = 0;
+    for (int k = 0; k < c->n && status == TT_OK; turn++) {
+        tt__net_batch *b = &flight[turn % flights];
+        b->jobs = tt__net_jobs(c, &k, &from, b->job);
+        b->begin = (size_t)(turn % flights) * tt__net_part(c);
+        b->mail = tt__mail_of(c, b->r);
+        if (!b->jobs && k < c->n)
+            return tt__fail(c->crew->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
+        tt__net_place(c, b);
+        if (c->apart) status = tt__net_lay_out(c, b);
+        if (c->apart && status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK) status = tt__net_pack(c, b, stage + b->begin);
+        if (status == TT_OK) status = tt__meet_near(c);
+        if (status == TT_OK && c->rank == c->leader) status = tt__await_stream(c->crew, c->rank, i->stream);
+        for (int q = 0; q < c->processes && status == TT_OK && c->rank == c->leader; q++) {
+            const int process = tt__net_process(c, q);
+            if (q == c->own) continue;
+            status = tt__net_receive(&b->mail, process, stage + TT__STAGE + b->begin + b->from[q],
+                                     b->from[q + 1] - b->from[q]);
+            if (status == TT_OK)
+                status = tt__net_send(&b->mail, process, stage + b->begin + b->to[q],
+                                      b->to[q + 1] - b->to[q]);
+        }
+        if (status == TT_OK) status = tt__net_land(c, &flight[(turn + 1) % flights]);
+    }
+    for (int k = 0; k < flights && status == TT_OK; k++)
+        status = tt__net_land(c, &flight[(turn + k) % flights]);
+    return status;
+}
+
+/* Where the bytes of member m's piece begin that a job is about: in the host's memory of the leader, of which
+   each piece has `room`, or where ranks have them: the pieces of other processes in the leader's result. */
+static char *tt__net_begin(const tt__collective *c, const tt__net_job *job, int m, size_t room)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    int64_t first;
+    if (!c->direct) return (char *)c->crew->stage[c->leader] + (size_t)m * room;
+    tt__net_piece(l, job, m, &first);
+    if (m / c->near.count != c->own) return (char *)tt__element(&l->out[0], first);
+    return (char *)tt__element(gathers ? &l->peer_in[m] : &l->peer_out[m], gathers ? job->from : first);
+}
+
+/* Copies this rank's piece, or (come) all pieces that it does not have, to or from the host's memory, and
+   waits for the other ranks, which do so too. */
+static tt_status tt__net_stage(const tt__collective *c, const tt__net_job *job, size_t room, bool come)
+{
+    const tt__launch *l = &c->l[job->k];
+    const bool gathers = tt__net_is(l, TT__PIECES_IN);
+    const tt__mat *x = gathers && !come ? &l->in[0] : &l->out[0];
+    tt_status status = TT_OK;
+    for (int m = come ? 0 : c->me; m < (come ? c->all.count : c->me + 1) && status == TT_OK; m++) {
+        int64_t first, bytes = (int64_t)tt_dtype_bytes(l->out[0].dtype) * tt__net_piece(l, job, m, &first);
+        char *staged = tt__net_begin(c, job, m, room);
+        char *own = (char *)tt__element(x, gathers && !come ? job->from : first);
+        if (come && m == c->me && !gathers) continue;
+        status = tt__net_copy(c->crew, c->rank, l, come ? own : staged, come ? staged : own, bytes);
+    }
+    return status == TT_OK ? tt__meet_near(c) : status;
+}
+
+/* Exchanges pieces with other processes, between the leaders, in messages of a bounded number at a time. */
+static tt_status tt__net_gather(const tt__collective *c)
+{
+    enum { REQUESTS = 4 * TT__RANKS };
+    const size_t room = 2 * TT__STAGE / (size_t)c->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
+    const size_t most = c->direct ? TT__NET_MESSAGE : room;
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct;
+    tt__request r[REQUESTS + TT__NET_REQUESTS(2 * TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    const int stream = c->l->instr->stream;
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t item = (int64_t)tt_dtype_bytes(l->out[0].dtype), longest = tt__net_longest(l);
+        tt__net_job job = {k, 0, (int64_t)most / item};
+        for (; job.from < longest && status == TT_OK; job.from += job.most) {
+            if (!c->direct) status = tt__net_stage(c, &job, room, false);
+            if (waits && status == TT_OK) status = tt__await_stream(c->crew, c->rank, stream);
+            for (int m = 0; m < c->all.count && status == TT_OK && leads; m++) {
+                const int own = c->low + m % c->near.count, process = tt__net_process(c, m / c->near.count);
+                int64_t first, come = item * tt__net_piece(l, &job, m, &first);
+                const int64_t go = item * tt__net_piece(l, &job, own, &first);
+                if (m / c->near.count == c->own) continue;
+                status = tt__net_receive(&mail, process, tt__net_begin(c, &job, m, room), (size_t)come);
+                if (status == TT_OK)
+                    status = tt__net_send(&mail, process, tt__net_begin(c, &job, own, room), (size_t)go);
+            }
+            if (status == TT_OK && c->direct && mail.count > REQUESTS - 2 * TT__RANKS)
+                status = tt__net_first_there(&mail, mail.count / 2);
+            if (status != TT_OK || c->direct) continue;
+            status = tt__net_all_there(&mail);
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK) status = tt__net_stage(c, &job, room, true);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* What member 0 has goes from process to process. */
+static tt_status tt__net_broadcast(const tt__collective *c)
+{
+    const bool leads = c->rank == c->leader, waits = leads && !c->direct, last = c->own + 1 == c->processes;
+    const size_t most = c->direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int stream = c->l->instr->stream;
+    tt__request r[2][TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail in = tt__mail_of(c, r[0]), out = tt__mail_of(c, r[1]);
+    tt_status status = leads && c->direct ? tt__await_stream(c->crew, c->rank, stream) : TT_OK;
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const int64_t bytes = tt__elements(&l->in[0]) * (int64_t)tt_dtype_bytes(l->in[0].dtype);
+        char *own = (char *)(c->own || c->me ? l->out[0].data : l->in[0].data);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *data = c->direct ? own + at : (char *)c->crew->stage[c->leader];
+            if (c->me == 0) status = tt__net_copy(c->crew, c->rank, l, data, (char *)l->in[0].data + at, m);
+            if (status == TT_OK && waits) status = tt__await_stream(c->crew, c->rank, stream);
+            if (status == TT_OK && leads && c->own)
+                status = tt__net_receive(&in, tt__net_process(c, c->own - 1), data, (size_t)m);
+            if (status == TT_OK) status = tt__net_all_there(&in);
+            if (status == TT_OK && leads && !last)
+                status = tt__net_send(&out, tt__net_process(c, c->own + 1), data, (size_t)m);
+            if (status == TT_OK && (!c->direct || out.count >= TT__RANKS)) status = tt__net_all_there(&out);
+            if (c->direct) continue;
+            if (status == TT_OK) status = tt__meet_near(c);
+            if (status == TT_OK && (c->me || l->out[0].data != l->in[0].data))
+                status = tt__net_copy(c->crew, c->rank, l, (char *)l->out[0].data + at, data, m);
+            if (status == TT_OK) status = tt__meet_near(c);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&out) : status;
+}
+
+/* Copies what the leader has got, and what others of this process have, on this rank. */
+static tt_status tt__net_spread(const tt__collective *c)
+{
+    const bool all = tt__net_is(c->l, TT__OF_FIRST);
+    for (int k = 0; k < c->n; k++) {
+        tt__launch *l = &c->l[k];
+        tt__mat *in = (tt__mat *)(uintptr_t)l->peer_in, *out = (tt__mat *)(uintptr_t)l->peer_out; /* own */
+        const tt__mat *at = all && !c->own ? &in[c->low] : &out[c->low];
+        for (int m = 0; m < c->all.count; m++) {
+            int64_t first;
+            if (m / c->near.count == c->own && !all) continue;
+            tt__piece_of(l, &l->out[0], l->instr->move.root, m, &first);
+            if (m != c->low) out[m].data = at->data;
+            if (!all) in[m].data = tt__element(at, first);
+        }
+        if (all) out[c->low].data = at->data;
+    }
+    return tt__launch_phase(c, c->l, c->n);
+}
+
+/* From one member to another one, of another process. */
+static tt_status tt__net_pair(const tt__collective *c)
+{
+    const tt__instr *i = c->l->instr;
+    const tt__move *move = &i->move;
+    const int from = c->all.first + move->from * c->all.stride, to = c->all.first + move->to * c->all.stride;
+    const bool receives = c->me == move->to;
+    const bool direct = c->crew->kind->host || c->crew->ctx->net->cuda_aware;
+    const size_t most = direct ? TT__NET_MESSAGE : TT__STAGE;
+    const int process = tt__process_of(c->crew, receives ? from : to);
+    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
+    tt__mail mail = tt__mail_of(c, r);
+    tt_status status = direct ? tt__await_stream(c->crew, c->rank, i->stream) : TT_OK;
+    mail.tag = tt__pair_tag(from, to);
+    for (int k = 0; k < c->n; k++) {
+        const tt__launch *l = &c->l[k];
+        const tt__mat *x = receives ? &l->out[0] : &l->in[0];
+        const int64_t bytes = tt__elements(x) * (int64_t)tt_dtype_bytes(x->dtype);
+        if (!receives) tt__net_must_send(c->crew->ctx->net, (double)bytes);
+        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
+            m = tt__min(bytes - at, (int64_t)most);
+            char *own = (char *)x->data + at, *data = direct ? own : (char *)c->crew->stage[c->rank];
+            if (!receives) status = tt__net_copy(c->crew, c->rank, l, data, own, m);
+            if (status == TT_OK && !direct) status = tt__await_stream(c->crew, c->rank, i->stream);
+            if (status == TT_OK)
+                status = tt__net_post(&mail, process, data, (size_t)m, TT__NET_MESSAGE, receives);
+            if (status == TT_OK && (!direct || mail.count >= TT__RANKS)) status = tt__net_all_there(&mail);
+            if (status == TT_OK && receives) status = tt__net_copy(c->crew, c->rank, l, own, data, m);
+        }
+    }
+    return status == TT_OK ? tt__net_all_there(&mail) : status;
+}
+
+/* A phase of collectives with members in several processes. */
+static tt_status tt__net_phase(const tt__collective *c)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n && c->rank == c->leader; k++)
+        tt__net_must_send(c->crew->ctx->net, tt__net_least(c, &c->l[k]));
+    if (c->l->phase == TT__REDUCE_PHASE) return tt__net_reduce(c);
+    status = tt__net_is(c->l, TT__OF_FIRST) ? tt__net_broadcast(c) : tt__net_gather(c);
+    if (status == TT_OK && c->direct) status = tt__meet_near(c);
+    return status == TT_OK && c->direct ? tt__net_spread(c) : status;
+}
+
+/* Runs the collectives: in each phase all members, which wait for each other before and after. met: they have
+   waited right before. */
+static tt_status tt__run_collective(const tt__collective *c, bool met)
+{
+    const int phases = tt__rules_of(c->l->instr)->phases;
+    const bool net = c->processes > 1, from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
+    tt_status status = met ? TT_OK : tt__meet_near(c);
+    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
+        if (!(phases & phase) || (net && from_first && phase == TT__REDUCE_PHASE)) continue;
+        for (int k = 0; k < c->n; k++) c->l[k].phase = phase;
+        if (net) status = tt__net_phase(c);
+        else if (!c->apart) status = tt__launch_phase(c, c->l, c->n);
+        for (int k = 0; k < c->n && c->apart && !net && status == TT_OK; k++)
+            status = tt__launch_staged(c, &c->l[k]);
+    }
+    return status;
+}
+
+/* ===========================================================================================================
+   CONTEXT                                                                                           >>context
+   Devices, contexts, parameters, and the arenas that hold memory. Uses all above.
+   ======================================================================================================== */
+
+/* ------------------------------------------------------------------------------------------------- memory */
+
+/* Where an arena has a parameter. */
+typedef struct tt__home {
+    size_t offset;      /* of its persistent region; TT__NO_PLACE: it has none */
+    tt_dtype dtype;
+    tt__space space;    /* in the host's memory, an offset there */
+    tt__part part;      /* of the parameter, that lies there */
+} tt__home;
 
 /* What tt_compile_options.memory names. */
 typedef enum tt__memory_kind {
@@ -17355,23 +18047,6 @@ static const tt__device_kind tt__device_kinds[TT__KINDS] = {
 #endif
 };
 
-/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
-static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
-{
-    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
-    else snprintf(to, 32, "%s", kind->name);
-    return to;
-}
-
-/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
-static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
-{
-    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
-    char name[32];
-    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
-                    c->kind->backend->error(c->device[rank]));
-}
-
 /* Tries which devices of a crew reach each other's memory, and warns where some don't. */
 static void tt__crew_try(tt_context *ctx, tt__crew *c)
 {
@@ -17433,8 +18108,10 @@ static void tt__crew_free(tt_context *ctx, tt__crew *c)
 {
     tt__pool_free(ctx, c->threads);
     tt__world_free(c->world);
-    for (int r = 0; r < c->ranks; r++)
+    for (int r = 0; r < c->ranks; r++) {
         if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
+        if (c->event[r]) c->kind->backend->release_event(c->device[r], c->event[r]);
+    }
     for (int r = 0; r < c->ranks; r++) if (c->device[r]) c->kind->backend->close(c->device[r]);
     for (int r = 0; r < c->ranks; r++) if (c->host[r]) tt__cpu_close(c->host[r]);
     tt__free(ctx, c);
@@ -17489,65 +18166,72 @@ static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(voi
                     tt__device_name(c->kind, c->index[job.failed - 1], name), error);
 }
 
-/* Reads n numbers of `dtype` from memory of a rank, in a space, and converts them. */
-static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                 tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+/* Numbers in memory of a rank; data NULL: of a rank of another process. */
+typedef struct tt__memory {
+    const tt__arena *arena;
+    int rank;
+    tt__space space;
+    tt_dtype dtype;
+    void *data;
+} tt__memory;
+
+/* The first n of them, converted to another dtype. */
+static tt_status tt__read_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
     float piece[TT__PIECE / 4];
-    const bool of_host = a->kind->host || space == TT__HOST;
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(to, to_type, memory, dtype, n);
-    else if (of_host) return tt__device_status(ctx, a->crew, rank, status);
-    else if (dtype == to_type) status = b->read(d, to, memory, n * item);
+    if (of_host && status == TT_OK) tt__convert(to, to_type, x->data, x->dtype, n);
+    else if (x->dtype == to_type && !of_host) status = b->read(d, to, x->data, n * item);
     else
-        for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+        for (size_t done = 0, m; done < n && !of_host && status == TT_OK; done += m) {
             m = n - done < most ? n - done : most;
-            status = b->read(d, piece, (const char *)memory + done * item, m * item);
-            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
+            status = b->read(d, piece, (const char *)x->data + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, x->dtype, m);
         }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The same where the rank may be of another process: all processes get what that one reads. */
-static tt_status tt__fetch_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
-                                  tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+static tt_status tt__fetch_memory(const tt__memory *x, void *to, tt_dtype to_type, size_t n)
 {
-    const tt__crew *c = a->crew;
-    tt_status status = TT_OK;
-    if (tt__is_local(c, rank)) status = tt__read_memory(ctx, a, rank, space, to, to_type, memory, dtype, n);
+    const tt__crew *c = x->arena->crew;
+    tt_status status = tt__is_local(c, x->rank) ? tt__read_memory(x, to, to_type, n) : TT_OK;
     if (c->local == c->ranks) return status;
-    if (status != TT_OK) return tt__net_fail(ctx, status);
-    return tt__net_fetch(ctx, tt__process_of(c, rank), "what a rank has", to, n * tt_dtype_bytes(to_type));
+    if (status != TT_OK) return tt__net_fail(c->ctx, status);
+    return tt__net_fetch(c->ctx, tt__process_of(c, x->rank), -1, "what a rank has", to,
+                         n * tt_dtype_bytes(to_type));
 }
 
 /* The first process gets what the one of a rank has read there. */
-static tt_status tt__net_to_first(tt_context *ctx, const tt__crew *c, int rank, void *data, size_t bytes)
+static tt_status tt__net_to_first(const tt__crew *c, int rank, void *data, size_t bytes)
 {
-    return c->local < c->ranks ? tt__net_move(ctx, tt__process_of(c, rank), data, bytes) : TT_OK;
+    if (c->local == c->ranks) return TT_OK;
+    return tt__net_fetch(c->ctx, tt__process_of(c, rank), 0, "what a rank has", data, bytes);
 }
 
-/* Converts n numbers to `dtype` and writes them to memory of a rank, in a space. */
-static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space,
-                                  void *memory, tt_dtype dtype, const void *from, tt_dtype from_type,
-                                  size_t n)
+/* Converts n numbers and writes them there. */
+static tt_status tt__write_memory(const tt__memory *x, const void *from, tt_dtype from_type, size_t n)
 {
+    const tt__arena *a = x->arena;
     const tt__backend *b = a->kind->backend;
-    tt__device *d = a->crew->device[rank];
-    const size_t item = tt_dtype_bytes(dtype);
-    const bool of_host = a->kind->host || space == TT__HOST;
+    tt__device *d = a->crew->device[x->rank];
+    const size_t item = tt_dtype_bytes(x->dtype);
+    const bool of_host = a->kind->host || x->space == TT__HOST;
     tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
-    if (of_host && status == TT_OK) tt__convert(memory, dtype, from, from_type, n);
+    if (of_host && status == TT_OK) tt__convert(x->data, x->dtype, from, from_type, n);
     for (size_t done = of_host ? n : 0, m; done < n && status == TT_OK; done += m) {
         m = n - done < TT__PIECE ? n - done : TT__PIECE;
-        void *bounce = a->bounce[rank];
-        tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
-        status = b->copy(d, TT__COMPUTE_STREAM, (char *)memory + done * item, bounce, m * item);
+        void *bounce = a->bounce[x->rank];
+        tt__convert(bounce, x->dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
+        status = b->copy(d, TT__COMPUTE_STREAM, (char *)x->data + done * item, bounce, m * item);
         if (status == TT_OK) status = b->wait(d);
     }
-    return tt__device_status(ctx, a->crew, rank, status);
+    return tt__device_status(a->crew->ctx, a->crew, x->rank, status);
 }
 
 /* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
@@ -17618,6 +18302,7 @@ static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const
     }
     tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
     if (!c) return NULL;
+    c->ctx = ctx;
     c->kind = kind;
     c->ranks = processes * local;
     c->local = local;
@@ -18193,8 +18878,7 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
 {
     if (!tt__has_memory(p)) return tt__param_read_source(p, first, n, to);
     tt_status status = tt__check_whole(p->ctx, p->holder);
-    const tt_dtype dtype = tt__param_home(p)->dtype;
-    const tt__space space = tt__param_home(p)->space;
+    const tt__home *home = tt__param_home(p);
     const tt__stored stored = tt__param_stored(p);
     const tt__crew *c = p->holder->crew;
     const bool everywhere = tt__is_everywhere(&stored, p->holder); /* on the ranks of each as on the first */
@@ -18202,11 +18886,11 @@ static tt_status tt__param_read(const tt_param *p, int64_t first, int64_t n, flo
         int rank;
         const int64_t at = tt__stored_at(&stored, first + done, &rank, &m);
         if (everywhere) rank += c->first;
-        const char *memory = tt__param_memory(p, rank);
-        if (memory) memory += (size_t)at * tt_dtype_bytes(dtype);
+        char *memory = tt__param_memory(p, rank);
+        if (memory) memory += (size_t)at * tt_dtype_bytes(home->dtype);
+        const tt__memory x = {p->holder, rank, home->space, home->dtype, memory};
         m = tt__min(m, n - done);
-        status = (everywhere ? tt__read_memory : tt__fetch_memory)(p->ctx, p->holder, rank, space, to + done,
-                                                                   TT_F32, memory, dtype, (size_t)m);
+        status = (everywhere ? tt__read_memory : tt__fetch_memory)(&x, to + done, TT_F32, (size_t)m);
     }
     return status;
 }
@@ -18259,9 +18943,8 @@ static tt_status tt__param_fill(const tt_param *p, int rank, float *piece)
         n = tt__min(TT__PIECE - before, n);
         status = tt__param_read_for(p, a, e - before, n + before, piece);
         if (status == TT_OK) status = tt__param_fits(p, piece + before, e, n);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, piece + before, TT_F32,
-                                      (size_t)n);
+        const tt__memory x = {a, rank, home->space, home->dtype, to};
+        if (status == TT_OK) status = tt__write_memory(&x, piece + before, TT_F32, (size_t)n);
     }
     tt__float_restore(mode);
     return status;
@@ -18288,8 +18971,8 @@ tt_status tt_param_set(tt_param *p, const float *values)
             for (int64_t at = 0, n; at < count && status == TT_OK; at += n) {
                 const int64_t e = tt__stored_element(&stored, rank, at, &n);
                 char *to = memory + (size_t)at * tt_dtype_bytes(home->dtype);
-                status = tt__write_memory(p->ctx, a, rank, home->space, to, home->dtype, values + e, TT_F32,
-                                          (size_t)n);
+                const tt__memory x = {a, rank, home->space, home->dtype, to};
+                status = tt__write_memory(&x, values + e, TT_F32, (size_t)n);
             }
         }
     }
@@ -18430,6 +19113,14 @@ typedef struct tt__passed {
     int parts[2];
 } tt__passed;
 
+/* The run at hand on a rank. */
+typedef struct tt__now {
+    int64_t round;          /* of the step: the micro-batch is that number of its data rank */
+    int present;            /* data ranks that have a micro-batch in this round */
+    bool later;             /* what adds from the second lap on does add */
+    const int64_t *rows;    /* of each axis, instead of those that are set; NULL: these */
+} tt__now;
+
 /* What a program has for each rank, beside the arena's memory there. */
 typedef struct tt__rank {
     int64_t *axis_rows;     /* rows of each axis in the next run; -1: not set */
@@ -18445,8 +19136,7 @@ typedef struct tt__rank {
     char *host;             /* values in the host's memory (tt__host_region) */
     tt__launch *launches;   /* of instructions that run together */
     tt__mat *peers;         /* operands of these in other ranks */
-    void *event;            /* with which other ranks' devices wait for this one's */
-    void *ready;            /* ... and other streams for that of computation */
+    void *ready;            /* an event, with which other streams wait for that of computation */
     void *taken;            /* ... and copies to arrivals for those from there */
     /* Of a pipeline's stage, for each of `in_flight` micro-batches: what goes to the next stage (0) and to
        the one before (1) is there; what has come that way has been taken. */
@@ -18454,6 +19144,7 @@ typedef struct tt__rank {
     tt__started *started;   /* built.under_way entries */
     tt__recording recordings[TT__RECORDINGS];
     int next_recording;     /* the entry that the next new run asks for */
+    tt__now now;
     bool never_records;     /* the device has failed to record what it can run ... */
     char why[256];          /* ... which is still to be told */
 } tt__rank;
@@ -18474,34 +19165,35 @@ typedef struct tt__fed {
    of the parameters. */
 typedef enum tt__outcome { TT__UPDATED, TT__NO_TARGET, TT__NOT_FINITE, TT__HALF_UPDATED } tt__outcome;
 
+/* A program is an array of stages, each with a tape, a plan and an arena of its own; without a pipeline there
+   is one. The caller has the first, which also has, for all of them, what is said to be the head's. */
 struct tt_program {
     tt_context *ctx;
-    /* Of a pipeline: the programs of all stages. What follows is the first stage's, but for the step at hand,
-       which is that of all: those of other stages are used as tt__stage_view shows them. NULL: one stage. */
-    struct tt_program **stage;
-    bool is_later;          /* it is of another stage than the first, whose `rank` it has */
-    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
-    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all */
-    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
-    int64_t last_round;     /* that was run */
+    struct tt_program *head;
     tt__settings settings;
     tt__built built;
     tt__arena *arena;
     struct tt_program *next; /* of its arena */
-    tt__rank *rank;         /* of each rank of its crew, the same for all stages of a pipeline */
+    tt__rank *rank;         /* of each rank of its crew, the same for all stages */
+    bool zeroed;            /* tt__zero_states has run */
+    bool ready;             /* its arena and all its parameters have memory */
+    bool tunes;             /* tt_compile_options.tune is not "off"; */
+    char *tune_file;        /* it names this file, or NULL */
+    int builds;             /* tried to fit the budget */
+    tt__choice chosen;      /* which of them it is, but for `drop` */
+    /* The head's. */
+    struct tt_program *stage[TT__RANKS]; int stages;
+    tt__fed *fed; int n_fed, cap_fed; /* micro-batch r of data rank d: number r * data + d */
+    size_t *fed_at;         /* of each input; of number `n_recorded`, the bytes of all; NULL: no pipeline */
+    int n_recorded, n_axes; /* values of the tape that was compiled, and its axes */
+    int64_t last_round;     /* that was run */
     tt__run run;            /* settings of the next run; `micro` is set for each rank */
     tt__results results;    /* of all ranks, as read last */
     /* Of the step at hand: rounds done, of a micro-batch on each data rank; how many of these have one in the
        round that is run, and have had one in a slot. */
     int64_t round;
     int present, in_slot[TT__RANKS];
-    bool later;             /* in the segment that is run, what adds from the second lap on does add */
-    bool zeroed;            /* tt__zero_states has run */
     bool scale_set;         /* the devices have results.scale */
-    bool ready;             /* its arena and all its parameters have memory */
-    bool tunes;             /* tt_compile_options.tune is not "off"; */
-    char *tune_file;        /* it names this file, or NULL */
-    const int64_t *rows_in_place; /* of each axis, instead of those of the coming run; NULL: none */
     bool poison;            /* tests: overwrite storages as soon as they are dead */
     bool micro_failed, norm_known;
     tt__outcome outcome;
@@ -18509,8 +19201,6 @@ struct tt_program {
     tt__unread unread;
     tt_stats done;          /* of the last step that was read ... */
     int64_t reads;          /* ... of so many that did not fail */
-    int builds;             /* tried to fit the budget */
-    tt__choice chosen;      /* which of them it is, but for `drop` */
     char refused[TT__ERROR]; /* why the first tt_set since the last run failed, if one did */
 };
 
@@ -18670,8 +19360,7 @@ static void tt__built_free(tt_context *ctx, tt__built *b)
     tt__free(ctx, b->box);
 }
 
-static int tt__stages(const tt_program *p) { return p->stage ? p->settings.options.parallel.pipeline : 1; }
-static tt_program *tt__stage_of(tt_program *p, int s) { return s ? p->stage[s] : p; }
+static int tt__stages(const tt_program *p) { return p->head->stages; }
 
 /* Takes a program out of its arena; the last takes the parameters out of one that was never allocated. */
 static void tt__leave_arena(tt_program *p)
@@ -18712,7 +19401,6 @@ static void tt__rank_free(tt_program *p, int rank)
         if (r->passed[k / 2].taken[k % 2]) b->release_event(d, r->passed[k / 2].taken[k % 2]);
     }
     tt__free(ctx, r->passed);
-    if (r->event) b->release_event(d, r->event);
     if (r->ready) b->release_event(d, r->ready);
     if (r->taken) b->release_event(d, r->taken);
     if (r->has_found) b->release_event(d, r->has_found);
@@ -18734,8 +19422,7 @@ void tt_program_free(tt_program *p)
 {
     if (!p) return;
     tt_context *ctx = p->ctx;
-    for (int s = 1; p->stage && s < p->settings.options.parallel.pipeline; s++) tt_program_free(p->stage[s]);
-    tt__free(ctx, p->stage);
+    for (int s = 1; s < p->stages; s++) tt_program_free(p->stage[s]);
     for (int k = 0; k < p->n_fed; k++) {
         tt__free(ctx, p->fed[k].inputs);
         tt__free(ctx, p->fed[k].rows);
@@ -18747,7 +19434,7 @@ void tt_program_free(tt_program *p)
     for (int r = first; p->rank && r < first + ranks; r++) tt__rank_free(p, r);
     if (p->arena) tt__leave_arena(p);
     tt__built_free(ctx, &p->built);
-    if (!p->is_later) tt__free(ctx, p->rank);
+    if (p->head == p) tt__free(ctx, p->rank);
     tt__free(ctx, p->tune_file);
     tt__free(ctx, p);
 }
@@ -21007,8 +21694,8 @@ static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
     *all = *split = 0;
     for (int32_t v = 1; v < p->built.t->n_values; v++) {
         const tt__value *x = &p->built.t->values[v];
-        if (p->stage && v >= p->n_recorded) break;
-        for (int s = 0; s < tt__stages(p) && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
+        if (p->stages > 1 && v >= p->n_recorded) break;
+        for (int s = 0; s < p->stages && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
         if (x->storage != TT__PARAMETER || x->base != v) continue;
         *all += p->ctx->params[x->param]->size;
         if (x->part.split != TT__WHOLE) *split += p->ctx->params[x->param]->size;
@@ -21029,8 +21716,8 @@ static void tt__tell_unsplit(const tt_program *p)
 /* Is an input read by a stage? */
 static bool tt__reads_input(const tt_program *p, int32_t v)
 {
-    bool read = p->built.t->values[v].place != TT__NO_PLACE;
-    for (int s = 1; s < tt__stages(p) && !read; s++)
+    bool read = false;
+    for (int s = 0; s < p->stages && !read; s++)
         read = p->stage[s]->built.t->values[v].place != TT__NO_PLACE;
     return read;
 }
@@ -21073,12 +21760,9 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
     tt__short_stages refused;
     if (stages == 1) return status;
     memset(&refused, 0, sizeof refused);
-    p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
+    p->stages = stages;
     p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
-    if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
-    p->stage[0] = p;
-    p->n_recorded = t->n_values;
-    p->n_axes = t->n_axes;
+    if (!p->fed_at) return TT_ERR_MEMORY;
     for (int s = 0;;) {
         if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
         if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
@@ -21087,8 +21771,8 @@ static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t roo
         tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
         if (!q) return TT_ERR_MEMORY;
         q->ctx = p->ctx;
+        q->head = p;
         q->rank = p->rank;
-        q->is_later = true;
         if (o->share) of_stage.share = o->share->stage[s];
         status = tt__compile_into(q, t, root, &of_stage, s);
     }
@@ -21177,6 +21861,10 @@ static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_o
     *status = TT_ERR_MEMORY;
     if (!p) return NULL;
     p->ctx = t->ctx;
+    p->head = p->stage[0] = p;
+    p->stages = 1;
+    p->n_recorded = t->n_values;
+    p->n_axes = t->n_axes;
     *status = t->status;
     if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
     else if (!tt__has_value(t, root))
@@ -21191,7 +21879,7 @@ static size_t tt__bytes_of_largest_stage(tt_program *p)
 {
     size_t most = 0;
     for (int s = 0; s < tt__stages(p); s++) {
-        const tt_program *q = tt__stage_of(p, s);
+        const tt_program *q = p->stage[s];
         const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
         const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
         if (bytes > most) most = bytes;
@@ -21392,28 +22080,13 @@ static int tt__data_rank(const tt_program *p, int rank)
     return rank / p->arena->tensor % p->arena->data;
 }
 
-/* The program as its stage number s has it: itself, or *room, where it has several. */
-static tt_program *tt__stage_view(const tt_program *p, int s, tt_program *room)
+/* The stage of a rank, and the last, which has the loss. */
+static tt_program *tt__stage_of(const tt_program *p, int rank)
 {
-    if (!p->stage) return (tt_program *)(uintptr_t)p;
-    const tt_program *q = p->stage[s];
-    *room = *p;
-    room->settings = q->settings;
-    room->built = q->built;
-    room->arena = q->arena;
-    return room;
+    return p->head->stage[rank / tt__stage_ranks(p->arena)];
 }
 
-static tt_program *tt__rank_view(const tt_program *p, int rank, tt_program *room)
-{
-    return tt__stage_view(p, rank / tt__stage_ranks(p->arena), room);
-}
-
-/* The last stage, which has the loss. */
-static tt_program *tt__last_view(const tt_program *p, tt_program *room)
-{
-    return tt__stage_view(p, tt__stages(p) - 1, room);
-}
+static tt_program *tt__last_stage(const tt_program *p) { return p->stage[p->stages - 1]; }
 
 /* Has this process such a rank, and a rank of such a data rank? */
 static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
@@ -21443,12 +22116,6 @@ static tt__members tt__members_of(const tt_program *p, int rank, const tt__move 
     return m;
 }
 
-/* Is a collective between two of its members? */
-static bool tt__is_pair(const tt__instr *i)
-{
-    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
-}
-
 /* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
    next stage (0) or to the one before (1). */
 static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
@@ -21465,38 +22132,50 @@ static int tt__slots(const tt_program *p)
     return p->settings.options.parallel.groups / p->settings.options.parallel.data;
 }
 
-static int tt__slot(const tt_program *p) { return (int)(p->round % tt__slots(p)); }
+static int tt__slot(const tt_program *p, int64_t round) { return (int)(round % tt__slots(p)); }
 
 /* How many slots, from the first on, have contents when a segment sums them. */
-static int tt__slots_used(const tt_program *p, tt__segment segment)
+static int tt__slots_used(const tt_program *p, int64_t round, tt__segment segment)
 {
     const int64_t slots = tt__slots(p);
-    return (int)(segment == TT__EACH_LAP ? (p->round + slots - 1) % slots + 1 : tt__min(p->round, slots));
+    return (int)(segment == TT__EACH_LAP ? (round + slots - 1) % slots + 1 : tt__min(round, slots));
 }
 
-/* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
-static const int64_t *tt__run_rows(const tt_program *p, int rank)
+/* What a pipeline was fed for a rank. */
+static const tt__fed *tt__fed_at(const tt_program *p, int64_t round, int rank)
 {
-    if (p->rows_in_place) return p->rows_in_place;
-    if (!p->stage) return p->rank[rank].axis_rows;
-    return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
+    return &p->head->fed[round * p->arena->data + tt__data_rank(p, rank)];
 }
 
-/* The rows that a rank has of an axis in the coming run; *first: the number of the first. */
-static int64_t tt__axis_rows(const tt_program *p, int rank, int32_t axis, int64_t *first)
+static tt__now tt__now_of(const tt_program *head)
+{
+    const tt__now now = {head->round, head->present, false, NULL};
+    return now;
+}
+
+/* The rows of each axis in a run on a rank; of a pipeline, in the micro-batch at hand. */
+static const int64_t *tt__run_rows(const tt_program *p, const tt__now *now, int rank)
+{
+    if (now->rows) return now->rows;
+    if (tt__stages(p) == 1) return p->rank[rank].axis_rows;
+    return tt__fed_at(p, now->round, rank)->rows;
+}
+
+/* The rows that a rank has of an axis then; *first: the number of the first. */
+static int64_t tt__axis_rows(const tt_program *p, const tt__now *now, int rank, int32_t axis, int64_t *first)
 {
     const tt__axis *a = &p->built.t->axes[axis];
-    const int64_t *rows = tt__run_rows(p, rank);
+    const int64_t *rows = tt__run_rows(p, now, rank);
     *first = 0;
     if (!a->parts) return rows[axis];
     return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
 }
 
-static int64_t tt__actual_rows(const tt_program *p, int rank, int32_t id)
+static int64_t tt__actual_rows(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__shape *s = &p->built.t->values[id].shape;
     int64_t first;
-    return s->axis ? tt__axis_rows(p, rank, s->axis, &first) + s->extra : s->rows;
+    return s->axis ? tt__axis_rows(p, now, rank, s->axis, &first) + s->extra : s->rows;
 }
 
 /* Parameters of another program must have memory there, and be what this one takes them for. */
@@ -21556,7 +22235,7 @@ static tt_status tt__zero_states(tt_program *p)
 {
     const tt__arena *a = p->arena;
     tt_status status = TT_OK;
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
     for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
         for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
             const tt__value *x = &p->built.t->values[v];
@@ -21952,9 +22631,8 @@ static tt_status tt__memory_suffices(const tt_program *p)
     tt_context *ctx = p->ctx;
     double bytes = 0;
     int processes = 1;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        const tt_program *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages; s++) {
+        const tt_program *q = p->stage[s];
         for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
             const size_t own = q->settings.kind->host ? tt__arena_size(q->arena, r) : 0;
             bytes += (double)own + (double)q->arena->on_host + (double)tt__host_size(q, r) +
@@ -21987,40 +22665,41 @@ tt_status tt_allocate(tt_program *p)
                         "compile for \"cpu\"", p->settings.kind->name);
     const tt__crew *c = p->settings.crew;
     tt_status status = tt__params_ready(p);
-    if (!p->arena->allocated && !p->is_later) { /* all look before one takes its memory */
+    if (!p->arena->allocated && p->head == p) { /* all look before one takes its memory */
         if (status == TT_OK) status = tt__memory_suffices(p);
         status = tt__agree(p->ctx, "the memory of a plan", status, NULL, 0);
     }
     if (status == TT_OK && !p->arena->allocated) status = tt__allocate_arena(p->ctx, p->arena);
     if (status == TT_OK && p->built.t->on_host) status = tt__crew_open_host(p->ctx, p->settings.crew);
-    if (status == TT_OK && p->stage) status = tt__check_neighbours(p);
+    if (status == TT_OK && p->stages > 1) status = tt__check_neighbours(p);
     for (int r = tt__near_rank(p->arena); r < tt__near_end(p->arena) && status == TT_OK; r++)
         status = tt__device_status(p->ctx, c, r, tt__allocate_rank(p, r));
-    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
+    for (int s = 1; s < p->stages && status == TT_OK; s++) status = tt_allocate(p->stage[s]);
     status = tt__agree(p->ctx, "tt_allocate", status, NULL, 0);
     p->ready = status == TT_OK;
     return status;
 }
 
 /* Of a view that has a rank's own rows: elements in front of them in the storage. */
-static int64_t tt__own_first(const tt_program *p, int rank, int32_t id)
+static int64_t tt__own_first(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     const tt__value *v = &p->built.t->values[id];
     int64_t first = rank % p->arena->tensor * v->shape.rows;
-    if (v->shape.axis) tt__axis_rows(p, rank, v->shape.axis, &first);
+    if (v->shape.axis) tt__axis_rows(p, now, rank, v->shape.axis, &first);
     return first * v->ld;
 }
 
 /* Moves m from where a storage begins to the slot, piece or rank's own rows of it that the value is. */
-static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat *m)
+static void tt__resolve_part(const tt_program *p, const tt__now *now, int rank, int32_t id, tt__mat *m)
 {
     const tt__value *v = &p->built.t->values[id], *base = &p->built.t->values[v->base];
     const size_t item = m->data ? tt_dtype_bytes(base->shape.dtype) : 0;
     char *data = (char *)m->data;
     int64_t first;
-    if (base->slots > 1 && item) data += (size_t)(v->slot ? v->slot - 1 : tt__slot(p)) * tt__slot_bytes(base);
-    if (base->copies > 1) data += (size_t)(p->round % base->copies) * tt__slot_bytes(base);
-    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, rank, id) * item;
+    const int slot = v->slot ? v->slot - 1 : tt__slot(p, now->round);
+    if (base->slots > 1 && item) data += (size_t)slot * tt__slot_bytes(base);
+    if (base->copies > 1) data += (size_t)(now->round % base->copies) * tt__slot_bytes(base);
+    if (tt__is_own_rows(p->built.t, id)) data += (size_t)tt__own_first(p, now, rank, id) * item;
     if (v->part.unit) {
         m->cols = m->ld = tt__piece(v->part.of, v->part.unit, v->part.root, tt__data_rank(p, rank),
                                     p->arena->data, &first);
@@ -22029,8 +22708,8 @@ static void tt__resolve_part(const tt_program *p, int rank, int32_t id, tt__mat 
     m->data = data;
 }
 
-/* The matrix that instruction operand `id` is on a rank in the coming run; data NULL: in another process. */
-static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+/* The matrix that instruction operand `id` is on a rank in a run; data NULL: in another process. */
+static tt__mat tt__resolve_in(const tt_program *p, const tt__now *now, int rank, int32_t id)
 {
     tt__mat m = tt__at_capacity(p->built.t, id);
     if (!id) return m;
@@ -22038,9 +22717,14 @@ static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
     const size_t item = tt_dtype_bytes(base->shape.dtype);
     m.data = tt__storage_memory(p, rank, base);
     if (m.data) m.data = (char *)m.data + (size_t)v->offset * item;
-    m.rows = tt__actual_rows(p, rank, id);
-    if (v->parted) tt__resolve_part(p, rank, id, &m);
+    m.rows = tt__actual_rows(p, now, rank, id);
+    if (v->parted) tt__resolve_part(p, now, rank, id, &m);
     return m;
+}
+
+static tt__mat tt__resolve(const tt_program *p, int rank, int32_t id)
+{
+    return tt__resolve_in(p, &p->rank[rank].now, rank, id);
 }
 
 /* Writes a value on a rank before what is run from now on. The data may change once this returns. */
@@ -22198,7 +22882,7 @@ static tt_status tt__set_on(tt_program *p, int rank, tt_value v, const void *dat
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_set: %lld rows for input '%s', which takes %s%lld%s",
                         (long long)rows, x->name, !x->shape.axis ? "" : x->shape.extra ? "2 to " : "1 to ",
                         (long long)x->shape.rows, x->shape.extra ? ": one more than sequences" : "");
-    if (p->stage) return tt__feed_input(p, rank, v.id, data, rows);
+    if (p->stages > 1) return tt__feed_input(p, rank, v.id, data, rows);
     for (int k = 0; k < p->arena->tensor && status == TT_OK; k++)
         status = tt__set_input(p, tt__first_of(p, rank) + k, v.id, data, rows);
     return status;
@@ -22248,26 +22932,22 @@ static tt_status tt__get_parameter(const tt_program *p, int32_t id, float *to, s
     return status;
 }
 
-/* The last stage that has a value, as the last micro-batch left it. */
-static tt_program *tt__view_with(const tt_program *p, int32_t v, tt_program *room)
+/* The last stage that has a value. */
+static tt_program *tt__stage_with(tt_program *p, int32_t v)
 {
-    tt_program *q = tt__stage_view(p, 0, room);
-    for (int s = tt__stages(p) - 1; s > 0 && p->stage; s--) {
+    for (int s = p->stages - 1; s > 0 && v > 0 && v < p->n_recorded; s--) {
         const tt_tape *t = p->stage[s]->built.t;
-        if (v <= 0 || v >= p->n_recorded) break;
         const tt__value *base = &t->values[t->values[v].base];
-        if (!base->persistent && base->place == TT__NO_PLACE) continue;
-        q = tt__stage_view(p, s, room);
-        break;
+        if (base->persistent || base->place != TT__NO_PLACE) return p->stage[s];
     }
-    if (p->stage) q->round = p->last_round;
-    return q;
+    return p;
 }
 
 tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t capacity)
 {
-    tt_program room, *p = tt__view_with(head, v.id, &room);
+    tt_program *p = tt__stage_with(head, v.id);
     const tt_tape *t = p->built.t;
+    tt__now now = tt__now_of(head);
     const tt__value *x = tt__has_value(t, v) ? &t->values[v.id] : NULL;
     tt_status status = tt__check_data_rank(p, "tt_get_rank", rank);
     if (status != TT_OK) return status;
@@ -22279,13 +22959,14 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
     if (!p->arena->allocated || (!x->persistent && head->arena->results_of != head))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents: get it after a run of this "
                         "program, before the next tt_set and other programs of its arena", x->name);
-    if (!x->persistent && rank >= p->present)
+    if (!x->persistent && rank >= now.present)
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' has no contents on data rank %d, which had no "
                         "micro-batch in the last run", x->name, rank);
     if (x->storage == TT__PARAMETER && tt__is_in_parts(&t->values[x->base]))
         return tt__get_parameter(p, v.id, to, capacity);
     const int of = tt__first_of(p, rank);
-    const tt__mat m = tt__resolve(p, of, v.id);
+    if (head->stages > 1) now.round = head->last_round;
+    const tt__mat m = tt__resolve_in(p, &now, of, v.id);
     const size_t n = (size_t)(m.rows * m.cols);
     if (!tt__is_float(m.dtype))
         return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get: '%s' holds %s, not floats", x->name,
@@ -22294,9 +22975,11 @@ tt_status tt_get_rank(tt_program *head, int rank, tt_value v, float *to, size_t 
         return tt__fail(p->ctx, TT_ERR_SHAPE, "tt_get: '%s' has %zu floats, the buffer %zu", x->name, n,
                         capacity);
     status = x->persistent ? tt__zero_states(head) : TT_OK;
-    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols)
-        status = tt__fetch_memory(p->ctx, p->arena, of, t->values[x->base].space, to, TT_F32,
-                                  m.data ? tt__at(&m, r) : NULL, m.dtype, (size_t)m.cols);
+    tt__memory row = {p->arena, of, t->values[x->base].space, m.dtype, NULL};
+    for (int64_t r = 0; r < m.rows && status == TT_OK; r++, to += m.cols) {
+        row.data = m.data ? tt__at(&m, r) : NULL;
+        status = tt__fetch_memory(&row, to, TT_F32, (size_t)m.cols);
+    }
     return status;
 }
 
@@ -22318,8 +23001,7 @@ static void tt__forget_inputs(tt_program *p)
 /* Does an input of a rank that instructions read have data, or has it had some? */
 static bool tt__has_inputs(const tt_program *p, int rank)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
-    for (int32_t v = 1; v < values; v++)
+    for (int32_t v = 1; v < p->n_recorded; v++)
         if (p->rank[rank].input[v] != TT__UNSET && tt__reads_input(p, v)) return true;
     return false;
 }
@@ -22357,7 +23039,7 @@ static tt_status tt__inputs_ready(tt_program *p)
         if (tt__has_inputs(p, tt__first_of(p, p->present - 1))) break;
     for (int d = 0; d < p->present; d++)
         for (int s = 0; s < tt__stages(p) && status == TT_OK; s++)
-            status = tt__rank_inputs(p, tt__stage_of(p, s)->built.t, tt__first_of(p, d));
+            status = tt__rank_inputs(p, p->stage[s]->built.t, tt__first_of(p, d));
     if (status == TT_OK && p->round > 0 && p->present > before)
         status = tt__fail(p->ctx, TT_ERR_ARGUMENT, "data rank %d has a micro-batch, and had none in an "
                           "earlier round of this step: only the last round may leave data ranks out", before);
@@ -22389,10 +23071,12 @@ static tt__mat tt__on_host(const tt_program *p, int rank, int32_t id)
     const tt__value *x = &p->built.t->values[id];
     const tt__staged *staged = &p->rank[rank].staged[x->base];
     tt__mat m = tt__resolve(p, rank, id);
-    if (x->storage != TT__INPUT || (!p->stage && !staged->buffer[0])) return m;
-    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, rank, id) : 0;
-    const char *from = p->stage ? p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].inputs +
-                                  p->fed_at[x->base] : staged->buffer[staged->now];
+    const tt__now *now = &p->rank[rank].now;
+    const bool waits = tt__stages(p) > 1; /* in what a pipeline was fed */
+    if (x->storage != TT__INPUT || (!waits && !staged->buffer[0])) return m;
+    const int64_t own = tt__is_own_rows(p->built.t, id) ? tt__own_first(p, now, rank, id) : 0;
+    const char *from = waits ? tt__fed_at(p, now->round, rank)->inputs + p->head->fed_at[x->base]
+                             : staged->buffer[staged->now];
     m.data = (char *)(uintptr_t)from + (size_t)(x->offset + own) * tt_dtype_bytes(m.dtype);
     return m;
 }
@@ -22402,6 +23086,7 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
 {
     const tt__instr *i = l->instr;
     const int tensor = p->arena->tensor, me = rank % tensor;
+    const tt__now *now = &p->rank[rank].now;
     int32_t split = 0;
     l->first_row = l->first_col = l->whole_rows = 0;
     for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT && !split; j++) {
@@ -22411,9 +23096,9 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
     const tt__value *v = &p->built.t->values[split];
     const bool own = v->part.split == TT__ROWS && v->shape.axis; /* of an axis */
     if (split) l->whole_rows = v->shape.rows * (v->part.split == TT__ROWS ? tensor : 1);
-    if (own) l->whole_rows = tt__run_rows(p, rank)[p->built.t->axes[v->shape.axis].of];
+    if (own) l->whole_rows = tt__run_rows(p, now, rank)[p->built.t->axes[v->shape.axis].of];
     if (v->part.split == TT__COLS) l->first_col = me * v->shape.cols;
-    else if (own) tt__axis_rows(p, rank, v->shape.axis, &l->first_row);
+    else if (own) tt__axis_rows(p, now, rank, v->shape.axis, &l->first_row);
     else if (split) l->first_row = me * v->shape.rows;
     for (int j = 0; j < TT__MAX_IN && me > 0; j++) if (i->once >> j & 1) l->in[j].data = NULL;
 }
@@ -22422,12 +23107,13 @@ static void tt__set_tensor_rank(const tt_program *p, int rank, tt__launch *l)
    arg: the program. */
 static tt_status tt__check_inputs(void *arg, int rank)
 {
-    tt_program room, *p = tt__rank_view((tt_program *)arg, rank, &room);
+    tt_program *head = (tt_program *)arg, *p = tt__stage_of(head, rank);
     tt__launch *l = &p->rank[rank].launches[0];
     tt_status status = TT_OK;
     const int end = tt__segment_first(p->built.t, TT__EACH_LAP);
     p->rank[rank].flops = 0;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
+    p->rank[rank].now = tt__now_of(head);
+    if (tt__data_rank(p, rank) >= head->present) return TT_OK;
     memset(l, 0, sizeof *l);
     l->tape = p->built.t;
     for (int k = 0; k < end && status == TT_OK; k++) {
@@ -22455,8 +23141,9 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 {
     tt__rank *r = &p->rank[rank];
     const size_t all = sizeof *r->axis_rows * (size_t)p->built.t->n_axes;
-    const bool later = p->later;
-    const int slot = segment == TT__EACH_MICRO ? tt__slot(p) : tt__slots_used(p, segment);
+    const bool later = r->now.later;
+    const int slot = segment == TT__EACH_MICRO ? tt__slot(p, r->now.round)
+                                               : tt__slots_used(p, r->now.round, segment);
     for (int k = 0; k < TT__RECORDINGS; k++) {
         tt__recording *x = &r->recordings[k];
         if (!x->rows || x->segment != segment || x->later != later || x->slot != slot) continue;
@@ -22480,45 +23167,24 @@ static tt__recording *tt__recording_of(tt_program *p, int rank, tt__segment segm
 
 /* ---- collectives ---- */
 
-static bool tt__is_collective(const tt__instr *i) { return tt__rules_of(i)->phases != 0; }
-
-/* Waits until all that the members have begun before on a stream is done, as far as that of this rank's
-   device goes. */
-static tt_status tt__sync(tt_program *p, int rank, tt__members members, int stream)
-{
-    const tt__crew *c = p->settings.crew;
-    const tt__backend *b = c->kind->backend;
-    tt__device *d = c->device[rank];
-    tt_status status = TT_OK;
-    if (c->kind->host) return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE;
-    status = tt__device_status(p->ctx, c, rank, b->mark(d, stream, &p->rank[rank].event));
-    if (status != TT_OK) return status;
-    if (!tt__meet(c->world, rank, members)) return TT_ERR_DEVICE;
-    for (int k = 0; k < members.count && status == TT_OK; k++) {
-        const int other = members.first + k * members.stride;
-        if (other != rank) status = b->after(d, stream, p->rank[other].event);
-    }
-    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
-    return tt__meet(c->world, rank, members) ? TT_OK : TT_ERR_DEVICE; /* events may be marked again */
-}
-
 /* How many members, from the first on, have something to add. */
-static int tt__present(const tt_program *p, const tt__instr *i, int members)
+static int tt__present(const tt_program *p, int rank, const tt__instr *i, int members)
 {
-    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, i->segment);
+    const tt__now *now = &p->rank[rank].now;
+    if (i->move.over == TT__OVER_SLOTS) return tt__slots_used(p, now->round, i->segment);
     if (i->move.over != TT__OVER_DATA) return members;
-    return i->segment == TT__EACH_MICRO ? p->present : i->slot ? p->in_slot[i->slot - 1] : members;
+    return i->segment == TT__EACH_MICRO ? now->present : i->slot ? p->head->in_slot[i->slot - 1] : members;
 }
 
 /* Where a rank of another stage has what is `own` here and value v there: of its size, as ranks at the same
    place of their stages have the same rows. */
-static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat own)
+static tt__mat tt__on_stage(const tt_program *q, const tt__now *now, int other, int32_t v, tt__mat own)
 {
     const tt__value *x = &q->built.t->values[v], *base = &q->built.t->values[x->base];
     if (!v) return own;
     own.data = tt__storage_memory(q, other, base);
     if (own.data) own.data = (char *)own.data + (size_t)x->offset * tt_dtype_bytes(own.dtype);
-    if (x->parted) tt__resolve_part(q, other, v, &own);
+    if (x->parted) tt__resolve_part(q, now, other, v, &own);
     return own;
 }
 
@@ -22527,9 +23193,9 @@ static tt__mat tt__on_stage(const tt_program *q, int other, int32_t v, tt__mat o
 static void tt__set_stage_member(const tt_program *p, int rank, int other, const tt__instr *i, tt__mat *in,
                                  tt__mat *out)
 {
-    tt_program room;
-    const tt_program *q = tt__rank_view(p, other, &room);
+    const tt_program *q = tt__stage_of(p, other);
     const tt_tape *t = q->built.t;
+    const tt__now *now = &p->rank[rank].now;
     const tt__mat x = tt__resolve(p, rank, i->in[0] ? i->in[0] : i->out[0]);
     int32_t from = i->in[0] ? 0 : i->out[0], to = from;
     for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code && i->in[0] && i->out[0]; k++) {
@@ -22539,8 +23205,8 @@ static void tt__set_stage_member(const tt_program *p, int rank, int other, const
         from = j->in[0];
         to = j->out[0];
     }
-    *in = tt__on_stage(q, other, from, x);
-    *out = tt__on_stage(q, other, to, x);
+    *in = tt__on_stage(q, now, other, from, x);
+    *out = tt__on_stage(q, now, other, to, x);
 }
 
 /* Fills in what a launch says of members: other ranks, or the slots of the operand. */
@@ -22552,7 +23218,7 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
     l->me = 0;
     if (!slots) m = tt__members_of(p, rank, &i->move, &l->me);
     l->members = m.count;
-    l->present = tt__present(p, i, m.count);
+    l->present = tt__present(p, rank, i, m.count);
     l->peer_in = peers;
     l->peer_out = peers + m.count;
     const bool stages = i->move.over == TT__OVER_STAGES || i->move.over == TT__OVER_TIED;
@@ -22562,19 +23228,11 @@ static void tt__set_members(tt_program *p, int rank, tt__launch *l, tt__mat *pee
             tt__set_stage_member(p, rank, other, i, &peers[k], &peers[m.count + k]);
             continue;
         }
-        peers[k] = tt__resolve(p, other, i->in[0]);
-        peers[m.count + k] = tt__resolve(p, other, i->out[0]);
+        peers[k] = tt__resolve_in(p, &p->rank[rank].now, other, i->in[0]);
+        peers[m.count + k] = tt__resolve_in(p, &p->rank[rank].now, other, i->out[0]);
         const tt__value *base = &p->built.t->values[p->built.t->values[i->in[0]].base];
         if (slots) peers[k].data = (char *)l->in[0].data + (size_t)k * tt__slot_bytes(base);
     }
-}
-
-/* Runs a phase of n collectives on a rank. */
-static tt_status tt__launch_phase(tt_program *p, int rank, tt__launch *l, int n, tt__members members)
-{
-    const tt__crew *c = p->settings.crew;
-    tt_status status = tt__device_status(p->ctx, c, rank, c->kind->backend->launch(l, n));
-    return status == TT_OK ? tt__sync(p, rank, members, l->instr->stream) : status;
 }
 
 /* A collective of computation uses the same memory of the host as those of the other stream. */
@@ -22590,338 +23248,43 @@ static tt_status tt__after_staged(tt_program *p, int rank, const tt__instr *i)
     return tt__device_status(p->ctx, c, rank, status);
 }
 
-/* The same of one, where some members cannot load from others' memory: piece by piece of what goes through
-   the host's. */
-static tt_status tt__launch_staged(tt_program *p, int rank, tt__launch *l, tt__members members)
+static tt__collective tt__collective_on(const tt_program *p, int rank, const tt__move *move)
 {
-    const tt__crew *c = p->settings.crew;
-    void *staged[TT__RANKS];
-    bool more = true;
-    tt_status status = tt__after_staged(p, rank, l->instr);
-    const tt__members all = tt__members_of(p, rank, &l->instr->move, &l->me);
-    for (int k = 0; k < l->members; k++) {
-        const int other = all.first + k * all.stride;
-        staged[k] = other == rank || c->apart[rank][other] ? c->stage[other] : NULL;
-    }
-    l->staged = staged;
-    l->most = (int64_t)(TT__STAGE / (size_t)l->members / tt_dtype_bytes(l->in[0].dtype)) & ~(int64_t)15;
-    for (l->from = 0; more && status == TT_OK; l->from += l->most) {
-        status = tt__device_status(p->ctx, c, rank, c->kind->backend->stage(l, &more));
-        if (status == TT_OK) status = tt__sync(p, rank, members, l->instr->stream);
-        if (status == TT_OK) status = tt__launch_phase(p, rank, l, 1, members);
-    }
-    l->staged = NULL;
-    return status;
+    int me;
+    const tt__members all = tt__members_of(p, rank, move, &me);
+    return tt__collective_of(p->settings.crew, rank, all, me, move->over);
 }
 
-/* Can a member not load from another's memory? */
-static bool tt__is_apart(const tt__crew *c, tt__members m)
-{
-    for (int a = 0; a < m.count; a++)
-        for (int b = 0; b < m.count; b++)
-            if (c->apart[m.first + a * m.stride][m.first + b * m.stride]) return true;
-    return false;
-}
+/* What the ranks of this process will send in a step of one full micro-batch on each data rank, and *least:
+   the least that they could. */
 
-/* ---- collectives of several processes ----
-
-   Members of a process follow one another, and are equally many in each. `grain` of them, a power of two, are
-   a whole part of the tree of sums, a node: their sum is one of the numbers that messages carry. Where the
-   members of a process are a power of two, they are one node, and no byte is sent that need not be. */
-typedef struct tt__net_group {
-    tt__members all, near;  /* members; those of this process */
-    int me, low;            /* which member this rank is; the first of this process */
-    int processes, own;     /* that have members; which of these this one is */
-    int grain, nodes;       /* nodes of a process */
-    int leader, tag;        /* the rank that sends and receives for this process, and with what */
-} tt__net_group;
-
-static tt__net_group tt__net_group_of(const tt_program *p, int rank, const tt__move *move)
-{
-    static const int tags[] = {0, 0, 1, 0, 2, 3}; /* by tt__over */
-    const tt__crew *c = p->settings.crew;
-    tt__net_group g;
-    int local = 0;
-    g.all = tt__members_of(p, rank, move, &g.me);
-    for (int k = 0; k < g.all.count; k++) local += tt__is_local(c, g.all.first + k * g.all.stride);
-    g.low = g.me / local * local;
-    g.processes = g.all.count / local;
-    g.own = g.me / local;
-    g.leader = g.all.first + g.low * g.all.stride;
-    g.near = g.all;
-    g.near.first = g.leader;
-    g.near.count = local;
-    g.grain = local & -local;
-    g.nodes = local / g.grain;
-    g.tag = TT__DATA_TAG + tags[move->over] * (int)TT__RANKS + g.all.first;
-    return g;
-}
-
-/* What goes from one rank to another one has a tag of its own. */
-static int tt__pair_tag(int from, int to) { return TT__DATA_TAG + (4 + from) * (int)TT__RANKS + to; }
-
-/* The process that is number k of those of a group. */
-static int tt__net_process(const tt_program *p, const tt__net_group *g, int k)
-{
-    return tt__process_of(p->settings.crew, g->all.first + k * g->near.count * g->all.stride);
-}
-
-/* How many members of such a process have something to reduce, and how many nodes these are. */
-static int tt__net_present(const tt__net_group *g, int k, int present)
-{
-    return (int)tt__max(0, tt__min(g->near.count, present - k * g->near.count));
-}
-
-static int tt__net_nodes(const tt__net_group *g, int k, int present)
-{
-    return (tt__net_present(g, k, present) + g->grain - 1) / g->grain;
-}
-
-/* Elements [from, from + most) of each member's piece, in collective k of those that run together. */
-typedef struct tt__net_job { int k; int64_t from, most; } tt__net_job;
-enum { TT__NET_JOBS = 128 };
-
-/* What a member's piece is a piece of: of what is summed, or gathered. */
-static const tt__mat *tt__net_whole(const tt__launch *l)
-{
-    return l->phase == TT__REDUCE_PHASE ? &l->in[0] : &l->out[0];
-}
-
-static bool tt__net_is(const tt__launch *l, int flag) { return (tt__rules_of(l->instr)->phases & flag) != 0; }
-
-/* The elements of a member that a job is about, from *first on. */
-static int64_t tt__net_piece(const tt__launch *l, const tt__net_job *job, int member, int64_t *first)
-{
-    const bool to_first = tt__net_is(l, TT__OF_FIRST); /* which has no unit */
-    int64_t n = member ? 0 : tt__elements(&l->in[0]);
-    *first = 0;
-    if (!to_first) n = tt__piece_of(l, tt__net_whole(l), l->instr->move.root, member, first);
-    *first += job->from;
-    return tt__max(0, tt__min(job->most, n - job->from));
-}
-
-static int64_t tt__net_longest(const tt__launch *l)
-{
-    const tt__net_job all = {0, 0, INT64_MAX};
-    int64_t longest = 0, first;
-    for (int k = 0; k < l->members; k++) longest = tt__max(longest, tt__net_piece(l, &all, k, &first));
-    return longest;
-}
-
-static size_t tt__net_size(const tt__launch *l, int64_t n)
-{
-    return tt__align_up((size_t)n * tt_dtype_bytes(l->in[0].dtype));
-}
-
-/* Runs another op in place of a collective, on its stream. */
-static tt_status tt__net_launch(tt_program *p, int rank, tt__launch *l, int op)
-{
-    tt__instr other = *l->instr;
-    other.op = op;
-    l->instr = &other;
-    return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, 1));
-}
-
-/* Sums n elements of some leaves to y, or adds the sum to it. Kernels of devices load from the host's memory
-   of all ranks, and write to it. */
-static tt_status tt__net_sum(tt_program *p, int rank, const tt__launch *l, const tt__mat *leaves, int count,
-                             char *y, int64_t n, bool add)
-{
-    const tt__mat to = {y, l->in[0].dtype, 1, n, n};
-    tt__launch s = *l;
-    s.in[0] = s.out[0] = to;
-    s.peer_in = leaves;
-    s.members = s.present = count;
-    s.me = 0;
-    s.add[0] = add;
-    return tt__net_launch(p, rank, &s, TT__OP_SUM_SLOTS);
-}
-
-/* Copies between memories of a device and the host, on the stream of a collective. */
-static tt_status tt__net_copy(tt_program *p, int rank, const tt__launch *l, void *to, const void *from,
-                              int64_t bytes)
-{
-    const tt__mat x = {(void *)(uintptr_t)from, TT_U8, 1, bytes, bytes}, y = {to, TT_U8, 1, bytes, bytes};
-    tt__launch s = *l;
-    s.in[0] = x;
-    s.out[0] = y;
-    return bytes && to != from ? tt__net_launch(p, rank, &s, TT__OP_COPY) : TT_OK;
-}
-
-/* Waits until a stream of the rank's device has done all that it was given: messages, and updates in the
-   host's memory, are of what it left. */
-static tt_status tt__await_stream(tt_program *p, int rank, int stream)
-{
-    const tt__crew *c = p->settings.crew;
-    void **event = &p->rank[rank].event;
-    if (c->kind->host) return TT_OK;
-    tt_status status = c->kind->backend->mark(c->device[rank], stream, event);
-    if (status == TT_OK) status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, *event);
-    return tt__device_status(p->ctx, c, rank, status);
-}
-
-/* "reduce 'd(w)'" */
-static void tt__net_where(const tt_program *p, const tt__instr *i, char to[128])
-{
-    const tt__value *x = &p->built.t->values[i->in[0] ? i->in[0] : i->out[0]];
-    snprintf(to, 128, "%s '%.96s'", tt__instr_name(i), x->name);
-}
-
-/* Fails because messages of a collective have not come, or others have failed. */
-static tt_status tt__net_late(tt_program *p, const tt__instr *i, int late, const char *why)
-{
-    char where[128];
-    const bool own = late < 0 && !why && !tt__net_has_failed(p->ctx->net); /* a rank of this process */
-    if (own) return TT_ERR_DEVICE;
-    tt__net_where(p, i, where);
-    return tt__net_waited(p->ctx->net, where, late, why);
-}
-
-/* Waits for all of these, of which there are no more then. */
-static tt_status tt__net_all_there(tt_program *p, const tt__instr *i, tt__request *r, int *count)
-{
-    tt__net *net = p->ctx->net;
-    tt__world *w = p->settings.crew->world;
-    const char *why;
-    char at[128];
-    int late;
-    const int n = *count;
-    *count = 0;
-    if (!n) return TT_OK;
-    __atomic_add_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
-    const bool come = tt__net_wait(net, &w->failed, r, n, &late, &why);
-    __atomic_sub_fetch(&w->outside, 1, __ATOMIC_SEQ_CST);
-    tt__net_where(p, i, at);
-    pthread_mutex_lock(&net->mutex);
-    for (int k = 0; k < n; k++) if (r[k].comes && r[k].done) memcpy(net->heard[r[k].process], at, sizeof at);
-    pthread_mutex_unlock(&net->mutex);
-    return come ? TT_OK : tt__net_late(p, i, late, why);
-}
-
-/* The same of the first n; the others are still on their way then. */
-static tt_status tt__net_first_there(tt_program *p, const tt__instr *i, tt__request *r, int *count, int n)
-{
-    const int others = *count - n;
-    tt_status status = tt__net_all_there(p, i, r, &n);
-    memmove(r, r + *count - others, (size_t)others * sizeof *r);
-    *count = others;
-    return status;
-}
-
-/* Sends or receives in messages of `most` bytes, each a request. */
-static tt_status tt__net_post(tt_program *p, const tt__instr *i, int process, int tag, char *data,
-                              size_t bytes, size_t most, bool comes, tt__request *r, int *count)
-{
-    tt__net *n = p->ctx->net;
-    const char *why = NULL;
-    pthread_mutex_lock(&n->mutex);
-    for (size_t at = 0, some; at < bytes && !why; at += some) {
-        some = bytes - at < most ? bytes - at : most;
-        why = comes ? n->wire->receive(n, process, tag, data + at, some, &r[*count])
-                    : n->wire->send(n, process, tag, data + at, some, &r[*count]);
-        r[(*count)++].comes = comes;
-        if (!comes) n->sent += (double)some;
-    }
-    pthread_mutex_unlock(&n->mutex);
-    return why ? tt__net_late(p, i, -1, why) : TT_OK;
-}
-
-/* In short messages; see TT__NET_REQUESTS. */
-static tt_status tt__net_send(tt_program *p, const tt__instr *i, int process, int tag, const void *data,
-                              size_t bytes, tt__request *r, int *count)
-{
-    char *from = (char *)(uintptr_t)data;
-    return tt__net_post(p, i, process, tag, from, bytes, TT__NET_MESSAGE, false, r, count);
-}
-
-static tt_status tt__net_receive(tt_program *p, const tt__instr *i, int process, int tag, void *data,
-                                 size_t bytes, tt__request *r, int *count)
-{
-    return tt__net_post(p, i, process, tag, (char *)data, bytes, TT__NET_MESSAGE, true, r, count);
-}
-
-/* Counts bytes that a process must send at least. */
-static void tt__net_must_send(tt_program *p, double bytes)
-{
-    pthread_mutex_lock(&p->ctx->net->mutex);
-    p->ctx->net->least += bytes;
-    pthread_mutex_unlock(&p->ctx->net->mutex);
-}
-
-/* The same of a phase of a collective. */
-static double tt__net_least(const tt__launch *l, const tt__net_group *g)
-{
-    const tt__mat *x = tt__net_whole(l);
-    const bool of_first = l->instr->move.root || tt__net_is(l, TT__OF_FIRST);
-    const bool sends = (l->phase == TT__REDUCE_PHASE) == (g->own > 0);
-    const double bytes = (double)tt__elements(x) * (double)tt_dtype_bytes(x->dtype);
-    if (!of_first) return bytes * (g->processes - 1) / g->processes;
-    return sends ? bytes * (l->phase == TT__REDUCE_PHASE ? 1 : g->processes - 1) : 0;
-}
-
-static void tt__net_count(tt_program *p, const tt__launch *l, int n, const tt__net_group *g)
-{
-    for (int k = 0; k < n; k++) tt__net_must_send(p, tt__net_least(&l[k], g));
-}
-
-/* What tt__net_reduce, tt__net_gather, tt__net_broadcast and tt__net_pair will send for the process of a rank
-   in a phase, and *least. Of one that does not lead the group: 0. */
-static double tt__net_sends(const tt__launch *l, const tt__net_group *g, double *least)
-{
-    const tt__net_job all = {0, 0, INT64_MAX};
-    const tt__move *move = &l->instr->move;
-    const double item = (double)tt_dtype_bytes(l->in[0].data ? l->in[0].dtype : l->out[0].dtype);
-    double bytes = 0;
-    int64_t first;
-    *least = 0;
-    if (tt__is_pair(l->instr)) {
-        if (l->phase == TT__SPREAD_PHASE && g->me == move->from)
-            *least = bytes = item * (double)tt__elements(&l->in[0]);
-        return bytes;
-    }
-    if (g->me != g->low) return 0;
-    *least = tt__net_least(l, g);
-    if (l->phase == TT__SPREAD_PHASE && tt__net_is(l, TT__OF_FIRST))
-        return g->own + 1 < g->processes ? item * (double)tt__elements(&l->in[0]) : 0;
-    for (int m = 0; m < g->all.count; m++) {
-        const int q = m / g->near.count, own = g->low + m % g->near.count;
-        if (q == g->own) continue;
-        if (l->phase == TT__SPREAD_PHASE) bytes += item * (double)tt__net_piece(l, &all, own, &first);
-        else
-            bytes += (double)tt__net_nodes(g, g->own, l->present) *
-                     (double)tt__net_size(l, tt__net_piece(l, &all, m, &first));
-    }
-    return bytes;
-}
-
-/* The same of a step of one full micro-batch on each data rank, of all ranks of the process. */
 static double tt__net_plan(const tt_program *head, double *least)
 {
-    const tt__crew *c = head->settings.crew;
+    const tt__crew *crew = head->settings.crew;
     double bytes = *least = 0, some;
-    for (int rank = c->first; rank < c->first + c->local && c->local < c->ranks; rank++) {
-        tt_program room;
-        const tt_program *p = tt__rank_view(head, rank, &room);
+    for (int rank = crew->first; rank < crew->first + crew->local && crew->local < crew->ranks; rank++) {
+        const tt_program *p = tt__stage_of(head, rank);
         for (int k = 0; k < p->built.t->n_code; k++) {
             const tt__instr *i = &p->built.t->code[k];
             if (!tt__is_collective(i) || i->move.over == TT__OVER_SLOTS || i->slot > 1) continue;
-            const tt__net_group g = tt__net_group_of(p, rank, &i->move);
-            const int pair = tt__is_pair(i) ? g.all.first + g.all.stride * i->move.to : rank;
-            const bool alone = tt__is_pair(i) ? tt__is_local(c, pair) : g.processes == 1;
+            tt__collective c = tt__collective_on(p, rank, &i->move);
+            const int pair = tt__is_pair(i) ? c.all.first + c.all.stride * i->move.to : rank;
+            const bool alone = tt__is_pair(i) ? tt__is_local(crew, pair) : c.processes == 1;
             tt__launch l;
             memset(&l, 0, sizeof l);
             l.instr = i;
             l.in[0] = tt__at_capacity(p->built.t, i->in[0]);
             l.out[0] = tt__at_capacity(p->built.t, i->out[0]);
             if (i->in[0]) l.in[0].data = &l; /* it is there */
-            l.members = l.present = g.all.count;
-            l.me = g.me;
+            l.members = l.present = c.all.count;
+            l.me = c.me;
+            c.l = &l;
             const int phases = tt__rules_of(i)->phases;
             const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
             for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && !alone; phase++) {
                 if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
                 l.phase = phase;
-                bytes += tt__net_sends(&l, &g, &some);
+                bytes += tt__net_sends(&c, &some);
                 *least += some;
             }
         }
@@ -22929,499 +23292,29 @@ static double tt__net_plan(const tt_program *head, double *least)
     return bytes;
 }
 
-/* How many batches are on their way at a time: fewer of more bytes where each is for many processes. */
-static int tt__net_flights(const tt__net_group *g)
-{
-    return g->processes > TT__NET_FLIGHTS ? TT__NET_FLIGHTS / 2 : TT__NET_FLIGHTS;
-}
-
-/* The bytes of each in the memory that they are sent from. */
-static size_t tt__net_part(const tt__net_group *g)
-{
-    return TT__STAGE / (size_t)tt__net_flights(g) & ~(size_t)(TT__ALIGN - 1);
-}
-
-/* As many jobs as there is room for, from elements `from` of collective *k on, where the next begin. */
-static int tt__net_jobs(const tt__launch *l, int n, const tt__net_group *g, int *k, int64_t *from,
-                        tt__net_job *job)
-{
-    const size_t parts = (size_t)g->all.count * (size_t)g->nodes;
-    size_t room = tt__net_part(g) / parts & ~(size_t)(TT__ALIGN - 1); /* of each */
-    int count = 0;
-    while (*k < n && count < TT__NET_JOBS && room) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[*k].in[0].dtype);
-        const int64_t left = tt__net_longest(&l[*k]) - *from;
-        const tt__net_job next = {*k, *from, tt__min(left, (int64_t)room / item)};
-        if (left > 0) job[count++] = next;
-        if (left > 0) room -= tt__net_size(&l[*k], next.most);
-        *from += next.most;
-        if (next.most == left || left <= 0) {
-            *from = 0;
-            ++*k;
-        }
-    }
-    return count;
-}
-
-/* Messages of some jobs: what each process sends each other begins at `to`, in what is sent, and what comes
-   from it at `from`. In both, jobs follow one another, of each the pieces, of each the nodes. */
-typedef struct tt__net_batch {
-    const tt__net_job *job;
-    int jobs;
-    size_t begin; /* of both, in the memory for what is sent, and in that for what comes */
-    size_t to[TT__RANKS + 1], from[TT__RANKS + 1];
-} tt__net_batch;
-
-static void tt__net_place(const tt__launch *l, const tt__net_group *g, tt__net_batch *b)
-{
-    int64_t first;
-    b->to[0] = b->from[0] = 0;
-    for (int q = 0; q < g->processes; q++) {
-        size_t to = 0, from = 0;
-        for (int j = 0; j < b->jobs; j++) {
-            const tt__launch *x = &l[b->job[j].k];
-            for (int k = 0; k < g->near.count; k++) {
-                const int64_t there = tt__net_piece(x, &b->job[j], q * g->near.count + k, &first);
-                const int64_t here = tt__net_piece(x, &b->job[j], g->low + k, &first);
-                to += (size_t)tt__net_nodes(g, g->own, x->present) * tt__net_size(x, there);
-                from += (size_t)tt__net_nodes(g, q, x->present) * tt__net_size(x, here);
-            }
-        }
-        b->to[q + 1] = b->to[q] + to;
-        b->from[q + 1] = b->from[q] + (q == g->own ? 0 : from); /* its own stay in what is sent */
-    }
-}
-
-/* Where kernels of a process cannot load from each other's memory: copies what a rank has of all pieces, one
-   behind the other, to the second half of its memory of the host. */
-static tt_status tt__net_lay_out(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                                 const tt__net_batch *b)
-{
-    char *to = (char *)p->settings.crew->stage[rank] + TT__STAGE + b->begin;
-    tt_status status = TT_OK;
-    for (int at = 0; at < g->processes * b->jobs; at++) {
-        const int q = at / b->jobs, j = at % b->jobs;
-        const tt__launch *x = &l[b->job[j].k];
-        for (int k = q * g->near.count; k < (q + 1) * g->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
-            const int64_t bytes = g->me < x->present ? n * (int64_t)tt_dtype_bytes(x->in[0].dtype) : 0;
-            status = tt__net_copy(p, rank, x, to, tt__element(&x->in[0], first), bytes);
-            to += tt__net_size(x, n);
-        }
-    }
-    return status;
-}
-
-/* Sums the nodes of this process, for all members' pieces, into what is sent. Its ranks take turns. `apart`:
-   they have laid out their operands. */
-static tt_status tt__net_pack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                              const tt__net_batch *b, bool apart, char *to)
-{
-    tt__mat leaf[TT__RANKS];
-    tt_status status = TT_OK;
-    size_t laid = TT__STAGE + b->begin;
-    int turn = 0;
-    for (int j, at = 0; at < g->processes * b->jobs; at++) {
-        const int q = at / b->jobs;
-        j = at % b->jobs;
-        const tt__launch *x = &l[b->job[j].k];
-        const int present = tt__net_present(g, g->own, x->present);
-        for (int k = q * g->near.count; k < (q + 1) * g->near.count; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], k, &first);
-            for (int node = 0; node * g->grain < present && status == TT_OK; node++) {
-                const int begin = node * g->grain, end = (int)tt__min(present, begin + g->grain);
-                for (int m = begin; m < end; m++) {
-                    const int other = g->near.first + m * g->near.stride;
-                    leaf[m - begin] = x->peer_in[g->low + m];
-                    leaf[m - begin].data = tt__element(&leaf[m - begin], first);
-                    if (apart) leaf[m - begin].data = (char *)p->settings.crew->stage[other] + laid;
-                }
-                const bool mine = turn++ % g->near.count == g->me - g->low;
-                if (mine && n) status = tt__net_sum(p, rank, x, leaf, end - begin, to, n, false);
-                to += tt__net_size(x, n);
-            }
-            laid += tt__net_size(x, n);
-        }
-    }
-    return status;
-}
-
-/* Sums the nodes of all processes to this rank's piece. */
-static tt_status tt__net_unpack(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                                const tt__net_batch *b, const char *sent, const char *received)
-{
-    const char *at[TT__RANKS]; /* the next node of each process */
-    tt__mat leaf[TT__RANKS];
-    tt_status status = TT_OK;
-    for (int q = 0; q < g->processes; q++) at[q] = q == g->own ? sent + b->to[q] : received + b->from[q];
-    for (int j = 0; j < b->jobs; j++) {
-        const tt__launch *x = &l[b->job[j].k];
-        for (int k = 0; k < g->near.count && status == TT_OK; k++) {
-            int64_t first, n = tt__net_piece(x, &b->job[j], g->low + k, &first);
-            int leaves = 0;
-            for (int q = 0; q < g->processes; q++)
-                for (int node = 0; node < tt__net_nodes(g, q, x->present); node++) {
-                    leaf[leaves].dtype = x->in[0].dtype;
-                    leaf[leaves++].data = (void *)(uintptr_t)at[q];
-                    at[q] += tt__net_size(x, n);
-                }
-            if (tt__net_is(x, TT__PIECES_OUT)) first = b->job[j].from;
-            if (g->low + k == g->me && n)
-                status = tt__net_sum(p, rank, x, leaf, leaves, tt__element(&x->out[0], first), n, x->add[0]);
-        }
-    }
-    return status;
-}
-
-/* A batch on its way. */
-typedef struct tt__net_flight {
-    tt__net_job job[TT__NET_JOBS];
-    tt__net_batch b;
-    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE / TT__NET_FLIGHTS)];
-    int count;
-} tt__net_flight;
-
-/* Waits for a batch, and sums it. */
-static tt_status tt__net_land(tt_program *p, int rank, const tt__launch *l, const tt__net_group *g,
-                              tt__net_flight *f)
-{
-    const char *stage = (const char *)p->settings.crew->stage[g->leader] + f->b.begin;
-    const int stream = l->instr->stream;
-    if (!f->b.jobs) return TT_OK;
-    tt_status status = tt__net_all_there(p, l->instr, f->r, &f->count);
-    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
-    if (status == TT_OK) status = tt__net_unpack(p, rank, l, g, &f->b, stage, stage + TT__STAGE);
-    if (status == TT_OK) status = tt__sync(p, rank, g->near, stream);
-    f->b.jobs = 0;
-    return status;
-}
-
-/* Each member's piece of n sums. While a batch is summed, and where one direction of a link is ahead of the
-   other, other batches are on their way. */
-static tt_status tt__net_reduce(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool apart = tt__is_apart(p->settings.crew, g->near);
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    const int flights = tt__net_flights(g);
-    tt__net_flight flight[TT__NET_FLIGHTS];
-    tt_status status = TT_OK;
-    int64_t from = 0;
-    int turn = 0;
-    for (int k = 0; k < flights; k++) flight[k].b.jobs = 0;
-    for (int k = 0; k < n && status == TT_OK; turn++) {
-        tt__net_flight *f = &flight[turn % flights];
-        tt__net_batch *b = &f->b;
-        b->job = f->job;
-        b->jobs = tt__net_jobs(l, n, g, &k, &from, f->job);
-        b->begin = (size_t)(turn % flights) * tt__net_part(g);
-        f->count = 0;
-        if (!b->jobs && k < n)
-            return tt__fail(p->ctx, TT_ERR_INTERNAL, "%s: no room for messages", tt__instr_name(i));
-        tt__net_place(l, g, b);
-        if (apart) status = tt__net_lay_out(p, rank, l, g, b);
-        if (apart && status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_pack(p, rank, l, g, b, apart, stage + b->begin);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
-        for (int q = 0; q < g->processes && status == TT_OK && rank == g->leader; q++) {
-            const int process = tt__net_process(p, g, q);
-            if (q == g->own) continue;
-            status = tt__net_receive(p, i, process, g->tag, stage + TT__STAGE + b->begin + b->from[q],
-                                     b->from[q + 1] - b->from[q], f->r, &f->count);
-            if (status == TT_OK)
-                status = tt__net_send(p, i, process, g->tag, stage + b->begin + b->to[q],
-                                      b->to[q + 1] - b->to[q], f->r, &f->count);
-        }
-        if (status == TT_OK) status = tt__net_land(p, rank, l, g, &flight[(turn + 1) % flights]);
-    }
-    for (int k = 0; k < flights && status == TT_OK; k++)
-        status = tt__net_land(p, rank, l, g, &flight[(turn + k) % flights]);
-    return status;
-}
-
-/* The pieces of other processes come into the leader's results, where others of this process find them, in
-   messages of a bounded number at a time. */
-static tt_status tt__net_gather(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
-{
-    enum { REQUESTS = 4 * TT__RANKS };
-    const tt__instr *i = l->instr;
-    const bool gathers = tt__net_is(l, TT__PIECES_IN);
-    tt__request r[REQUESTS];
-    tt_status status = TT_OK;
-    int count = 0;
-    for (int k = 0; k < n; k++) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)TT__NET_MESSAGE / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
-            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
-                const int q = m / g->near.count, own = g->low + m % g->near.count;
-                const int process = tt__net_process(p, g, q);
-                int64_t to, from, come = tt__net_piece(&l[k], &job, m, &to);
-                const int64_t go = tt__net_piece(&l[k], &job, own, &from);
-                const tt__mat *mine = gathers ? &l[k].peer_in[own] : &l[k].peer_out[own];
-                if (q == g->own) continue;
-                status = tt__net_receive(p, i, process, g->tag, tt__element(&l[k].out[0], to),
-                                         (size_t)(come * item), r, &count);
-                if (status == TT_OK)
-                    status = tt__net_send(p, i, process, g->tag, tt__element(mine, gathers ? job.from : from),
-                                          (size_t)(go * item), r, &count);
-            }
-            if (status == TT_OK && count > REQUESTS - 2 * TT__RANKS)
-                status = tt__net_first_there(p, i, r, &count, count / 2);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
-}
-
-/* What member 0 has goes from process to process. */
-static tt_status tt__net_broadcast(tt_program *p, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool last = g->own + 1 == g->processes;
-    tt__request in[1], out[TT__RANKS];
-    tt_status status = TT_OK;
-    int coming = 0, going = 0;
-    for (int k = 0; k < n; k++) {
-        const tt__mat *x = g->own ? &l[k].out[0] : &l[k].in[0];
-        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
-        for (size_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            m = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
-            char *data = (char *)x->data + at;
-            if (g->own) {
-                const int before = tt__net_process(p, g, g->own - 1);
-                status = tt__net_receive(p, i, before, g->tag, data, m, in, &coming);
-                if (status == TT_OK) status = tt__net_all_there(p, i, in, &coming);
-            }
-            if (status == TT_OK && !last)
-                status = tt__net_send(p, i, tt__net_process(p, g, g->own + 1), g->tag, data, m, out, &going);
-            if (status == TT_OK && going == TT__COUNT(out)) status = tt__net_all_there(p, i, out, &going);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, out, &going) : status;
-}
-
-/* Copies what the leader has got, and what others of this process have, on this rank. */
-static tt_status tt__net_spread(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__rank *r = &p->rank[rank];
-    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    const bool all = tt__net_is(l, TT__OF_FIRST);
-    for (int k = 0; k < n; k++) {
-        tt__mat *in = r->peers + (size_t)k * peers, *out = in + g->all.count;
-        const tt__mat *at = all && !g->own ? &in[g->low] : &out[g->low];
-        for (int m = 0; m < g->all.count; m++) {
-            int64_t first;
-            if (m / g->near.count == g->own && !all) continue;
-            tt__piece_of(&l[k], &l[k].out[0], l[k].instr->move.root, m, &first);
-            if (m != g->low) out[m].data = at->data;
-            if (!all) in[m].data = tt__element(at, first);
-        }
-        if (all) out[g->low].data = at->data;
-    }
-    return tt__launch_phase(p, rank, l, n, g->near);
-}
-
-/* Exchanges pieces where memory is a device's: a rank copies its own to the leader's memory of the host, and
-   the others' from there. */
-static tt_status tt__net_gather_by_host(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool gathers = tt__net_is(l, TT__PIECES_IN);
-    const size_t room = 2 * TT__STAGE / (size_t)g->all.count & ~(size_t)(TT__ALIGN - 1); /* of each piece */
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[TT__NET_REQUESTS(2 * TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int k = 0; k < n; k++) {
-        const int64_t item = (int64_t)tt_dtype_bytes(l[k].out[0].dtype), longest = tt__net_longest(&l[k]);
-        tt__net_job job = {k, 0, (int64_t)room / item};
-        for (; job.from < longest && status == TT_OK; job.from += job.most) {
-            int64_t first, bytes = item * tt__net_piece(&l[k], &job, g->me, &first);
-            const tt__mat *mine = gathers ? &l[k].in[0] : &l[k].out[0];
-            status = tt__net_copy(p, rank, &l[k], stage + (size_t)g->me * room,
-                                  tt__element(mine, gathers ? job.from : first), bytes);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            if (status == TT_OK && rank == g->leader) status = tt__await_stream(p, rank, i->stream);
-            int count = 0;
-            for (int m = 0; m < g->all.count && status == TT_OK && rank == g->leader; m++) {
-                const int q = m / g->near.count, own = g->low + m % g->near.count;
-                const int process = tt__net_process(p, g, q);
-                const int64_t come = tt__net_piece(&l[k], &job, m, &first);
-                const int64_t go = tt__net_piece(&l[k], &job, own, &first);
-                if (q == g->own) continue;
-                status = tt__net_receive(p, i, process, g->tag, stage + (size_t)m * room,
-                                         (size_t)(come * item), r, &count);
-                if (status == TT_OK)
-                    status = tt__net_send(p, i, process, g->tag, stage + (size_t)own * room,
-                                          (size_t)(go * item), r, &count);
-            }
-            if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            for (int m = 0; m < g->all.count && status == TT_OK; m++) {
-                bytes = item * tt__net_piece(&l[k], &job, m, &first);
-                if (m != g->me || gathers)
-                    status = tt__net_copy(p, rank, &l[k], tt__element(&l[k].out[0], first),
-                                          stage + (size_t)m * room, bytes);
-            }
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        }
-    }
-    return status;
-}
-
-/* What member 0 has goes through the host's memory of the leader of each process. */
-static tt_status tt__net_broadcast_by_host(tt_program *p, int rank, tt__launch *l, int n,
-                                           const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const bool leads = rank == g->leader, last = g->own + 1 == g->processes;
-    char *stage = (char *)p->settings.crew->stage[g->leader];
-    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int k = 0; k < n; k++) {
-        const int64_t bytes = tt__elements(&l[k].in[0]) * (int64_t)tt_dtype_bytes(l[k].in[0].dtype);
-        for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-            int count = 0;
-            m = tt__min(bytes - at, (int64_t)TT__STAGE);
-            if (g->me == 0) status = tt__net_copy(p, rank, &l[k], stage, (char *)l[k].in[0].data + at, m);
-            if (status == TT_OK && leads) status = tt__await_stream(p, rank, i->stream);
-            if (status == TT_OK && leads && g->own) {
-                const int before = tt__net_process(p, g, g->own - 1);
-                status = tt__net_receive(p, i, before, g->tag, stage, (size_t)m, r, &count);
-                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            }
-            if (status == TT_OK && leads && !last) {
-                const int next = tt__net_process(p, g, g->own + 1);
-                status = tt__net_send(p, i, next, g->tag, stage, (size_t)m, r, &count);
-                if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-            }
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-            if (status == TT_OK && (g->me || l[k].out[0].data != l[k].in[0].data))
-                status = tt__net_copy(p, rank, &l[k], (char *)l[k].out[0].data + at, stage, m);
-            if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        }
-    }
-    return status;
-}
-
-/* From one member to another one, of another process, where memory is a device's. */
-static tt_status tt__net_pair_by_host(tt_program *p, int rank, const tt__launch *l, int process, int tag,
-                                      bool receives, char *data, int64_t bytes)
-{
-    const tt__instr *i = l->instr;
-    char *stage = (char *)p->settings.crew->stage[rank];
-    tt__request r[TT__NET_REQUESTS(TT__STAGE)];
-    tt_status status = TT_OK;
-    for (int64_t at = 0, m; at < bytes && status == TT_OK; at += m) {
-        int count = 0;
-        m = tt__min(bytes - at, (int64_t)TT__STAGE);
-        if (!receives) status = tt__net_copy(p, rank, l, stage, data + at, m);
-        if (status == TT_OK) status = tt__await_stream(p, rank, i->stream);
-        if (status == TT_OK && receives)
-            status = tt__net_receive(p, i, process, tag, stage, (size_t)m, r, &count);
-        else if (status == TT_OK) status = tt__net_send(p, i, process, tag, stage, (size_t)m, r, &count);
-        if (status == TT_OK) status = tt__net_all_there(p, i, r, &count);
-        if (status == TT_OK && receives) status = tt__net_copy(p, rank, l, data + at, stage, m);
-    }
-    return status;
-}
-
-/* From one member to another one, of another process. */
-static tt_status tt__net_pair(tt_program *p, int rank, const tt__launch *l, int n, const tt__net_group *g)
-{
-    const tt__instr *i = l->instr;
-    const tt__move *m = &i->move;
-    const int from = g->all.first + m->from * g->all.stride, to = g->all.first + m->to * g->all.stride;
-    const int tag = tt__pair_tag(from, to);
-    const bool receives = g->me == m->to, direct = p->settings.kind->host || p->ctx->net->cuda_aware;
-    const int process = tt__process_of(p->settings.crew, receives ? from : to);
-    tt__request r[TT__RANKS];
-    tt_status status = direct ? tt__await_stream(p, rank, i->stream) : TT_OK;
-    int count = 0;
-    for (int k = 0; k < n; k++) {
-        const tt__mat *x = receives ? &l[k].out[0] : &l[k].in[0];
-        const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype);
-        if (!receives) tt__net_must_send(p, (double)bytes);
-        if (!direct && status == TT_OK)
-            status = tt__net_pair_by_host(p, rank, &l[k], process, tag, receives, (char *)x->data,
-                                          (int64_t)bytes);
-        for (size_t at = 0, some; at < bytes && direct && status == TT_OK; at += some) {
-            some = bytes - at < TT__NET_MESSAGE ? bytes - at : TT__NET_MESSAGE;
-            char *data = (char *)x->data + at;
-            if (receives) status = tt__net_receive(p, i, process, tag, data, some, r, &count);
-            else status = tt__net_send(p, i, process, tag, data, some, r, &count);
-            if (status == TT_OK && count == TT__COUNT(r)) status = tt__net_all_there(p, i, r, &count);
-        }
-    }
-    return status == TT_OK ? tt__net_all_there(p, i, r, &count) : status;
-}
-
-/* As tt__launch_collective, of members in several processes. */
-static tt_status tt__launch_over_net(tt_program *p, int rank, tt__launch *l, int n, const tt__net_group *g,
-                                     bool met)
-{
-    const tt__instr *i = l->instr;
-    const bool leads = rank == g->leader;
-    const int phases = tt__rules_of(i)->phases;
-    const bool from_first = (phases & TT__OF_FIRST) && (phases & TT__SPREAD_PHASE);
-    const bool host = p->settings.kind->host;
-    const bool direct = host || (p->ctx->net->cuda_aware && !tt__is_apart(p->settings.crew, g->near));
-    tt_status status = host ? TT_OK : tt__after_staged(p, rank, i);
-    if (tt__is_pair(i)) return status == TT_OK ? tt__net_pair(p, rank, l, n, g) : status;
-    if (status == TT_OK && !met) status = tt__sync(p, rank, g->near, i->stream);
-    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
-        if (!(phases & phase) || (from_first && phase == TT__REDUCE_PHASE)) continue;
-        for (int k = 0; k < n; k++) l[k].phase = phase;
-        if (leads) tt__net_count(p, l, n, g);
-        if (phase == TT__REDUCE_PHASE) {
-            status = tt__net_reduce(p, rank, l, n, g);
-            continue;
-        }
-        if (!direct) {
-            status = from_first ? tt__net_broadcast_by_host(p, rank, l, n, g)
-                                : tt__net_gather_by_host(p, rank, l, n, g);
-            continue;
-        }
-        if (leads) status = tt__await_stream(p, rank, i->stream);
-        if (leads && status == TT_OK)
-            status = from_first ? tt__net_broadcast(p, l, n, g) : tt__net_gather(p, l, n, g);
-        if (status == TT_OK) status = tt__sync(p, rank, g->near, i->stream);
-        if (status == TT_OK) status = tt__net_spread(p, rank, l, n, g);
-    }
-    return status;
-}
-
-/* Runs n collectives of one op: in each phase all members, which wait for each other before and after.
-   met: they have waited right before. */
+/* Runs n collectives of one op. met: their members have waited for each other right before. */
 static tt_status tt__launch_collective(tt_program *p, int rank, tt__launch *l, int n, bool met)
 {
     const tt__instr *i = l->instr;
-    int me;
-    tt__members members = tt__members_of(p, rank, &i->move, &me);
+    const tt__move *move = &i->move;
+    tt__collective c = tt__collective_on(p, rank, move);
     const bool pair = tt__is_pair(i);
-    if (pair && me != (i->out[0] ? i->move.to : i->move.from)) return TT_OK;
-    const int low = members.first + members.stride * (pair ? (int)tt__min(i->move.from, i->move.to) : 0);
-    const int high = members.first + members.stride * (pair ? (int)tt__max(i->move.from, i->move.to)
-                                                            : members.count - 1);
-    if (!tt__is_here(p, low) || !tt__is_here(p, high)) {
-        const tt__net_group g = tt__net_group_of(p, rank, &i->move);
-        return tt__launch_over_net(p, rank, l, n, &g, met);
-    }
+    bool net = c.processes > 1;
+    c.l = l;
+    c.n = n;
+    if (pair && c.me != (i->out[0] ? move->to : move->from)) return TT_OK;
     if (pair) {
-        members.first += members.stride * i->move.from;
-        members.stride *= i->move.to - i->move.from;
-        members.count = 2;
+        const tt__members two = {c.all.first + c.all.stride * move->from,
+                                 c.all.stride * (move->to - move->from), 2};
+        net = !tt__is_here(p, two.first) || !tt__is_here(p, two.first + two.stride);
+        c.near = two;
+        c.apart = !net && tt__is_apart(c.crew, two);
+        c.processes = 1;
     }
-    const bool apart = tt__is_apart(p->settings.crew, members);
-    tt_status status = met ? TT_OK : tt__sync(p, rank, members, i->stream);
-    for (int phase = TT__REDUCE_PHASE; phase <= TT__SPREAD_PHASE && status == TT_OK; phase++) {
-        if (!(tt__rules_of(i)->phases & phase)) continue;
-        for (int k = 0; k < n; k++) l[k].phase = phase;
-        if (!apart) status = tt__launch_phase(p, rank, l, n, members);
-        for (int k = 0; k < n && apart && status == TT_OK; k++)
-            status = tt__launch_staged(p, rank, &l[k], members);
-    }
-    return status;
+    const bool staged = !c.crew->kind->host && (net || c.apart);
+    tt_status status = staged ? tt__after_staged(p, rank, i) : TT_OK;
+    if (status != TT_OK) return status;
+    return pair && net ? tt__net_pair(&c) : tt__run_collective(&c, met);
 }
 
 /* Fills in the launch, all 0 so far, of an instruction on a rank; `peers`: room for what it says of other
@@ -23435,12 +23328,12 @@ static void tt__set_launch(tt_program *p, int rank, const tt__instr *i, tt__laun
     for (int j = 0; j < TT__MAX_OUT; j++) {
         if (!i->out[j]) continue;
         l->out[j] = tt__resolve(p, rank, i->out[j]);
-        l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->later);
+        l->add[j] = (i->add >> j & 1) || ((i->add_later >> j & 1) && p->rank[rank].now.later);
     }
     l->workspace = p->arena->memory[rank] + p->arena->persistent + i->workspace_place;
     if (i->on_host) {
         l->workspace = p->rank[rank].host + p->built.host_persistent + i->workspace_place;
-        l->in[TT__RUN_IN].data = &p->run; /* but for its `micro`, which no update reads */
+        l->in[TT__RUN_IN].data = &p->head->run; /* but for its `micro`, which no update reads */
         if (!p->settings.kind->host) l->device = p->settings.crew->host[rank];
     }
     if (p->arena->tensor > 1) tt__set_tensor_rank(p, rank, l);
@@ -23464,28 +23357,28 @@ static tt_status tt__pass_over_net(tt_program *p, int rank, const tt__launch *l,
     const size_t bytes = (size_t)tt__elements(x) * tt_dtype_bytes(x->dtype), most = (size_t)1 << 30;
     const int from = receives ? other : rank, to = receives ? rank : other;
     const int process = tt__process_of(p->settings.crew, other), tag = tt__pair_tag(from, to);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
-    tt__request part[TT__PARTS], *r = receives ? part : own->part[way];
+    const int64_t turn = p->rank[rank].now.round % p->settings.in_flight;
+    tt__passed *own = &p->rank[rank].passed[turn];
+    tt__request part[TT__PARTS];
+    tt__mail mail = {p->settings.crew, l->tape, l->instr, tag, 0, receives ? part : own->part[way]};
     const bool host = p->settings.kind->host;
     tt_status status = TT_OK;
     char *data = (char *)x->data;
-    int parts = 0;
     if (bytes > most * TT__PARTS)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "%s: %zu bytes are more than go from process to process "
                         "at once", tt__instr_name(l->instr), bytes);
     if (!host && receives) data = p->rank[rank].receives[way];
     if (!host && !receives) {
         const size_t each = tt__message_bytes(p, l->instr) / (size_t)p->settings.in_flight;
-        data = p->rank[rank].sends[way] + (size_t)(p->round % p->settings.in_flight) * each;
-        status = tt__net_copy(p, rank, l, data, x->data, (int64_t)bytes);
+        data = p->rank[rank].sends[way] + (size_t)turn * each;
+        status = tt__net_copy(mail.crew, rank, l, data, x->data, (int64_t)bytes);
     }
-    if (status == TT_OK) status = tt__await_stream(p, rank, l->instr->stream);
-    if (status == TT_OK)
-        status = tt__net_post(p, l->instr, process, tag, data, bytes, most, receives, r, &parts);
-    if (!receives) tt__net_must_send(p, (double)bytes);
-    if (!receives) own->parts[way] = parts;
-    if (receives && status == TT_OK) status = tt__net_all_there(p, l->instr, r, &parts);
-    if (receives && status == TT_OK) status = tt__net_copy(p, rank, l, x->data, data, (int64_t)bytes);
+    if (status == TT_OK) status = tt__await_stream(p->settings.crew, rank, l->instr->stream);
+    if (status == TT_OK) status = tt__net_post(&mail, process, data, bytes, most, receives);
+    if (!receives) tt__net_must_send(p->ctx->net, (double)bytes);
+    if (!receives) own->parts[way] = mail.count;
+    if (receives && status == TT_OK) status = tt__net_all_there(&mail);
+    if (receives && status == TT_OK) status = tt__net_copy(mail.crew, rank, l, x->data, data, (int64_t)bytes);
     return status;
 }
 
@@ -23506,7 +23399,10 @@ static void tt__go_on_passing(const tt_program *p, int rank)
 static tt_status tt__await_passed(tt_program *p, int rank, int way, int64_t round)
 {
     tt__passed *x = &p->rank[rank].passed[round % p->settings.in_flight];
-    return tt__net_all_there(p, &p->built.t->code[p->built.send[way] - 1], x->part[way], &x->parts[way]);
+    const tt__instr *i = &p->built.t->code[p->built.send[way] - 1];
+    tt__mail mail = {p->settings.crew, p->built.t, i, 0, x->parts[way], x->part[way]};
+    x->parts[way] = 0;
+    return tt__net_all_there(&mail);
 }
 
 /* A SEND tells the other stage that its operand is there; nobody waits for its end. A RECV waits for that,
@@ -23516,20 +23412,19 @@ static tt_status tt__pass_on(tt_program *p, int rank, tt__launch *l)
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__device *d = c->device[rank];
-    tt_program room;
+    const int64_t round = p->rank[rank].now.round;
     int way;
     const int other = tt__neighbour(p, rank, l->instr, &way);
     if (!tt__is_here(p, other)) return tt__pass_over_net(p, rank, l, other, way);
-    const tt_program *q = tt__rank_view(p, other, &room);
-    tt__passed *own = &p->rank[rank].passed[p->round % p->settings.in_flight];
-    const tt__passed *theirs = &q->rank[other].passed[p->round % q->settings.in_flight];
+    tt__passed *own = &p->rank[rank].passed[round % p->settings.in_flight];
+    const tt__passed *theirs = &p->rank[other].passed[round % tt__stage_of(p, other)->settings.in_flight];
     tt_status status = TT_OK;
     if (!l->instr->out[0]) {
         status = b->mark(d, TT__COMPUTE_STREAM, &own->sent[way]);
         if (status == TT_OK) tt__count_on(c->world, &c->world->sent[rank][way]);
         return tt__device_status(p->ctx, c, rank, status);
     }
-    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)p->round + 1))
+    if (!tt__wait_for(c->world, rank, other, &c->world->sent[other][way], (uint64_t)round + 1))
         return TT_ERR_DEVICE;
     l->phase = TT__SPREAD_PHASE;
     status = b->after(d, l->instr->stream, theirs->sent[way]);
@@ -23544,25 +23439,24 @@ static tt_status tt__await_taken(tt_program *p, int rank, tt__segment segment)
 {
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
+    const int64_t round = p->rank[rank].now.round;
     tt_status status = TT_OK;
-    for (int k = 0; k < 2 && p->stage && status == TT_OK; k++) {
+    for (int k = 0; k < 2 && status == TT_OK; k++) {
         if (!p->built.send[k] || p->built.sends_from[k] != segment) continue;
         const tt__instr *i = &p->built.t->code[p->built.send[k] - 1];
         const int32_t copies = p->built.t->values[p->built.t->values[i->in[0]].base].copies;
-        tt_program room;
         int way;
         const int other = tt__neighbour(p, rank, i, &way);
-        const tt_program *q = tt__rank_view(p, other, &room);
+        const int theirs = tt__stage_of(p, other)->settings.in_flight;
         if (!tt__is_here(p, other)) {
-            if (p->round >= copies) status = tt__await_passed(p, rank, way, p->round - copies);
+            if (round >= copies) status = tt__await_passed(p, rank, way, round - copies);
             continue;
         }
-        if (p->round >= copies &&
-            !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
-                          (uint64_t)(p->round + 1 - copies)))
+        if (round >= copies && !tt__wait_for(c->world, rank, other, &c->world->taken[other][way],
+                                             (uint64_t)(round + 1 - copies)))
             return TT_ERR_DEVICE;
-        for (int m = 0; m < q->settings.in_flight && !c->kind->host && status == TT_OK; m++)
-            status = b->after(c->device[rank], TT__COMPUTE_STREAM, q->rank[other].passed[m].taken[way]);
+        for (int m = 0; m < theirs && !c->kind->host && status == TT_OK; m++)
+            status = b->after(c->device[rank], TT__COMPUTE_STREAM, p->rank[other].passed[m].taken[way]);
     }
     return tt__device_status(p->ctx, c, rank, status);
 }
@@ -23588,7 +23482,7 @@ static tt_status tt__sum_nothing(tt_program *p, int rank, const tt__launch *l)
 static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, int n)
 {
     const bool on_host = l->instr->on_host;
-    tt_status status = on_host ? tt__await_stream(p, rank, TT__COMPUTE_STREAM) : TT_OK;
+    tt_status status = on_host ? tt__await_stream(p->settings.crew, rank, TT__COMPUTE_STREAM) : TT_OK;
     if (status != TT_OK) return status;
     if (on_host) return tt__cpu_launch(l, n);
     return tt__device_status(p->ctx, p->settings.crew, rank, p->settings.kind->backend->launch(l, n));
@@ -23598,15 +23492,16 @@ static tt_status tt__launch_alone(tt_program *p, int rank, const tt__launch *l, 
 typedef struct tt__progress {
     tt__launch like;        /* what all launches have in common */
     bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
+    bool later;             /* as tt__now has it */
     /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
        all of them, also on those without a micro-batch. */
     tt__over met;
     int met_stream;
 } tt__progress;
 
-static bool tt__is_left_out(const tt_program *p, const tt__progress *at, const tt__instr *i)
+static bool tt__is_left_out(const tt__progress *at, const tt__instr *i)
 {
-    return (at->absent && !i->always) || (i->later && !p->later);
+    return (at->absent && !i->always) || (i->later && !at->later);
 }
 
 /* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
@@ -23624,8 +23519,8 @@ static tt_status tt__note_time(const tt_program *p, int k, double begin)
 static bool tt__leads_to_next(const tt_program *p, int k)
 {
     const tt__instr *i = &p->built.t->code[k], *next = i + 1;
-    const bool alone = p->settings.kind->host || p->poison || p->ctx->profile || p->arena->paging || p->stage;
-    if (alone || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
+    const bool alone = p->settings.kind->host || p->head->poison || p->ctx->profile || p->arena->paging;
+    if (alone || tt__stages(p) > 1 || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
     if (i->stream || next->stream || i->on_host || next->on_host) return false;
     if (i->with_next || next->with_next || i->later || next->later) return false;
     return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
@@ -23639,7 +23534,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
     const tt__instr *i = &p->built.t->code[k];
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
     const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
-    const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
+    const bool nothing = i->move.over && tt__present(p, rank, i, 1) == 0;
     const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
     const bool timed = p->ctx->profile && rank == 0;
     const double begin = timed ? tt__seconds() : 0;
@@ -23649,7 +23544,7 @@ static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, 
                        p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
     for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
         tt__launch *l = &r->launches[some];
-        if (tt__is_left_out(p, at, &i[n])) continue;
+        if (tt__is_left_out(at, &i[n])) continue;
         *l = at->like;
         tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
         const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
@@ -23681,7 +23576,7 @@ static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
     tt__rank *r = &p->rank[rank];
     const int stream = p->built.t->code[k].stream;
     tt__started *x = r->started;
-    if (tt__is_left_out(p, at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+    if (tt__is_left_out(at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
         if (!tt__runs_late(p)) at->met = TT__ALONE;
         return TT_OK;
     }
@@ -23717,20 +23612,21 @@ static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
 static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
 {
     tt_status status = TT_OK;
-    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= p->present;
+    const tt__now *now = &p->rank[rank].now;
+    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= now->present;
     const int end = tt__segment_first(p->built.t, segment + 1u);
-    tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__progress at = {*like, absent, now->later, TT__ALONE, TT__COMPUTE_STREAM};
     tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
     for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
     for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
         const tt__instr *i = &p->built.t->code[k];
         if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
-        if (p->stage) tt__go_on_passing(p, rank);
+        tt__go_on_passing(p, rank);
         for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
         if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
         else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
         else status = tt__launch_together(p, rank, &at, k);
-        for (int j = 0; j < n && p->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
+        for (int j = 0; j < n && p->head->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
     }
     return status;
 }
@@ -23756,11 +23652,12 @@ static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
 {
     const tt_tape *t = p->built.t;
     const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
+    if (p->stages > 1) return; /* a pipeline's wait on the host */
     const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
     for (int k = 0; k < p->built.n_boxes; k++) {
         const tt__box *box = &p->built.box[k];
         if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
-        for (int r = 0; r < p->settings.crew->ranks && !p->stage; r++) /* a pipeline's wait on the host */
+        for (int r = 0; r < p->settings.crew->ranks; r++)
             tt__overwrite(p->arena, reader, r, box->place, box->bytes);
     }
 }
@@ -23778,16 +23675,30 @@ static bool tt__needs_host(const tt_program *p, tt__segment segment)
 }
 
 /* Writes the step's settings and, where it is new, the loss scale to a rank. */
-static tt_status tt__write_settings(tt_program *p, int rank)
+static tt_status tt__write_settings(tt_program *p, int rank, bool scale)
 {
     const tt_tape *t = p->built.t;
-    tt__run run = p->run;
+    const tt__results *results = &p->head->results;
+    tt__run run = p->head->run;
     tt_status status = TT_OK;
-    run.micro = p->round * p->arena->data + tt__data_rank(p, rank);
+    run.micro = p->rank[rank].now.round * p->arena->data + tt__data_rank(p, rank);
     if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
-    if (status == TT_OK && t->scale && !p->scale_set)
-        status = tt__write_value(p, rank, t->results, &p->results, sizeof p->results);
+    if (status == TT_OK && t->scale && scale)
+        status = tt__write_value(p, rank, t->results, results, sizeof *results);
     return status;
+}
+
+/* What all launches of a rank have in common. */
+static tt__launch tt__launch_on(const tt_program *p, int rank)
+{
+    tt__launch l;
+    memset(&l, 0, sizeof l);
+    l.device = p->settings.crew->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.tuned = p->tunes;
+    l.resident = p->arena->memory[rank];
+    return l;
 }
 
 /* A segment that all ranks run. */
@@ -23798,24 +23709,20 @@ typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segme
 static tt_status tt__run_rank(void *arg, int rank)
 {
     const tt__segment_job *job = (const tt__segment_job *)arg;
-    tt_program room, *p = tt__rank_view(job->p, rank, &room);
+    tt_program *p = tt__stage_of(job->p, rank);
     const tt__segment segment = job->segment;
     const tt__crew *c = p->settings.crew;
     const tt__backend *b = c->kind->backend;
     tt__rank *r = &p->rank[rank];
-    tt__launch l;
+    tt__launch l = tt__launch_on(p, rank);
     char why[512] = "";
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = c->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.tuned = p->tunes;
-    l.resident = p->arena->memory[rank];
-    tt_status status = tt__write_settings(p, rank);
+    r->now = tt__now_of(job->p);
+    r->now.later = tt__adds_later(job->p, segment);
+    tt_status status = tt__write_settings(p, rank, !job->p->scale_set);
     if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
     if (status == TT_OK) {
-        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= r->now.present;
         /* No graph prefetches managed memory. */
         const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
         const bool records = can_record && !absent && !tt__needs_host(p, segment);
@@ -23898,27 +23805,22 @@ static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const
    nothing (`times`). *untimed grows by those that there was no memory for. */
 static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
 {
-    tt_program room, *p = tt__rank_view(of, rank, &room);
+    tt_program *p = tt__stage_of(of, rank);
     const tt_tape *t = p->built.t;
-    const tt__rank *r = &p->rank[rank];
+    tt__rank *r = &p->rank[rank];
     const tt__backend *b = p->settings.kind->backend;
     const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
-    const bool later = p->later;
-    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    const tt__now before = r->now;
+    const int64_t rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    int64_t *round = &r->now.round; /* gradients of each slot, which then are added to */
     int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
     tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
-    tt__launch like;
-    memset(&like, 0, sizeof like);
-    like.device = p->settings.crew->device[rank];
-    like.tape = t;
-    like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    like.tuned = true;
-    like.resident = p->arena->memory[rank];
-    const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
+    const tt__launch like = tt__launch_on(p, rank);
+    tt__progress at = {like, false, false, TT__ALONE, TT__COMPUTE_STREAM};
     for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
-    p->rows_in_place = rows;
-    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
-        p->later = p->round && p->round == rounds;
+    r->now.rows = rows;
+    for (*round = 0; *round <= rounds; ++*round) {
+        r->now.later = at.later = *round && *round == rounds;
         for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
             const tt__instr *i = &t->code[k];
             int some = 0;
@@ -23926,7 +23828,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
             if (i->on_host || tt__cost_of(i) != TT__COST_PRODUCT) continue;
             for (int j = 0; j < n; j++) {
                 tt__launch *l = &r->launches[some];
-                if (tt__is_left_out(p, &at, &i[j])) continue;
+                if (tt__is_left_out(&at, &i[j])) continue;
                 *l = like;
                 tt__set_launch(p, rank, &i[j], l, r->peers + (size_t)some * peers);
                 some += !tt__is_empty(&l->in[0]) && !tt__is_empty(&l->out[0]);
@@ -23937,9 +23839,7 @@ static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untime
                                            b->tune(r->launches, some, times, untimed));
         }
     }
-    p->rows_in_place = NULL;
-    p->round = round;
-    p->later = later;
+    r->now = before;
     tt__free(p->ctx, rows);
     return status;
 }
@@ -23979,7 +23879,7 @@ static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
             tt__free(ctx, *text);
             *text = (char *)tt__alloc(ctx, bytes);
         }
-        if (bytes && *text) status = tt__net_fetch(ctx, process, "the fastest products", *text, bytes);
+        if (bytes && *text) status = tt__net_fetch(ctx, process, -1, "the fastest products", *text, bytes);
         else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
     }
     return status;
@@ -24067,6 +23967,17 @@ static void tt__forget_recordings(tt_program *p)
 }
 
 static tt_status tt__read_unread(tt_program *p);
+/* Has all ranks run. After an error no device goes on to read another's memory, and no stream to use what
+   nobody waits for. */
+static tt_status tt__run_on_ranks(tt_program *p, tt_status (*run)(void *arg, int rank), void *arg)
+{
+    tt__crew *c = p->settings.crew;
+    tt_status status = tt__on_ranks(p->ctx, c, run, arg);
+    if (status == TT_OK) p->scale_set = true;
+    if (status == TT_OK) return status;
+    for (int r = c->first; r < c->first + c->local; r++) c->kind->backend->wait(c->device[r]);
+    return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
+}
 
 /* Runs a segment on all ranks. */
 static tt_status tt__run_segment(tt_program *p, tt__segment segment)
@@ -24085,16 +23996,12 @@ static tt_status tt__run_segment(tt_program *p, tt__segment segment)
     if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
     if (status != TT_OK) return status;
     tt__overwrite_segment(p, segment);
-    p->later = tt__adds_later(p, segment);
     const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = may_tear;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = may_tear;
+    status = tt__run_on_ranks(p, tt__run_rank, &job);
     tt__tell_graphs(p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++) /* no device goes on to read */
-        c->kind->backend->wait(c->device[r]); /* another's memory, no stream to use what nobody waits for */
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = false;
-    p->scale_set = true;
+    if (status != TT_OK) return status;
+    for (int s = 0; s < p->stages; s++) p->stage[s]->arena->torn = false;
     if (micro) p->arena->results_of = p;
     return TT_OK;
 }
@@ -24108,14 +24015,13 @@ static tt_status tt__read_rank(tt_program *p, int rank)
     const tt__arena *a = p->arena;
     const tt__crew *c = a->crew;
     if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
-    const void *from = tt__resolve(p, rank, t->results).data;
-    if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
-        status = tt__read_memory(p->ctx, a, rank, TT__DEVICE, a->bounce[rank], TT_U8, from, TT_U8,
-                                 sizeof r->results);
-        from = a->bounce[rank];
-    }
-    if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
-    if (!t->scale) r->results.scale = p->results.scale;
+    const tt__memory from = {a, rank, t->values[t->results].space, TT_U8,
+                              tt__resolve(p, rank, t->results).data};
+    /* By memory that the device can copy to while others work. */
+    void *to = from.space == TT__DEVICE && !a->kind->host ? (void *)a->bounce[rank] : &r->results;
+    status = tt__read_memory(&from, to, TT_U8, sizeof r->results);
+    if (status == TT_OK && to != &r->results) memcpy(&r->results, to, sizeof r->results);
+    if (!t->scale) r->results.scale = p->head->results.scale;
     return status;
 }
 
@@ -24128,7 +24034,7 @@ static tt_status tt__exchange_results(tt_program *p)
 {
     const tt__crew *c = p->settings.crew;
     const int data = p->arena->data;
-    tt_program room, *last = tt__last_view(p, &room);
+    tt_program *last = tt__last_stage(p);
     tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
     tt_status status = TT_OK;
     memset(found, 0, sizeof found);
@@ -24158,11 +24064,17 @@ static tt_status tt__read_first(tt_program *p, int rank)
     const tt__crew *c = p->settings.crew;
     const int own = tt__is_here(p, rank) ? rank : c->first;
     tt__results *results = &p->rank[rank].results;
-    tt_program room;
-    tt_status status = tt__read_rank(tt__rank_view(p, own, &room), own); /* waits for it, too */
+    tt_status status = tt__read_rank(tt__stage_of(p, own), own); /* waits for it, too */
     if (status != TT_OK) return tt__net_fail(p->ctx, status);
     const int process = tt__process_of(c, rank);
-    return tt__net_fetch(p->ctx, process, "what a step has found", results, sizeof *results);
+    return tt__net_fetch(p->ctx, process, -1, "what a step has found", results, sizeof *results);
+}
+
+static void tt__add_totals(tt__totals *to, const tt__totals *x)
+{
+    to->loss += x->loss;
+    to->targets += x->targets;
+    to->correct += x->correct;
 }
 
 /* The same, of all ranks together: after the update on any of them, else (train = false) on those that
@@ -24170,26 +24082,19 @@ static tt_status tt__read_first(tt_program *p, int rank)
 static tt_status tt__read_results(tt_program *p)
 {
     const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
-    tt_program room, *q = tt__last_view(p, &room);
+    tt_program *q = tt__last_stage(p);
     if (!trains && net) {
         tt_status found = tt__exchange_results(p);
         memset(&p->results.totals, 0, sizeof p->results.totals);
-        for (int d = 0; d < p->present && found == TT_OK; d++) {
-            const tt__totals *own = &p->rank[tt__first_of(q, d)].results.totals;
-            p->results.totals.loss += own->loss;
-            p->results.totals.targets += own->targets;
-            p->results.totals.correct += own->correct;
-        }
+        for (int d = 0; d < p->present && found == TT_OK; d++)
+            tt__add_totals(&p->results.totals, &p->rank[tt__first_of(q, d)].results.totals);
         return found;
     }
     tt_status status = net ? tt__read_first(p, tt__first_of(q, 0)) : tt__read_rank(q, tt__first_of(q, 0));
     p->results = q->rank[tt__first_of(q, 0)].results;
     for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
-        const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
         status = tt__read_rank(q, tt__first_of(q, d));
-        p->results.totals.loss += own->loss;
-        p->results.totals.targets += own->targets;
-        p->results.totals.correct += own->correct;
+        tt__add_totals(&p->results.totals, &q->rank[tt__first_of(q, d)].results.totals);
     }
     return status;
 }
@@ -24198,7 +24103,7 @@ static tt_status tt__read_results(tt_program *p)
    sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
 static tt_status tt__read_counts(tt_program *head, int *bad)
 {
-    tt_program room, *p = tt__last_view(head, &room);
+    tt_program *p = tt__last_stage(head);
     const tt_tape *t = p->built.t;
     const tt__value *x = &t->values[t->counted];
     const tt__crew *c = p->settings.crew;
@@ -24210,21 +24115,19 @@ static tt_status tt__read_counts(tt_program *head, int *bad)
     memset(some, 0, sizeof some);
     for (int k = 0; k < leaves && status == TT_OK; k++) {
         const int rank = tt__first_of(p, k % data);
-        if (!tt__is_here(p, rank) || k % data >= p->in_slot[k / data]) continue;
-        const char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
-        status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some[k], TT_U8, from, TT_U8,
-                                 sizeof *some);
+        if (!tt__is_here(p, rank) || k % data >= head->in_slot[k / data]) continue;
+        char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
+        const tt__memory totals = {p->arena, rank, x->space, TT_U8, from};
+        status = tt__read_memory(&totals, &some[k], TT_U8, sizeof *some);
     }
     status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
     for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
         const int d = k % data;
         const int process = tt__process_of(c, tt__first_of(p, d));
         const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
-        if (d >= p->in_slot[k / data]) continue;
+        if (d >= head->in_slot[k / data]) continue;
         if (isfinite(all.loss) && !isfinite(own->loss)) *bad = d;
-        all.loss += own->loss;
-        all.targets += own->targets;
-        all.correct += own->correct;
+        tt__add_totals(&all, own);
     }
     head->results.totals = all;
     return status;
@@ -24258,15 +24161,14 @@ static void tt__begin_step(tt_program *p)
    the device does not let itself be read: what it says of that matters more. */
 static float tt__largest_of(tt_program *p, int rank, int32_t v)
 {
-    const tt__arena *a = p->arena;
-    const tt__space space = p->built.t->values[v].space;
-    tt__mat m = tt__resolve(p, rank, v);
+    const tt__mat m = tt__resolve(p, rank, v);
+    tt__memory from = {p->arena, rank, p->built.t->values[v].space, m.dtype, NULL};
     float x[256], largest = 0;
     for (int64_t r = 0; r < m.rows; r++)
         for (int64_t c = 0, n; c < m.cols; c += n) {
             n = tt__min(TT__COUNT(x), m.cols - c);
-            const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
-            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return 0;
+            from.data = (char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
+            if (tt__read_memory(&from, x, TT_F32, (size_t)n) != TT_OK) return 0;
             for (int64_t k = 0; k < n; k++) {
                 if (!isfinite(x[k])) return INFINITY;
                 largest = fmaxf(largest, fabsf(x[k]));
@@ -24283,8 +24185,8 @@ static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
     const float huge = 1e10f;
     const char *name = NULL;
     float largest = huge;
-    for (int s = 0; s < tt__stages(p) && isfinite(largest); s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < p->stages && isfinite(largest); s++) {
+        tt_program *q = p->stage[s];
         for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
             const tt__value *x = &q->built.t->values[v];
             for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
@@ -24319,18 +24221,18 @@ static tt_status tt__check_loss(tt_program *p, int64_t micro)
 /* Notes what the step must know of a round, which is ready to run. */
 static void tt__begin_micro(tt_program *p)
 {
-    tt_program room;
-    const tt_program *last = tt__last_view(p, &room);
+    const tt_program *last = tt__last_stage(p);
     const tt_tape *t = last->built.t;
+    const tt__now now = tt__now_of(p);
     if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
-        int exponent = 0;
+        int exponent = 0, first = tt__first_of(last, 0);
         for (int k = 0; k < t->n_code; k++)
             if (tt__is(&t->code[k], TT__LOSS))
-                frexp((double)tt__actual_rows(last, tt__first_of(last, 0), t->code[k].in[0]), &exponent);
+                frexp((double)tt__actual_rows(last, &now, first, t->code[k].in[0]), &exponent);
         p->run.loss_norm = ldexp(1.0, exponent);
         p->norm_known = true;
     }
-    int *in_slot = &p->in_slot[tt__slot(p)];
+    int *in_slot = &p->in_slot[tt__slot(p, p->round)];
     *in_slot = p->present > *in_slot ? p->present : *in_slot;
 }
 
@@ -24373,15 +24275,16 @@ static tt_status tt__feed(tt_program *p)
 /* Writes the inputs of a micro-batch to a rank. */
 static tt_status tt__write_fed(tt_program *p, int rank)
 {
-    const tt__fed *f = &p->fed[p->round * p->arena->data + tt__data_rank(p, rank)];
+    const tt__now *now = &p->rank[rank].now;
+    const tt__fed *f = tt__fed_at(p, now->round, rank);
     tt_status status = TT_OK;
-    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
-    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
+    if (tt__data_rank(p, rank) >= now->present) return TT_OK;
+    for (int32_t v = 1; v < p->head->n_recorded && status == TT_OK; v++) {
         const tt__value *x = &p->built.t->values[v];
         if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
         const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
-        status = tt__write_value(p, rank, v, f->inputs + p->fed_at[v],
-                                 (size_t)tt__actual_rows(p, rank, v) * row);
+        status = tt__write_value(p, rank, v, f->inputs + p->head->fed_at[v],
+                                 (size_t)tt__actual_rows(p, now, rank, v) * row);
     }
     return status;
 }
@@ -24392,25 +24295,21 @@ static tt_status tt__run_stage(void *arg, int rank)
     const tt_program *head = (const tt_program *)arg;
     const bool train = head->settings.options.train;
     const int64_t micros = head->round, slots = tt__slots(head);
-    tt_program room, *p = tt__rank_view(head, rank, &room);
+    tt_program *p = tt__stage_of(head, rank);
+    tt__now *now = &p->rank[rank].now;
+    tt__launch l = tt__launch_on(p, rank);
     tt_status status = TT_OK;
-    tt__launch l;
     tt__float_mode mode = tt__float_default();
-    memset(&l, 0, sizeof l);
-    l.device = p->settings.crew->device[rank];
-    l.tape = p->built.t;
-    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
-    l.resident = p->arena->memory[rank];
+    l.tuned = false; /* products are timed before the first segment that is no micro-batch */
     for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
         bool backward = false;
-        p->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
-        p->present = p->round == micros - 1 ? head->present : p->arena->data;
-        p->later = p->round >= slots;
+        now->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
+        now->present = now->round == micros - 1 ? head->present : p->arena->data;
+        now->later = now->round >= slots;
         const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
         status = tt__await_taken(p, rank, segment);
         if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
-        if (status == TT_OK) status = tt__write_settings(p, rank);
-        p->scale_set = true;
+        if (status == TT_OK) status = tt__write_settings(p, rank, !k && !head->scale_set);
         if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
     }
     for (int k = 0; k < 2 * p->settings.in_flight && status == TT_OK; k++)
@@ -24422,16 +24321,11 @@ static tt_status tt__run_stage(void *arg, int rank)
 /* Runs the micro-batches that a pipeline has been fed. */
 static tt_status tt__run_pipeline(tt_program *p)
 {
-    const tt__crew *c = p->settings.crew;
     tt_status status = tt__check_whole(p->ctx, p->arena);
     if (status == TT_OK) status = tt__zero_states(p);
     p->arena->results_of = NULL;
+    if (status == TT_OK) status = tt__run_on_ranks(p, tt__run_stage, p);
     if (status != TT_OK) return status;
-    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_stage, p);
-    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++)
-        c->kind->backend->wait(c->device[r]);
-    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
-    p->scale_set = true;
     p->arena->results_of = p;
     p->last_round = p->round - 1;
     return TT_OK;
@@ -24444,7 +24338,7 @@ static tt_status tt__micro(tt_program *p, bool wanted)
 {
     const bool train = p->settings.options.train;
     int bad = 0; /* the first data rank with a loss that is not finite */
-    if (p->stage) return tt__feed(p);
+    if (p->stages > 1) return tt__feed(p);
     tt_status status = tt_allocate(p);
     if (status == TT_OK) status = tt__inputs_ready(p);
     if (status != TT_OK) return status;
@@ -24480,7 +24374,7 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
                         "train = false");
     tt__begin_step(p);
     tt_status status = tt__micro(p, true);
-    if (status == TT_OK && p->stage) {
+    if (status == TT_OK && p->stages > 1) {
         p->round++;
         status = tt__run_pipeline(p);
         if (status == TT_OK) status = tt__read_results(p);
@@ -24493,16 +24387,15 @@ tt_status tt_run(tt_program *p, tt_stats *stats)
 /* What the last run of a program that does not train has found on one data rank. */
 static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
 {
-    tt_program room;
-    const tt_program *p = tt__last_view(head, &room);
+    const tt_program *p = tt__last_stage(head);
     const tt__totals *own = &p->rank[tt__first_of(p, data_rank)].results.totals;
-    tt__give_stats(p, stats, 0);
+    tt__give_stats(head, stats, 0);
     stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
     stats->targets = own->targets;
     stats->correct = own->correct;
     stats->flops = 0;
-    for (int s = 0; s < tt__stages(head); s++) {
-        p = tt__stage_view(head, s, &room);
+    for (int s = 0; s < head->stages; s++) {
+        p = head->stage[s];
         for (int k = 0; k < p->arena->tensor; k++)
             stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
     }
@@ -24518,11 +24411,11 @@ static tt_status tt__check_lr(tt_program *p, float lr)
 static tt_status tt__norm_failed(tt_program *head)
 {
     const int first = head->settings.crew->first;
-    tt_program own, *p = tt__rank_view(head, first, &own);
+    tt_program *p = tt__stage_of(head, first);
     const tt_tape *t = p->built.t;
     const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
     const long long step = (long long)head->run.step;
-    const char *at = (const char *)tt__resolve(p, first, t->squares).data;
+    char *at = (char *)tt__resolve(p, first, t->squares).data;
     int n, parted;
     int32_t *list = tt__trained(t, &n, &parted), bad = 0;
     float square = 0;
@@ -24530,8 +24423,8 @@ static tt_status tt__norm_failed(tt_program *head)
     char cause[300];
     tt_status status = list ? TT_OK : TT_ERR_MEMORY;
     for (int k = 0; k < n && !bad && status == TT_OK; k++) {
-        status = tt__read_memory(p->ctx, p->arena, first, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4,
-                                 TT_F32, 1);
+        const tt__memory x = {p->arena, first, TT__DEVICE, TT_F32, at + (size_t)k * 4};
+        status = tt__read_memory(&x, &square, TT_F32, 1);
         if (status == TT_OK && !isfinite(square)) bad = list[k];
     }
     tt__free(p->ctx, list);
@@ -24541,8 +24434,8 @@ static tt_status tt__norm_failed(tt_program *head)
         return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
                         "of its squares overflows; it was not updated, but with update 'backward' others may "
                         "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
-    for (int s = 0; s < tt__stages(p) && bad; s++) {
-        tt_program room, *q = tt__stage_view(p, s, &room);
+    for (int s = 0; s < head->stages && bad; s++) {
+        tt_program *q = head->stage[s];
         const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
         for (int r = tt__near_rank(q->arena); r < end; r++)
             finite = finite && isfinite(tt__largest_of(q, r, q->built.t->values[bad].grad));
@@ -24640,7 +24533,7 @@ static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
     const double skipped = p->results.scale.skipped;
     const bool one = p->round == 1 && p->arena->data == 1;
     p->run.lr = lr;
-    tt_status status = p->stage ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    tt_status status = p->stages > 1 ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
     if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
     if (status != TT_OK) return status;
     if (!stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found) return tt__leave_unread(p, one);
@@ -24714,9 +24607,10 @@ static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
 static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
 {
     const tt__value *x = &p->built.t->values[v];
-    const char *from = tt__storage_memory(p, rank, x);
+    char *from = tt__storage_memory(p, rank, x);
     if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
-    return tt__fetch_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
+    const tt__memory memory = {p->arena, rank, x->space, x->shape.dtype, from};
+    return tt__fetch_memory(&memory, to, TT_F32, (size_t)n);
 }
 
 /* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
@@ -24781,7 +24675,7 @@ tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
     const tt__results *of = &p->results;
     tt__so_far g;
     int bad;
-    if (p->stage)
+    if (p->stages > 1)
         return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
                         "step together with its update, and keeps no gradients before");
     if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
@@ -24862,9 +24756,9 @@ static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
         if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
     for (int32_t v = 1; v < t->n_values; v++) {
         bool found = !tt__is_trained(t, v);
-        if (p->stage) {
+        if (p->stages > 1) {
             found = !tt__is_listed(t, v);
-            for (int s = 0; s < tt__stages(p) && !found; s++)
+            for (int s = 0; s < p->stages && !found; s++)
                 found = tt__hash_update(p->stage[s]->built.t, v, &hash);
         }
         for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
@@ -25303,24 +25197,25 @@ static void tt__count_transfers(const tt_program *p, tt_plan *plan)
 }
 
 /* The stage that needs most bytes on a rank, of a program that may be a pipeline. */
-static const tt_program *tt__largest_stage(const tt_program *p, tt_program *room)
+static const tt_program *tt__largest_stage(const tt_program *p)
 {
-    int largest = 0;
-    for (int s = 1; s < tt__stages(p); s++) {
-        const tt__arena *a = p->stage[s]->arena, *most = p->stage[largest]->arena;
-        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most))) largest = s;
+    const tt_program *largest = p;
+    for (int s = 1; s < p->stages; s++) {
+        const tt__arena *a = p->stage[s]->arena, *most = largest->arena;
+        if (tt__arena_size(a, tt__first_rank(a)) > tt__arena_size(most, tt__first_rank(most)))
+            largest = p->stage[s];
     }
-    return tt__stage_view(p, largest, room);
+    return largest;
 }
 
 /* The inputs of a pipeline's micro-batches on a data rank, which wait in the host's memory. */
 static size_t tt__fed_bytes(const tt_program *p)
 {
     const int micros = p->settings.options.accumulate ? p->settings.options.parallel.micros : 1;
-    return p->stage ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
+    return p->fed_at ? p->fed_at[p->n_recorded] * (size_t)tt__max(1, micros) : 0;
 }
 
-/* The plan of a program without other stages, or of a view of one that has some. */
+/* The plan of a stage. */
 static tt_plan tt__plan_of(const tt_program *p)
 {
     tt_plan plan;
@@ -25333,7 +25228,7 @@ static tt_plan tt__plan_of(const tt_program *p)
     plan.data = p->arena->data;
     plan.tensor = p->arena->tensor;
     plan.pipeline = p->arena->stages;
-    tt__count_params(p, &plan.params, &plan.split_params);
+    tt__count_params(p->head, &plan.params, &plan.split_params);
     plan.bytes = tt__arena_size(p->arena, first);
     plan.bytes_least = tt__arena_size(p->arena, end - 1);
     plan.persistent_bytes = plan.bytes - p->arena->transient;
@@ -25343,12 +25238,13 @@ static tt_plan tt__plan_of(const tt_program *p)
         plan.moved_bytes = (size_t)fmax((double)plan.moved_bytes, moved);
         plan.moved_least_bytes = (size_t)fmax((double)plan.moved_least_bytes, least);
     }
-    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p) + tt__fed_bytes(p);
+    plan.host_bytes = tt__host_size(p, first) + p->arena->on_host + tt__staging_bytes(p);
+    plan.host_bytes += tt__fed_bytes(p->head);
     if (!p->settings.kind->host) plan.host_bytes += TT__BOUNCE;
     const tt__crew *c = p->settings.crew;
     if (!p->settings.kind->host && c->ranks > 1) plan.host_bytes += TT__STAGE;
     if (c->local < c->ranks) plan.host_bytes += p->settings.kind->host ? 2 * TT__STAGE : TT__STAGE;
-    double least, sent = tt__net_plan(p, &least);
+    double least, sent = tt__net_plan(p->head, &least);
     plan.sent_bytes = (size_t)sent;
     plan.sent_least_bytes = (size_t)least;
     tt__count_transfers(p, &plan);
@@ -25390,16 +25286,14 @@ static tt_plan tt__plan_of(const tt_program *p)
 
 tt_plan tt_stage_plan(const tt_program *p, int stage)
 {
-    tt_program room;
-    return tt__plan_of(tt__stage_view(p, stage < 0 || stage >= tt__stages(p) ? 0 : stage, &room));
+    return tt__plan_of(p->stage[stage < 0 || stage >= p->stages ? 0 : stage]);
 }
 
 tt_plan tt_program_plan(const tt_program *p)
 {
-    tt_program room;
-    tt_plan plan = tt__plan_of(tt__largest_stage(p, &room));
-    if (p->stage) plan.flops = plan.extra_flops = 0;
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    tt_plan plan = tt__plan_of(tt__largest_stage(p));
+    if (p->stages > 1) plan.flops = plan.extra_flops = 0;
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan of_stage = tt_stage_plan(p, s);
         if (of_stage.bytes < plan.bytes_least) plan.bytes_least = of_stage.bytes;
         plan.flops += of_stage.flops;
@@ -25417,8 +25311,7 @@ static bool tt__larger_storage(const void *arg, uint32_t a, uint32_t b)
 
 int tt_plan_values(const tt_program *all_stages, tt_plan_value *to, int capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     const int values = p->built.t->n_values, storages = tt__storages(p);
     const size_t bytes_each = sizeof(size_t) + sizeof(uint32_t) + sizeof(int32_t);
     size_t *bytes = (size_t *)tt__calloc(p->ctx, bytes_each * (size_t)storages);
@@ -25565,7 +25458,7 @@ static void tt__print_choice(const tt_program *p, const tt_plan *plan, tt__text 
 /* What each stage of a pipeline needs. */
 static void tt__print_stages(const tt_program *p, tt__text *text)
 {
-    for (int s = 0; s < tt__stages(p) && p->stage; s++) {
+    for (int s = 0; s < p->stages && p->stages > 1; s++) {
         const tt_plan plan = tt_stage_plan(p, s);
         tt__print(text, "  stage %d: %.1f MB, of which %.1f persistent; %.2f GFLOP a micro-batch", s,
                   1e-6 * (double)plan.bytes, 1e-6 * (double)plan.persistent_bytes, plan.flops / 1e9);
@@ -25774,8 +25667,7 @@ static bool tt__draw_marks(tt__text *text, const tt_tape *t, int kind, const cha
 
 size_t tt_plan_svg(const tt_program *all_stages, char *to, size_t capacity)
 {
-    tt_program room;
-    const tt_program *p = tt__largest_stage(all_stages, &room);
+    const tt_program *p = tt__largest_stage(all_stages);
     enum { N = TT_MEM_CATEGORIES, LEGEND = TT__RIGHT + 24 };
     static const char *const colour[N] = {"#4e79a7", "#a0cbe8", "#f28e2b", "#b07aa1", "#59a14f", "#9c9490"};
     const tt_plan plan = tt_program_plan(p);
@@ -25897,10 +25789,9 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     if (capacity) to[0] = 0;
-    for (int s = 0; s < tt__stages(p); s++) {
-        tt_program room;
-        if (p->stage) tt__print(&text, "stage %d\n", s);
-        tt__print_program(tt__stage_view(p, s, &room), &text);
+    for (int s = 0; s < p->stages; s++) {
+        if (p->stages > 1) tt__print(&text, "stage %d\n", s);
+        tt__print_program(p->stage[s], &text);
     }
     return text.length;
 }
@@ -36769,8 +36660,8 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < tt__stages(g->program); k++) /* keys and values may not be finite either */
-                tt__stage_of(g->program, k)->zeroed = false;
+            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+                g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
         }
@@ -36988,11 +36879,6 @@ static tt_status tt__check_kept(const tt_param *param)
                     strlen(name), TT__STATE_NAME);
 }
 
-static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
-{
-    return stage ? p->stage[stage]->built.t : p->built.t;
-}
-
 /* Is v a persistent storage of its kind? */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
@@ -37003,7 +36889,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 /* What a stage has of what a state keeps; 0: nothing. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
-    const tt_tape *t = tt__stage_tape(p, stage);
+    const tt_tape *t = p->stage[stage]->built.t;
     int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
@@ -37014,13 +36900,12 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 /* Adds the parameters that a program trains, or those that are frozen in it. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
     tt_status status = TT_OK;
-    for (int32_t v = 1; v < values && status == TT_OK; v++) {
+    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
         tt__kept x = {v, p->built.t->values[v].param, 0, 0, ""};
         if (p->built.t->values[v].needs_grad == frozen) continue;
-        while (x.stage < tt__stages(p) && !tt__kept_in(p, x.stage, &x)) x.stage++;
-        if (x.stage == tt__stages(p)) continue;
+        while (x.stage < p->stages && !tt__kept_in(p, x.stage, &x)) x.stage++;
+        if (x.stage == p->stages) continue;
         status = tt__check_kept(p->ctx->params[x.param]);
         snprintf(x.name, sizeof x.name, "%.170s", p->ctx->params[x.param]->name);
         kept[(*n)++] = x;
@@ -37699,7 +37584,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     s->tensors = 1 + s->count + (t->fp8_history != 0) + (s->frozen > 0) + (more > 0);
     tt__state_integers(&s->info[0], "tinytrain.run", sizeof s->header);
     for (int k = 0; k < s->count; k++) {
-        const tt__value *x = &tt__stage_tape(p, s->kept[k].stage)->values[s->kept[k].value];
+        const tt__value *x = &p->stage[s->kept[k].stage]->built.t->values[s->kept[k].value];
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
@@ -37728,8 +37613,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
    all have theirs, in `history`, or (write) from there to each rank. */
 static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float *history)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, stage, &room);
+    const tt_program *p = s->p->stage[stage];
     const tt_tape *t = p->built.t;
     const tt__arena *a = p->arena;
     const int first = tt__first_rank(a);
@@ -37742,11 +37626,11 @@ static tt_status tt__stage_fp8(const tt__state *s, int stage, bool write, float 
         const size_t bytes = row * sizeof(float);
         for (int r = tt__near_rank(a); r < tt__near_end(a) && status == TT_OK; r++) {
             float *at = (float *)tt__resolve(p, r, i->in[1]).data + (to - history);
-            if (write) status = tt__write_memory(p->ctx, a, r, TT__DEVICE, at, TT_U8, to, TT_U8, bytes);
-            else if (r == first)
-                status = tt__read_memory(p->ctx, a, r, TT__DEVICE, to, TT_U8, at, TT_U8, bytes);
+            const tt__memory x = {a, r, TT__DEVICE, TT_U8, at};
+            if (write) status = tt__write_memory(&x, to, TT_U8, bytes);
+            else if (r == first) status = tt__read_memory(&x, to, TT_U8, bytes);
         }
-        if (!write && status == TT_OK) status = tt__net_to_first(p->ctx, a->crew, first, to, bytes);
+        if (!write && status == TT_OK) status = tt__net_to_first(a->crew, first, to, bytes);
     }
     return status;
 }
@@ -37760,7 +37644,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
     const int tensor = w ? -1 : tt_safetensors_find(s->file, info->name);
     tt_status status = history ? TT_OK : TT_ERR_MEMORY;
     if (tensor >= 0 && history) status = tt_safetensors_read(s->file, tensor, 0, info->bytes, history);
-    for (int k = 0; k < tt__stages(s->p) && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
+    for (int k = 0; k < s->p->stages && status == TT_OK; k++) status = tt__stage_fp8(s, k, !w, history);
     if (w && status == TT_OK) status = tt_safetensors_write(w, history, info->bytes);
     tt__free(s->p->ctx, history);
     return status;
@@ -37770,8 +37654,7 @@ static tt_status tt__state_move_fp8(const tt__state *s, tt_safetensors_writer *w
    process 0 has the hash. */
 static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_writer *w, uint64_t *hash)
 {
-    tt_program room;
-    const tt_program *p = tt__stage_view(s->p, s->kept[k].stage, &room);
+    const tt_program *p = s->p->stage[s->kept[k].stage];
     const tt__value *x = &p->built.t->values[s->kept[k].value];
     const tt__stored stored = tt__stored_of(p->ctx->params[x->param], &x->part, p->arena);
     const int64_t size = stored.rows * stored.cols, item = (int64_t)tt_dtype_bytes(x->shape.dtype);
@@ -37779,13 +37662,12 @@ static tt_status tt__state_write(const tt__state *s, int k, tt_safetensors_write
     for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
         int rank;
         const int64_t at = tt__stored_at(&stored, e, &rank, &n);
-        const char *from = (const char *)tt__resolve(p, rank, s->kept[k].value).data;
+        char *from = (char *)tt__resolve(p, rank, s->kept[k].value).data;
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
-        if (from)
-            status = tt__read_memory(p->ctx, p->arena, rank, x->space, s->piece, TT_U8, from + at * item,
-                                     TT_U8, bytes);
-        if (status == TT_OK) status = tt__net_to_first(p->ctx, p->arena->crew, rank, s->piece, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, from ? from + at * item : NULL};
+        if (from) status = tt__read_memory(&memory, s->piece, TT_U8, bytes);
+        if (status == TT_OK) status = tt__net_to_first(p->arena->crew, rank, s->piece, bytes);
         if (status == TT_OK && w) status = tt_safetensors_write(w, s->piece, bytes);
         if (status == TT_OK && !w) *hash = tt__hash_elements(*hash, s->piece, bytes, item);
     }
@@ -37833,9 +37715,8 @@ static tt_status tt__state_read(const tt__state *s, int k, const tt_program *p, 
         n = tt__min(n, (int64_t)s->room / item);
         const size_t bytes = (size_t)(n * item);
         status = tt_safetensors_read(s->file, tensor, (size_t)(e * item), bytes, s->piece);
-        if (status == TT_OK)
-            status = tt__write_memory(p->ctx, p->arena, rank, x->space, to + at * item, TT_U8, s->piece,
-                                      TT_U8, bytes);
+        const tt__memory memory = {p->arena, rank, x->space, TT_U8, to + at * item};
+        if (status == TT_OK) status = tt__write_memory(&memory, s->piece, TT_U8, bytes);
     }
     return status;
 }
@@ -37846,9 +37727,8 @@ static tt_status tt__state_move(const tt__state *s, tt_safetensors_writer *w)
     tt_status status = TT_OK;
     for (int k = 0; k < s->count && status == TT_OK; k++) {
         if (w) status = tt__state_write(s, k, w, NULL);
-        for (int stage = 0; stage < tt__stages(s->p) && !w; stage++) {
-            tt_program room;
-            const tt_program *p = tt__stage_view(s->p, stage, &room);
+        for (int stage = 0; stage < s->p->stages && !w; stage++) {
+            const tt_program *p = s->p->stage[stage];
             const int32_t v = tt__kept_in(s->p, stage, &s->kept[k]);
             for (int r = tt__near_rank(p->arena); v && r < tt__near_end(p->arena) && status == TT_OK; r++)
                 status = tt__state_read(s, k, p, v, r);
@@ -38954,7 +38834,7 @@ size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
     size_t state = 0, model = 0;
     tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
     for (int k = 0; kept && k < count; k++) {
-        const tt__value *x = &tt__stage_tape(r->train, kept[k].stage)->values[kept[k].value];
+        const tt__value *x = &r->train->stage[kept[k].stage]->built.t->values[kept[k].value];
         const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
         state += bytes;
         if (!kept[k].state) model += bytes;

@@ -601,7 +601,7 @@ static int leave_waits_out(tt_program *p)
     p->built.under_way += 16;
     tt__free(p->ctx, r->started);
     r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)p->built.under_way);
-    hosts_event = left_wait > groups ? &r->event : NULL;
+    hosts_event = left_wait > groups ? &p->settings.crew->event[0] : NULL;
     if (hosts_event) leave_out(p);
     return groups + 2;
 }

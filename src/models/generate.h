@@ -322,8 +322,8 @@ static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, cons
 {
     for (int v = 0; v < g->vocab; v++) {
         if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
-            for (int k = 0; k < tt__stages(g->program); k++) /* keys and values may not be finite either */
-                tt__stage_of(g->program, k)->zeroed = false;
+            for (int k = 0; k < g->program->stages; k++) /* keys and values may not be finite either */
+                g->program->stage[k]->zeroed = false;
             return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
                             "token %d is not finite", slot->seq, slot->length, v);
         }
