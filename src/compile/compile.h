@@ -6,6 +6,7 @@
 #include "../passes/precision.h"
 #include "../plan/place.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "program.h"
 #include "settings.h"

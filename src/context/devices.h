@@ -4,6 +4,7 @@
 #include "../ops/rules.h"
 #include "../ranks/threads.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "memory.h"
 #include "cpu.h"
 

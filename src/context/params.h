@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "memory.h"
 #include "cpu.h"
 #include "devices.h"

@@ -2,6 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../passes/offload.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../compile/program.h"
 #include "../files/lists.h"

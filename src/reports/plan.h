@@ -8,6 +8,7 @@
 #include "../passes/overlap.h"
 #include "../plan/place.h"
 #include "../ranks/threads.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/cpu.h"
 #include "../compile/program.h"

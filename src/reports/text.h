@@ -2,7 +2,7 @@
 #include "../base/base.h"
 #include "../tape/tape.h"
 #include "../passes/recompute.h"
-#include "../context/memory.h"
+#include "../ranks/groups.h"
 #include "../context/params.h"
 #include "../compile/program.h"
 

@@ -4,7 +4,7 @@
 #include "../tape/record.h"
 #include "../ops/rules.h"
 #include "../passes/overlap.h"
-#include "../context/memory.h"
+#include "../ranks/groups.h"
 #include "../context/devices.h"
 #include "../context/context.h"
 #include "../compile/program.h"

@@ -7,6 +7,7 @@
 #include "../ops/rules.h"
 #include "../plan/place.h"
 #include "../ops/cpu_launch.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../context/params.h"

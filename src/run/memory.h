@@ -6,6 +6,8 @@
 #include "../plan/place.h"
 #include "../ops/cpu_launch.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
+#include "../ranks/collectives.h"
 #include "../context/memory.h"
 #include "../context/cpu.h"
 #include "../context/devices.h"

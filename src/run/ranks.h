@@ -3,6 +3,7 @@
 #include "../tape/tape.h"
 #include "../tape/record.h"
 #include "../ranks/threads.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/params.h"
 #include "../compile/program.h"

@@ -4,6 +4,7 @@
 #include "../tape/record.h"
 #include "../ops/cpu_launch.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../context/params.h"

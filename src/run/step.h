@@ -4,6 +4,7 @@
 #include "../tape/record.h"
 #include "../passes/step.h"
 #include "../passes/update.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../context/params.h"

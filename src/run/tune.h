@@ -4,6 +4,7 @@
 #include "../ops/linear/rules.h"
 #include "../passes/overlap.h"
 #include "../ranks/processes.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/devices.h"
 #include "../compile/program.h"
