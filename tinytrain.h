@@ -3734,7 +3734,6 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
@@ -4211,7 +4210,7 @@ static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
-        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = x->instead = 0;
+        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = 0;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
     for (int k = 0; k < t->n_code; k++) {
@@ -7289,6 +7288,18 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     return status;
 }
 
+/* A number for each value, 0 at first, to be freed; NULL: no memory. */
+static int32_t *tt__new_map(const tt_tape *t)
+{
+    return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
+}
+
+/* The instruction reads the values that a map has for its operands. */
+static void tt__map_operands(tt__instr *i, const int32_t *map)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
+}
+
 /* ------------------------------------------------------------------------------------------ differentiate */
 
 /* Appends the backward instructions of the loss `root` to the tape. */
@@ -7329,11 +7340,12 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
+    int32_t *instead = tt__new_map(t); /* what is read in place of a copy */
+    if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
         const tt__value *y = &t->values[i->out[0]];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (!train) i->attr.dropout = 0;
         if (!train && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
@@ -7342,9 +7354,10 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[t->values[i->in[0]].base].offload |= y->offload;
         if (y->mark != TT__UNMARKED) t->values[t->values[i->in[0]].base].mark = y->mark;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0];
         tt__drop(t, k);
     }
+    tt__free(t->ctx, instead);
     return tt__settle(t, n);
 }
 
@@ -7354,9 +7367,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* instructions before the pass */
-    /* Every gather: its instruction, and one more than the entry of the gather of the same value that was
-       found before it (0: none). */
-    struct { int at, before; } *all; int n_all, cap_all;
+    int *all; int n_all, cap_all;
     int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
@@ -7365,10 +7376,7 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     tt_context *ctx = g->t->ctx;
     if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all)) return false;
     if (!TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
-    tt__value *x = &g->t->values[g->t->code[k].in[0]];
-    g->all[g->n_all].at = g->todo[g->n_todo++] = k;
-    g->all[g->n_all].before = x->instead; /* in this pass, the value's last entry of `all`, plus 1 */
-    x->instead = ++g->n_all;
+    g->all[g->n_all++] = g->todo[g->n_todo++] = k;
     return true;
 }
 
@@ -7378,9 +7386,9 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
     int k = -1; /* the first that was found */
-    for (int n = t->values[v].instead; n; n = g->all[n - 1].before) {
-        const tt__instr *i = &t->code[g->all[n - 1].at];
-        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n - 1].at;
+    for (int n = 0; n < g->n_all && k < 0; n++) {
+        const tt__instr *i = &t->code[g->all[n]];
+        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
     }
     if (k >= 0) {
         if ((k < g->n ? k : t->code[k].before) <= at) return t->code[k].out[0];
@@ -8057,29 +8065,32 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. */
-static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
+/* Views of a storage for which a map has another become views of that. */
+static void tt__map_views(tt_tape *t, int values, const int32_t *map)
+{
+    for (int32_t v = 1; v < values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->base != v && map[x->base]) x->base = map[x->base];
+    }
+}
+
+/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. part:
+   zeros, of each value. */
+static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* what is new comes after these */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
-        const int32_t part = tt__sum_gradient(t, v, sums++ > 0);
-        if (!part) return TT_ERR_MEMORY;
-        t->values[v].instead = part;
+        if (!(part[v] = tt__sum_gradient(t, v, sums++ > 0))) return TT_ERR_MEMORY;
     }
-    for (int32_t v = 1; v < values && sums; v++) {
-        const int32_t part = t->values[t->values[v].base].instead;
-        if (part && t->values[v].base != v) t->values[v].base = part;
-    }
+    tt__map_views(t, values, part);
     for (int k = 0; k < n && sums; k++)
         for (int o = 0; o < TT__MAX_OUT; o++) {
             tt__instr *i = &t->code[k];
-            const int32_t part = t->values[i->out[o]].instead;
-            if (part) i->out[o] = part;
+            if (part[i->out[o]]) i->out[o] = part[i->out[o]];
             if (t->values[i->out[o]].base >= values) i->add_later &= ~(1u << o);
         }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
     return TT_OK;
 }
 
@@ -8088,31 +8099,26 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *instead = tt__new_map(t), *part = tt__new_map(t);
+    tt__split *layout = tt__first_layouts(t);
+    tt_status status = instead && part && layout ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < n && status == TT_OK; k++) {
         tt__instr *i = &t->code[k];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0]; /* a storage, as tt__may_enter says: rows of it are views */
         tt__drop(t, k);
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* views of rows */
-        tt__value *x = &t->values[v];
-        const int32_t to = t->values[x->base].instead;
-        if (!to || x->base == v) continue;
-        x->base = to; /* a storage, as tt__may_enter says */
-    }
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0;
-    tt_status status = tt__settle(t, n);
-    if (status != TT_OK) return status;
-    tt__split *layout = tt__first_layouts(t);
-    if (!layout) return TT_ERR_MEMORY;
+    if (status == TT_OK) tt__map_views(t, t->n_values, instead);
+    if (status == TT_OK) status = tt__settle(t, n);
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
         int32_t value;
         const char *wrong = tt__derive(t, &t->code[k], layout, &value);
         if (wrong) status = tt__verify_fail(t, "differentiate", k, wrong, value);
     }
-    if (status == TT_OK) status = tt__sum_gradients(t, layout);
+    if (status == TT_OK) status = tt__sum_gradients(t, layout, part);
+    tt__free(t->ctx, instead);
+    tt__free(t->ctx, part);
     tt__free(t->ctx, layout);
     return status;
 }
@@ -8243,6 +8249,24 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
+/* A copy of v in another dtype, made right before instruction k, so that it lives no longer; 0: no memory. */
+static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
+{
+    tt__shape shape = t->values[v].shape;
+    tt__instr cast = tt__new_instr(TT__OP_CAST);
+    shape.dtype = dtype;
+    const int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
+                                       t->values[v].name);
+    if (!copy) return 0;
+    t->values[copy].needs_grad = t->values[v].needs_grad;
+    t->values[copy].part = t->values[v].part;
+    cast.in[0] = v;
+    cast.out[0] = copy;
+    cast.backward = t->code[k].backward;
+    cast.stage = t->code[k].stage;
+    return tt__insert(t, k, &cast) ? copy : 0;
+}
+
 /* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
    16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
@@ -8276,27 +8300,18 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
-    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer */
+    int32_t *copy = tt__new_map(t);
+    bool ok = copy != NULL;
+    for (int k = 0; k < n && ok; k++) {
         int number = tt__weight(&t->code[k]);
         int32_t w = number ? t->code[k].in[number] : 0;
         if (!w || !tt__is_weight(t, w) || t->values[w].base != w) continue;
-        if (!t->values[w].instead) {
-            tt__shape shape = t->values[w].shape;
-            tt__instr cast = tt__new_instr(TT__OP_CAST);
-            shape.dtype = precision->half;
-            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype),
-                                         t->values[w].name);
-            if (!copy) return TT_ERR_MEMORY;
-            t->values[copy].needs_grad = t->values[w].needs_grad;
-            t->values[copy].part = t->values[w].part;
-            t->values[w].instead = copy;
-            cast.in[0] = w;
-            cast.out[0] = copy;
-            if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-        }
-        t->code[k].in[number] = t->values[w].instead;
+        if (!copy[w]) copy[w] = tt__cast_before(t, k, w, precision->half);
+        t->code[k].in[number] = copy[w];
+        ok = copy[w] != 0;
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copy);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 #ifndef TT__PIECES_FROM /* tests make it smaller */
@@ -8356,9 +8371,11 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *copies = tt__new_map(t);
+    bool ok = copies != NULL;
+    for (int k = 0; k < n && ok; k++) {
         if (!tt__is(&t->code[k], TT__PRODUCT) || !t->code[k].out[0]) continue;
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 2 && ok; j++) {
             const int32_t v = t->code[k].in[j];
             const tt_dtype dtype = t->values[t->code[k].in[1 - j]].shape.dtype;
             if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32) continue;
@@ -8367,26 +8384,14 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
                 t->values[v].pinned_f32 = false;
                 continue;
             }
-            int32_t copy = t->values[v].instead;
-            if (!copy) {
-                tt__shape shape = t->values[v].shape;
-                tt__instr cast = tt__new_instr(TT__OP_CAST);
-                shape.dtype = dtype;
-                copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
-                                     t->values[v].name);
-                if (!copy) return TT_ERR_MEMORY;
-                t->values[copy].part = t->values[v].part;
-                cast.in[0] = v;
-                cast.out[0] = copy;
-                cast.backward = t->code[k].backward;
-                cast.stage = t->code[k].stage;
-                if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-                if (t->values[t->values[v].base].writer < k) t->values[v].instead = copy;
-            }
+            const int32_t copy = copies[v] ? copies[v] : tt__cast_before(t, k, v, dtype);
+            if (t->values[t->values[v].base].writer < k) copies[v] = copy;
             t->code[k].in[j] = copy;
+            ok = copy != 0;
         }
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copies);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 /* ---------------------------------------------------------------------------------------------- recompute */
@@ -8413,6 +8418,7 @@ typedef struct tt__recomputer {
     int forward;     /* the first instruction of the backward */
     int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
     int at;          /* before which instructions are put in: the one that needs them */
+    int32_t *again;  /* of each value, the same computed again; 0: it is not yet */
 } tt__recomputer;
 
 /* The backward reads v anyway. */
@@ -8475,7 +8481,7 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
-    if (!t->values[base].instead) {
+    if (!r->again[base]) {
         if (tt__is_kept(r, base)) return v;
         tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
@@ -8489,17 +8495,25 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
             if (!id) return 0;
             t->values[id].pinned_f32 = like.pinned_f32;
             t->values[id].part = like.part;
-            t->values[old].instead = i.out[o] = id;
+            r->again[old] = i.out[o] = id;
         }
         i.backward = true;
         i.again = true;
         if (!tt__insert(t, r->at, &i)) return 0;
     }
-    if (v == base) return t->values[base].instead;
+    if (v == base) return r->again[base];
     tt__value view = t->values[v];
-    v = tt__new_view(t, t->values[base].instead, &view.shape, view.offset, view.ld, view.name);
+    v = tt__new_view(t, r->again[base], &view.shape, view.offset, view.ld, view.name);
     if (v) t->values[v].part = view.part;
     return v;
+}
+
+/* The instructions of the forward. */
+static int tt__forward_of(const tt_tape *t)
+{
+    int forward = 0;
+    while (forward < t->n_code && !t->code[forward].backward) forward++;
+    return forward;
 }
 
 /* The instructions of the first `blocks` blocks, or of all but the last, if these are fewer. Without marks,
@@ -8531,17 +8545,18 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
 {
-    tt__recomputer r = {t, policy, drop, n_drop, 0, 0, 0};
+    tt__recomputer r = {t, policy, drop, n_drop, tt__forward_of(t), 0, 0, tt__new_map(t)};
     const int n = tt__index(t);
-    while (r.forward < n && !t->code[r.forward].backward) r.forward++;
+    bool ok = r.again != NULL;
     if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward, blocks);
-    for (r.at = r.forward; r.at < n; r.at++)
-        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward; j++) {
+    for (r.at = r.forward; r.at < n && ok; r.at++)
+        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward && ok; j++) {
             int32_t v = t->code[r.at].in[j], with = v ? tt__read_again(&r, v, false) : 0;
-            if (v && !with) return TT_ERR_MEMORY;
+            ok = with || !v;
             t->code[r.at].in[j] = with;
         }
-    return tt__settle(t, n);
+    tt__free(t->ctx, r.again);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 /* --------------------------------------------------------------------------------------------------- step */
@@ -8634,34 +8649,28 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Notes of each storage, in its `instead`, one more than the instruction that writes it first; 0: none. */
-static void tt__note_first_writers(tt_tape *t)
+/* Of each storage, one more than the instruction that writes it first, or 0; to be freed. NULL: no memory. */
+static int32_t *tt__first_writers(const tt_tape *t)
 {
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
-    for (int k = t->n_code - 1; k >= 0; k--)
+    int32_t *first = tt__new_map(t);
+    for (int k = t->n_code - 1; k >= 0 && first; k--)
         for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j]) t->values[t->values[t->code[k].out[j]].base].instead = k + 1;
-}
-
-static void tt__forget_first_writers(tt_tape *t)
-{
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+            if (t->code[k].out[j]) first[t->values[t->code[k].out[j]].base] = k + 1;
+    return first;
 }
 
 /* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
    how many there are. */
-static int tt__find_cuts(tt_tape *t, int n, tt__cut *cut, int *cross, double *all)
+static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
     *all = 0;
-    tt__note_first_writers(t);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        if (x->base != v || x->storage != TT__TRANSIENT || !x->instead || x->reader < x->instead) continue;
-        cross[x->instead - 1]++;
+        if (x->base != v || x->storage != TT__TRANSIENT || !first[v] || x->reader < first[v]) continue;
+        cross[first[v] - 1]++;
         cross[x->reader]--;
     }
-    tt__forget_first_writers(t);
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         *all += tt__forward_cost(t, i);
@@ -8740,13 +8749,15 @@ static tt_status tt__pass_ends(tt_tape *t)
     double all;
     tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
     int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
-    tt_status status = cut && cross ? TT_OK : TT_ERR_MEMORY;
-    const int cuts = status == TT_OK ? tt__find_cuts(t, n, cut, cross, &all) : 0;
+    int32_t *first = tt__first_writers(t);
+    tt_status status = cut && cross && first ? TT_OK : TT_ERR_MEMORY;
+    const int cuts = status == TT_OK ? tt__find_cuts(t, n, first, cut, cross, &all) : 0;
     if (status == TT_OK && cuts >= stages - 1) status = tt__choose_cuts(t, cut, cuts, all, stages);
     for (int k = 0; k < cuts && cuts < stages - 1; k++)
         tt__print(&text, "%s'%s'", k ? ", " : ": ", t->values[cut[k].value].name);
     tt__free(t->ctx, cut);
     tt__free(t->ctx, cross);
+    tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
     return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
@@ -8775,6 +8786,7 @@ typedef struct tt__cutter {
     int n, forward;     /* instructions; those of the forward */
     int me;             /* one more than the stage */
     bool *kept;         /* of each instruction */
+    bool *written;      /* of each storage, while one goes through the instructions */
     uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
 } tt__cutter;
 
@@ -8821,7 +8833,7 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     tt_tape *t = c->t;
     int32_t found = 0;
     *other = 0;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++) {
         const tt__instr *i = &t->code[k];
         const bool inside = i->stage <= stage || tt__casts_weight(t, i);
@@ -8829,13 +8841,12 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
             const int out = j - TT__MAX_IN;
             const int32_t base = t->values[out < 0 ? i->in[j] : i->out[out]].base;
             const bool needs = base && (out < 0 || (i->add >> out & 1));
-            if (!needs || t->values[base].storage != TT__TRANSIENT || t->values[base].instead) continue;
+            if (!needs || t->values[base].storage != TT__TRANSIENT || c->written[base]) continue;
             if (found && base != found) *other = base;
             else found = base;
         }
-        for (int j = 0; j < TT__MAX_OUT && inside; j++) t->values[t->values[i->out[j]].base].instead = 1;
+        for (int j = 0; j < TT__MAX_OUT && inside; j++) c->written[t->values[i->out[j]].base] = true;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return found;
 }
 
@@ -8899,14 +8910,14 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++)
         for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
             tt__instr *i = &t->code[k];
             const int32_t y = i->out[j], base = t->values[y].base;
             tt__value *g = &t->values[base];
-            if (!y || g->storage != TT__GRADIENT || g->instead) continue;
-            g->instead = 1;
+            if (!y || g->storage != TT__GRADIENT || c->written[base]) continue;
+            c->written[base] = true;
             if (!(i->add >> j & 1)) continue;
             const tt__value *x = &t->values[y];
             if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
@@ -8924,7 +8935,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v], *g = &t->values[x->grad];
         const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
-        if (!trained || g->instead) continue;
+        if (!trained || c->written[x->grad]) continue;
         if (x->elsewhere) { g->persistent = false; continue; }
         tt__instr zeros = tt__new_instr(TT__OP_FILL);
         zeros.out[0] = x->grad;
@@ -8932,7 +8943,6 @@ static bool tt__begin_gradients(const tt__cutter *c)
         zeros.segment = TT__EACH_BACKWARD;
         if (!tt__insert(t, c->n, &zeros)) return false;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return true;
 }
 
@@ -9021,27 +9031,28 @@ static tt_status tt__cut_stage(tt__cutter *c)
 /* Leaves the tape what its stage runs. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
-    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL, NULL};
-    while (c.forward < c.n && !t->code[c.forward].backward) c.forward++;
+    tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
     c.kept = (bool *)tt__calloc(t->ctx, sizeof *c.kept * (size_t)(c.n + 1));
+    c.written = (bool *)tt__alloc(t->ctx, sizeof *c.written * (size_t)t->n_values);
     c.reading = (uint64_t *)tt__calloc(t->ctx, sizeof *c.reading * (size_t)t->n_values);
-    tt_status status = c.kept && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
+    tt_status status = c.kept && c.written && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
     tt__free(t->ctx, c.kept);
+    tt__free(t->ctx, c.written);
     tt__free(t->ctx, c.reading);
     return status;
 }
 
-/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward. */
-static void tt__hold_micros(tt_tape *t, int most)
+/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward.
+   first: tt__first_writers. */
+static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
-    tt__note_first_writers(t);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
             tt__value *x = &t->values[base];
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
-            const int made = x->instead - 1;
+            const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
             x->stays = true; /* copies of weights are alike in all micro-batches */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
@@ -9054,7 +9065,6 @@ static void tt__hold_micros(tt_tape *t, int most)
         else if (!x->stays) x->copies = 1;
         x->stays = true;
     }
-    tt__forget_first_writers(t);
 }
 
 /* --------------------------------------------------------------------------------------------------- data
@@ -9206,20 +9216,21 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
     int last = 0; /* of those at the end */
+    int32_t *leaves = tt__new_map(t); /* of each parameter; without slots, the sum */
+    bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
-    for (int32_t k = 1; k < 2 * values; k++) {
+    for (int32_t k = 1; k < 2 * values && ok; k++) {
         const int32_t v = k % values; /* 0: none */
         const bool at_end = k >= values; /* they stand behind all others */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
-        const int32_t leaves = t->slots > 1 ? tt__new_sum(t, g, &part, t->slots) : sum;
-        if (!sum || !leaves) return TT_ERR_MEMORY;
-        tt__instr i = tt__data_sum(&part, g, leaves);
+        leaves[v] = t->slots > 1 && sum ? tt__new_sum(t, g, &part, t->slots) : sum;
+        tt__instr i = tt__data_sum(&part, g, leaves[v]);
         if (t->data == 1) {
             i = tt__new_instr(TT__OP_SCALE);
             i.in[0] = g;
-            i.out[0] = leaves;
+            i.out[0] = leaves[v];
             i.attr.scale = 1;
         }
         i.backward = true;
@@ -9227,27 +9238,25 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
         while (t->code[at].with_next) at++; /* not amid what runs together */
-        const int made = tt__insert(t, at_end ? n : at + 1, &i);
-        if (!made) return TT_ERR_MEMORY;
+        const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
-        t->values[v].instead = leaves;
+        ok = made != 0;
     }
-    if (t->early) { /* the first update needs what all ranks counted */
+    if (t->early && ok) { /* the first update needs what all ranks counted */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
-        if (!tt__insert(t, t->values[t->counted].writer + 1, &sum)) return TT_ERR_MEMORY;
+        ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
-    tt_status status = tt__settle(t, n);
-    for (int32_t v = 1; v < values && status == TT_OK && t->slots > 1; v++) {
+    ok = ok && tt__settle(t, n) == TT_OK;
+    for (int32_t v = 1; v < values && ok && t->slots > 1; v++) {
         if (!tt__is_trained(t, v)) continue;
-        const int32_t first = tt__slot_view(t, t->values[v].instead, 0);
+        const int32_t first = tt__slot_view(t, leaves[v], 0);
         tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
         i.add_later = 1;
-        if (!first || !tt__append_step(t, &i, false)) return TT_ERR_MEMORY;
+        ok = first && tt__append_step(t, &i, false);
     }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
-    bool ok = status == TT_OK;
+    tt__free(t->ctx, leaves);
     for (int k = 0; k < t->slots && ok && t->data > 1 && !t->early; k++)
         ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 1, k);
     if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
@@ -9425,6 +9434,7 @@ typedef struct tt__due {
     int32_t clipped;        /* the norm and the factor that its update reads */
     int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
     uint32_t random;
+    int32_t chunks;         /* squares of chunks of its gradient; 0: none yet */
     int next;               /* in the backward: one more than the row of another that is due there too */
 } tt__due;
 
@@ -9461,7 +9471,7 @@ static bool tt__square_gradients(tt__updater *u)
     for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
-            tt__value *x = &t->values[u->list[k]];
+            const tt__value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
             if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
@@ -9469,9 +9479,9 @@ static bool tt__square_gradients(tt__updater *u)
             part.unit = 1;
             part.split = TT__WHOLE;
             const tt__shape shape = {TT__F64, 1, part.of, 0, 0};
-            int32_t table = x->instead; /* in this pass, that of its chunks */
-            if (!table) table = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
-            t->values[u->list[k]].instead = table;
+            int32_t *chunks = &u->due[u->list[k]].chunks;
+            if (!*chunks) *chunks = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
+            const int32_t table = *chunks;
             const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
             if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
             else if (stage == 1) {
@@ -9481,7 +9491,6 @@ static bool tt__square_gradients(tt__updater *u)
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
                                    tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
         }
-    for (int m = 0; m < u->rows; m++) t->values[u->list[u->row[m]]].instead = 0;
     return ok;
 }
 
@@ -10182,10 +10191,16 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
+/* Has pass "offload" put a storage into the host's memory? What a step shares with the host may lie there. */
+static bool tt__is_out(const tt__value *base)
+{
+    return base->space == TT__HOST && base->storage != TT__STEP;
+}
+
 /* Is a storage in the memory that instruction i does not work on? */
 static bool tt__is_away(const tt__value *base, const tt__instr *i)
 {
-    return i->on_host ? base->space == TT__DEVICE : base->instead != 0;
+    return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
 /* Bytes of what instruction i uses of such storages. */
@@ -10238,14 +10253,6 @@ static bool tt__use_group(tt_tape *t, tt__range r)
             if (away && !tt__use_copy(t, base, r.from, r.to)) return false;
         }
     return true;
-}
-
-/* The instructions of the forward. */
-static int tt__forward_of(const tt_tape *t)
-{
-    int forward = 0;
-    while (forward < t->n_code && !t->code[forward].backward) forward++;
-    return forward;
 }
 
 /* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
@@ -10308,8 +10315,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int32_t v = 1; v < values && ok; v++) {
         const tt__range none = {-1, -1};
         micro[v][0] = micro[v][1] = none;
-        t->values[v].instead = tt__goes_out(t, v, what);
-        if (t->values[v].instead) t->values[v].space = TT__HOST;
+        if (tt__goes_out(t, v, what)) t->values[v].space = TT__HOST;
     }
     for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
     for (int k = 0; k < laps && ok; k++)
@@ -10319,7 +10325,8 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
             if (base) tt__reach(&micro[base][i->backward], k);
         }
     for (int32_t v = 1; v < values && ok; v++)
-        if (t->values[v].instead && t->values[v].storage != TT__STATE) ok = tt__use_micro(t, v, micro[v]);
+        if (t->values[v].base == v && tt__is_out(&t->values[v]) && t->values[v].storage != TT__STATE)
+            ok = tt__use_micro(t, v, micro[v]);
         else if (tt__activation_goes_out(t, v, root, micro[v][0].from < end, micro[v]))
             ok = tt__use_activation(t, v, micro[v]);
     for (int k = 0; k < n; k++)
@@ -10332,7 +10339,6 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         k = r.to + 1;
     }
     tt__free(t->ctx, micro);
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
@@ -19045,19 +19051,17 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes what goes to other stages, and where it is written first. */
-static void tt__note_sends(tt__built *b)
+/* Notes what goes to other stages, and where it is written first. first: tt__first_writers. */
+static void tt__note_sends(tt__built *b, const int32_t *first)
 {
-    tt_tape *t = b->t;
-    tt__note_first_writers(t);
+    const tt_tape *t = b->t;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (i->move.over != TT__OVER_STAGES || i->out[0]) continue;
         const int way = i->move.to > i->move.from;
         b->send[way] = k + 1;
-        b->sends_from[way] = t->code[t->values[t->values[i->in[0]].base].instead - 1].segment;
+        b->sends_from[way] = t->code[first[t->values[i->in[0]].base] - 1].segment;
     }
-    tt__forget_first_writers(t);
 }
 
 /* A copy of a tape after the first passes. After an error, *b is empty. */
@@ -19088,8 +19092,11 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     tt_tape *t = b->t;
     tt_status status = tt__last_passes(b, s, choice);
     if (status == TT_OK && s->options.parallel.pipeline > 1) {
-        tt__hold_micros(t, s->in_flight);
-        tt__note_sends(b);
+        int32_t *first = tt__first_writers(t);
+        if (!first) return TT_ERR_MEMORY;
+        tt__hold_micros(t, first, s->in_flight);
+        tt__note_sends(b, first);
+        tt__free(t->ctx, first);
     }
     for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
         tt__value *x = &t->values[v];
