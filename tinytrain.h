@@ -2175,7 +2175,6 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x -> its piece of all members' x together */ \
     X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* piece -> y, all members' pieces */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
-    X(REDUCE, "reduce", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member 0, all members' x together */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member move.to, the x of member move.from */ \
     X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
@@ -3890,6 +3889,27 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     return id;
 }
 
+/* Makes value id (0: none) like v in what passes know of both. Returns id. */
+static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
+{
+    const tt__value *like = &t->values[v];
+    tt__value *x = &t->values[id];
+    if (!id) return 0;
+    x->part = like->part;
+    x->needs_grad = like->needs_grad;
+    x->pinned_f32 = like->pinned_f32 && x->shape.dtype == TT_F32;
+    return id;
+}
+
+/* A view of `of`, from element `offset` on, that is as view v is of another storage. */
+static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
+{
+    const tt__value like = t->values[v];
+    const int32_t id = tt__new_view(t, of, &like.shape, offset, like.ld, like.name);
+    if (id) t->values[id].part = like.part;
+    return id;
+}
+
 static tt__instr tt__new_instr(int op)
 {
     tt__instr i;
@@ -4246,6 +4266,20 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     return true;
 }
 
+/* An instruction of `op`, x -> y, of the segment and stage of `like`, and run by the same ranks. */
+static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = x;
+    i.out[0] = y;
+    i.segment = like->segment;
+    i.stage = like->stage;
+    i.backward = like->backward;
+    i.always = like->always;
+    i.later = like->later;
+    return i;
+}
+
 static void tt__drop(tt_tape *t, int k)
 {
     tt__count(t, k, -1);
@@ -4362,9 +4396,10 @@ typedef struct tt__rules {
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Before a run: are the operands' integers, which are on the host, what kernels rely on? NULL: always. */
     tt_status (*check)(const tt__launch *l);
-    /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads
-       from, where it can. root: the value that the program is compiled for. NULL: never. */
-    void (*fuse)(tt_tape *t, int k, int32_t root, bool later);
+    /* Before differentiation, and after it: makes one instruction of instruction k and what it reads from,
+       where it can. root: the value that the program is compiled for. NULL: never. */
+    void (*fuse)(tt_tape *t, int k, int32_t root);
+    void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
        integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
@@ -4693,14 +4728,13 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
-    tt__value of = t->values[v];
-    bool parameter = of.storage == TT__PARAMETER;
-    int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
+    const tt__value *of = &t->values[v];
+    const bool parameter = of->storage == TT__PARAMETER;
+    const tt__storage storage = parameter ? TT__GRADIENT : TT__TRANSIENT;
+    int32_t g = tt__value_like(t, v, tt__new_value(t, &of->shape, storage, "d(%.60s)", of->name));
     if (!(b->ok = g != 0)) return 0;
-    t->values[g].param = of.param;
-    t->values[g].part = of.part;
+    t->values[g].param = t->values[v].param;
     t->values[g].persistent = parameter && b->accumulate;
-    t->values[g].pinned_f32 = of.pinned_f32;
     t->values[v].grad = g;
     return g;
 }
@@ -4727,9 +4761,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
             *again = last;
             exists = true;
         }
-        g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
+        g = tt__view_like(t, v, g, view.offset);
         if (!(b->ok = g != 0)) return;
-        t->values[g].part = view.part;
     }
     tt__instr *i = &t->code[t->n_code - 1];
     i->out[slot] = g;
@@ -5172,14 +5205,8 @@ enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an oper
 /* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
-    tt__instr i = t->code[k], sums = i;
+    tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
     if (i.op == TT__OP_SUM_ROWS) return;
-    sums.op = TT__OP_SUM_ROWS;
-    memset(sums.in, 0, sizeof sums.in);
-    memset(sums.out, 0, sizeof sums.out);
-    memset(&sums.attr, 0, sizeof sums.attr);
-    sums.in[0] = i.in[0];
-    sums.out[0] = i.out[o];
     sums.add = i.add >> o & 1;
     sums.add_later = i.add_later >> o & 1;
     if (!tt__insert(t, k, &sums)) return;
@@ -5214,16 +5241,18 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* Result o of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that wrote
-   in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS): a
-   kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
+/* The last result of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that
+   wrote in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS):
+   a kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
    where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
    in between. */
-static void tt__fuse_column_sums(tt_tape *t, int k, int o)
+static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
+    const int o = tt__ops[i.op].outputs - 1;
     const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
     const int64_t begin = v->offset;
+    (void)root;
     if (!i.out[o] || t->host || t->tensor > 1) return;
     for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
         tt__instr from = t->code[m];
@@ -5265,14 +5294,8 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int o)
     }
 }
 
-static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 1);
-}
-
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, tt__fuse_LINEAR_DW};
+    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
 /* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
    their weights, are one product where the operands that they do not share lie side by side: weights and
@@ -5441,7 +5464,8 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
 }
 
 static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__layout_EMBEDDING,
-    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, 0, NULL, 1};
+    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, NULL, 0, NULL,
+    1};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5573,9 +5597,9 @@ static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 
 /* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
    SiLU save; pruning drops it where nothing reads it. */
-static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? -1 : tt__sole_producer(t, t->code[k].in[0], root);
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0) return;
     tt__instr merged = t->code[at];
     if (!tt__is(&merged, TT__ACTIVATES) || merged.attr.act || merged.in[tt__residual(&merged)]) return;
@@ -5588,9 +5612,9 @@ static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
 /* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
-static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k)) return;
     tt__instr merged = t->code[at];
     merged.attr.act = t->code[k].attr.act;
@@ -5599,7 +5623,7 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool l
 }
 
 static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__layout_alike, {NULL}, NULL,
-    NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
+    NULL, NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
 
 /* ---------------------------------------------------------------------------------------------------- add */
 
@@ -5621,9 +5645,9 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 /* What computes one of the two adds the other itself. */
-static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
-    for (int side = 0; side < 2 && !later; side++) {
+    for (int side = 0; side < 2; side++) {
         int at = tt__sole_producer(t, t->code[k].in[side], root);
         int slot = at >= 0 ? tt__residual(&t->code[at]) : 0;
         if (!slot || t->code[at].in[slot] || t->code[at].attr.act) continue;
@@ -5676,14 +5700,8 @@ static size_t tt__cpu_SUM_ROWS(int threads, const tt_tape *t, const tt__instr *i
     return tt__sum_rows_bytes(threads, dy->rows, dy->cols);
 }
 
-static void tt__fuse_SUM_ROWS(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 0);
-}
-
 static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_ROWS, {NULL},
-    tt__cpu_SUM_ROWS, NULL, NULL, tt__fuse_SUM_ROWS};
+    tt__cpu_SUM_ROWS, NULL, NULL, NULL, tt__fuse_column_sums};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
@@ -6120,7 +6138,7 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,
-    {tt__backward_ATTENTION}, tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL,
+    {tt__backward_ATTENTION}, tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL, NULL,
     tt__flops_of_attention};
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -6137,7 +6155,7 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
 }
 
 static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, tt__layout_by_columns,
-    {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, tt__flops_of_attention};
+    {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, NULL, tt__flops_of_attention};
 
 /* -------------------------------------------------------------------------------------------- gather_rows */
 
@@ -6444,12 +6462,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
    arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
    Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
    more. On CUDA the workspace has their sums in f32. */
-static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
-    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
+    if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
@@ -6476,7 +6494,7 @@ static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
 
 static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__layout_CROSS_ENTROPY,
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
-    tt__fuse_CROSS_ENTROPY};
+    NULL, tt__fuse_CROSS_ENTROPY};
 
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
 {
@@ -6578,7 +6596,7 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
     tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
-    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
+    tt__check_CROSS_ENTROPY, NULL, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
 
 /* ------------------------------------------------------------------------------------- soft_cross_entropy */
 
@@ -6670,13 +6688,13 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
 
 /* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
    gradient of packed queries, keys and values, need not be written: it writes its results instead. */
-static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
     const int32_t g = i->out[0];
     const tt__value *v = &t->values[g];
     (void)root;
-    if (!later || i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
+    if (i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
     for (int m = k + 1; m <= v->writer; m++) {
         tt__instr next = t->code[m];
         bool reads = false, writes = false;
@@ -6693,7 +6711,7 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes, NULL, NULL,
-    tt__fuse_FILL};
+    NULL, tt__fuse_FILL};
 
 /* ------------------------------------------------------------------------------------------------ updates */
 
@@ -6971,14 +6989,6 @@ static tt__loads tt__loads_BROADCAST(const tt__move *m, int64_t elements, int me
     return loads;
 }
 
-static tt__loads tt__loads_REDUCE(const tt__move *m, int64_t elements, int me, int members)
-{
-    const int64_t n = me ? 0 : elements * (members - 1);
-    const tt__loads loads = {n, (double)n};
-    (void)m;
-    return loads;
-}
-
 static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int members)
 {
     const int64_t n = me == m->to && m->from != m->to ? elements : 0;
@@ -6989,7 +6999,7 @@ static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int
 
 #define TT__COLLECTIVE(OP, shape, backward, phases, loads) \
     static const tt__rules tt__rules_##OP = {shape, tt__layout_of_move, {backward}, tt__no_bytes, NULL, \
-                                             NULL, NULL, NULL, phases, loads}
+                                             NULL, NULL, NULL, NULL, phases, loads}
 TT__COLLECTIVE(ALL_REDUCE, tt__shape_ALL_REDUCE, tt__backward_ALL_REDUCE,
                TT__REDUCE_PHASE | TT__SPREAD_PHASE, tt__loads_ALL_REDUCE);
 TT__COLLECTIVE(REDUCE_SCATTER, tt__shape_REDUCE_SCATTER, tt__backward_REDUCE_SCATTER,
@@ -6998,8 +7008,6 @@ TT__COLLECTIVE(ALL_GATHER, tt__shape_ALL_GATHER, tt__backward_ALL_GATHER, TT__SP
                tt__loads_ALL_GATHER);
 TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPREAD_PHASE | TT__OF_FIRST,
                tt__loads_BROADCAST);
-TT__COLLECTIVE(REDUCE, tt__shape_of_sum, NULL, TT__REDUCE_PHASE | TT__PIECES_OUT | TT__OF_FIRST,
-               tt__loads_REDUCE);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
@@ -7714,22 +7722,20 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. */
+/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. All ranks
+   have it whole. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
-    const tt__value like = t->values[v];
-    tt__instr i = tt__new_instr(op);
+    const int32_t y = tt__value_like(t, v, tt__new_value(t, shape, TT__TRANSIENT, "%s", t->values[v].name));
+    tt__instr i = tt__instr_like(&t->code[at], op, v, y);
     i.attr.scale = 1;
     i.move.over = TT__OVER_TENSOR;
     i.move.unit = shape->cols;
-    i.in[0] = v;
-    i.out[0] = tt__new_value(t, shape, TT__TRANSIENT, "%s", like.name);
-    if (!i.out[0]) return 0;
-    t->values[i.out[0]].needs_grad = like.needs_grad;
-    t->values[i.out[0]].pinned_f32 = like.pinned_f32;
-    t->values[i.out[0]].param = tt__is_weight(t, v) ? like.param : -1;
-    return tt__insert(t, at, &i) ? i.out[0] : 0;
+    if (!y) return 0;
+    t->values[y].part.split = TT__WHOLE;
+    t->values[y].param = tt__is_weight(t, v) ? t->values[v].param : -1;
+    return tt__insert(t, at, &i) ? y : 0;
 }
 
 /* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
@@ -7799,11 +7805,10 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     const bool own = s->by_rows[y];
     const tt__shape shape = t->values[y].shape;
     const int32_t part = tt__new_value(t, &shape, TT__TRANSIENT, "part of %.60s", t->values[y].name);
-    tt__instr sum = tt__new_instr(own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE);
-    if (!part) return TT_ERR_MEMORY;
-    t->values[part].needs_grad = t->values[y].needs_grad;
-    t->code[k].out[0] = sum.in[0] = part;
-    sum.out[0] = y;
+    const int op = own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE;
+    tt__instr sum = tt__instr_like(&t->code[k], op, part, y);
+    if (!tt__value_like(t, y, part)) return TT_ERR_MEMORY;
+    t->code[k].out[0] = part;
     sum.move.over = TT__OVER_TENSOR;
     sum.move.unit = shape.cols;
     if (own && !tt__own_shape(s, &t->values[y].shape)) return TT_ERR_MEMORY;
@@ -8052,9 +8057,8 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__value of = t->values[g];
     const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
-    tt__instr *sum = part ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
+    tt__instr *sum = tt__value_like(t, g, part) ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
     if (!sum) return 0;
-    t->values[part].pinned_f32 = of.pinned_f32;
     sum->in[0] = part;
     sum->out[0] = g;
     sum->add_later = of.persistent;
@@ -8130,12 +8134,11 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         if (!tt__is(i, TT__LOSS) || t->values[i->in[0]].part.split != TT__ROWS) continue;
-        tt__instr sum = tt__new_instr(TT__OP_ALL_REDUCE), mean = tt__new_instr(TT__OP_MEAN_LOSS);
-        sum.in[0] = sum.out[0] = mean.in[0] = i->out[TT__LOSS_COUNTS];
-        mean.out[0] = i->out[0];
+        const int32_t counts = i->out[TT__LOSS_COUNTS];
+        tt__instr sum = tt__instr_like(i, TT__OP_ALL_REDUCE, counts, counts);
+        tt__instr mean = tt__instr_like(i, TT__OP_MEAN_LOSS, counts, i->out[0]);
         sum.move.over = TT__OVER_TENSOR;
         sum.move.unit = 1;
-        sum.backward = mean.backward = i->backward;
         if (!tt__insert(t, k + 1, &sum) || !tt__insert(t, k + 1, &mean)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
@@ -8149,7 +8152,8 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
     int n = tt__index(t);
     for (int k = 0; k < n; k++) {
         const tt__rules *rules = t->code[k].op >= 0 ? tt__rules_of(&t->code[k]) : NULL;
-        if (rules && rules->fuse) rules->fuse(t, k, root, later);
+        void (*fuse)(tt_tape *, int, int32_t) = !rules ? NULL : later ? rules->fuse_later : rules->fuse;
+        if (fuse) fuse(t, k, root);
     }
     return tt__settle(t, n);
 }
@@ -8253,18 +8257,11 @@ static void tt__mark_residual(tt_tape *t)
 static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
 {
     tt__shape shape = t->values[v].shape;
-    tt__instr cast = tt__new_instr(TT__OP_CAST);
     shape.dtype = dtype;
     const int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
                                        t->values[v].name);
-    if (!copy) return 0;
-    t->values[copy].needs_grad = t->values[v].needs_grad;
-    t->values[copy].part = t->values[v].part;
-    cast.in[0] = v;
-    cast.out[0] = copy;
-    cast.backward = t->code[k].backward;
-    cast.stage = t->code[k].stage;
-    return tt__insert(t, k, &cast) ? copy : 0;
+    const tt__instr cast = tt__instr_like(&t->code[k], TT__OP_CAST, v, copy);
+    return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
 }
 
 /* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
@@ -8447,7 +8444,7 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
-    tt__instr none = tt__new_instr(-1), i = none;
+    const tt__instr none = tt__new_instr(-1);
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
@@ -8459,10 +8456,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
     if (f->out[0] != v) return none; /* statistics are small */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
-        i.op = TT__OP_ACTIVATION;
+        tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
-        i.in[0] = f->out[1];
-        i.out[0] = v;
         return i;
     }
     if (r->policy == TT__RECOMPUTE_NONE) return none;
@@ -8474,6 +8469,12 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     const bool again = (tt__ops[f->op].flags & cheap) != 0;
     const bool gathers = tt__rules_of(f)->phases && r->t->values[f->in[0]].storage == TT__TRANSIENT;
     return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
+}
+
+static int32_t tt__new_like(tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
 }
 
 /* What the backward, or something deep, reads instead of operand v; 0 when out of memory. */
@@ -8488,24 +8489,17 @@ static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
         for (int j = 0; j < TT__MAX_IN; j++)
             if (i.in[j] && !(i.in[j] = tt__read_again(r, i.in[j], deep))) return 0;
         for (int o = 0; o < TT__MAX_OUT; o++) {
-            int32_t old = i.out[o], id;
+            const int32_t old = i.out[o];
             if (!old) continue;
-            tt__value like = t->values[old];
-            id = tt__new_value(t, &like.shape, TT__TRANSIENT, "%s", like.name);
-            if (!id) return 0;
-            t->values[id].pinned_f32 = like.pinned_f32;
-            t->values[id].part = like.part;
-            r->again[old] = i.out[o] = id;
+            i.out[o] = tt__new_like(t, old);
+            if (!i.out[o]) return 0;
+            r->again[old] = i.out[o];
         }
         i.backward = true;
         i.again = true;
         if (!tt__insert(t, r->at, &i)) return 0;
     }
-    if (v == base) return r->again[base];
-    tt__value view = t->values[v];
-    v = tt__new_view(t, r->again[base], &view.shape, view.offset, view.ld, view.name);
-    if (v) t->values[v].part = view.part;
-    return v;
+    return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
 }
 
 /* The instructions of the forward. */
@@ -8600,14 +8594,13 @@ static tt_status tt__pass_counts(tt_tape *t)
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
         if (!tt__is(&t->code[k], TT__LOSS)) continue;
-        tt__instr add = tt__new_instr(TT__OP_ADD_COUNTS);
-        add.in[0] = t->code[k].out[TT__LOSS_COUNTS]; /* when ranks have summed them */
-        add.out[0] = t->counted ? t->counted : t->totals;
+        const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
+        tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
         add.add_later = first && t->accumulate;
-        add.backward = t->code[k].backward;
         first = false;
-        if (!tt__insert(t, t->values[add.in[0]].writer + 1, &add)) return TT_ERR_MEMORY;
+        const int at = t->values[counts].writer + 1; /* when ranks have summed them */
+        if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
 }
@@ -8925,11 +8918,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            tt__instr zeros = tt__new_instr(TT__OP_FILL); /* other parts of it may be added to */
-            zeros.out[0] = base;
-            zeros.backward = true;
+            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base); /* other parts of it may be added to */
             zeros.add_later = g->persistent;
-            zeros.segment = k < c->forward ? TT__EACH_MICRO : TT__EACH_BACKWARD;
             if (!tt__insert(t, k, &zeros)) return false;
         }
     for (int32_t v = 1; v < t->n_values; v++) {
@@ -8937,10 +8927,7 @@ static bool tt__begin_gradients(const tt__cutter *c)
         const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
         if (!trained || c->written[x->grad]) continue;
         if (x->elsewhere) { g->persistent = false; continue; }
-        tt__instr zeros = tt__new_instr(TT__OP_FILL);
-        zeros.out[0] = x->grad;
-        zeros.backward = true;
-        zeros.segment = TT__EACH_BACKWARD;
+        const tt__instr zeros = tt__instr_like(&t->code[c->n - 1], TT__OP_FILL, 0, x->grad);
         if (!tt__insert(t, c->n, &zeros)) return false;
     }
     return true;
@@ -9186,15 +9173,14 @@ static tt_status tt__sum_steps(tt_tape *t)
 /* A storage for the sum of gradients that are like g, in parts. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
-    const tt__value like = t->values[g];
-    const tt__shape shape = part->unit ? tt__piece_shape(t, like.shape.dtype, part) : like.shape;
+    const tt__value *like = &t->values[g];
+    const tt__shape shape = part->unit ? tt__piece_shape(t, like->shape.dtype, part) : like->shape;
     int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
-                               like.name);
-    if (!id) return 0;
+                               like->name);
+    if (!tt__value_like(t, g, id)) return 0;
     tt__value *x = &t->values[id];
-    x->param = like.param;
+    x->param = t->values[g].param;
     x->part = *part;
-    x->pinned_f32 = like.pinned_f32;
     x->slots = slots;
     x->persistent = true;
     return id;
@@ -9304,8 +9290,7 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
         const int k = (x - 1) / TT__MAX_IN;
         int32_t *in = &t->code[k].in[(x - 1) % TT__MAX_IN];
         if (!tt__reads_whole(t, x, backward)) continue;
-        const tt__value view = t->values[*in];
-        *in = *in == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
+        *in = *in == v ? w : tt__view_like(t, *in, w, t->values[*in].offset);
         if (!*in) return -2;
         if (first < 0) first = k;
     }
@@ -9375,13 +9360,13 @@ static tt_status tt__pass_gather(tt_tape *t)
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
-    tt__shape shape = b->t->values[param].shape;
+    tt_tape *t = b->t;
+    tt__shape shape = t->values[param].shape;
     if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
-    int32_t id = tt__new_value(b->t, &shape, TT__STATE, "%s(%.60s)", what, b->t->values[param].name);
-    if (!id) { b->ok = false; return 0; }
-    b->t->values[id].persistent = true;
-    b->t->values[id].param = b->t->values[param].param;
-    b->t->values[id].part = b->t->values[param].part;
+    int32_t id = tt__new_value(t, &shape, TT__STATE, "%s(%.60s)", what, t->values[param].name);
+    if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
+    t->values[id].persistent = true;
+    t->values[id].param = t->values[param].param;
     return id;
 }
 
@@ -9844,12 +9829,9 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
     whole = shape;
     if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
     else whole.cols = ld;
-    const int32_t storage = tt__new_value(t, &whole, TT__TRANSIENT, format, x.name);
-    if (!storage) return 0;
-    t->values[storage].part = x.part;
-    if (!transposed && ld == shape.cols) return storage;
-    const tt__value room = t->values[storage];
-    return tt__new_view(t, storage, &shape, 0, ld, room.name);
+    const int32_t storage = tt__value_like(t, v, tt__new_value(t, &whole, TT__TRANSIENT, format, x.name));
+    if (!storage || (!transposed && ld == shape.cols)) return storage;
+    return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
 /* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
@@ -9872,16 +9854,10 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
         const bool again = product.backward && !found->backward && stays;
         if (together && !again && f->written[base] <= q->before) return q->at;
     }
-    tt__instr i = tt__new_instr(TT__OP_QUANTIZE);
-    i.in[0] = v;
+    tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
     i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
     i.attr.e5m2 = gradient;
-    i.segment = product.segment;
-    i.stage = product.stage;
-    i.backward = product.backward;
     i.again = product.again;
-    i.always = product.always;
-    i.later = product.later;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
@@ -10059,11 +10035,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     const tt__value x = t->values[of];
     const bool slots = t->values[d].slots > 1;
     if (!slots && tt__same_part(t, like, of)) return d;
-    const int64_t offset = x.offset - t->values[like].offset;
-    int32_t id = tt__new_view(t, d, &x.shape, offset, x.ld, x.name);
-    if (!id) return 0;
-    t->values[id].part = x.part;
-    t->values[id].slot = slots ? x.slot : 0;
+    int32_t id = tt__view_like(t, of, d, x.offset - t->values[like].offset);
+    if (id) t->values[id].slot = slots ? x.slot : 0;
     return id;
 }
 
@@ -10071,11 +10044,7 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
-    tt__instr i = tt__new_instr(TT__OP_COPY);
-    i.in[0] = x;
-    i.out[0] = y;
-    i.segment = like->segment;
-    i.backward = like->backward;
+    tt__instr i = tt__instr_like(like, TT__OP_COPY, x, y);
     i.always = always;
     i.later = later;
     return x && y && tt__insert(t, before, &i);
@@ -10092,11 +10061,10 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     if (!*like) return 0;
     const tt__value of = t->values[*like];
     const tt__storage storage = base.storage == TT__PARAMETER ? TT__TRANSIENT : base.storage;
-    int32_t d = tt__new_value(t, &of.shape, storage, "%s", base.name);
+    int32_t d = tt__value_like(t, v, tt__new_value(t, &of.shape, storage, "%s", base.name));
     if (!d) return 0;
     t->values[d].part = of.part;
     t->values[d].param = base.param;
-    t->values[d].pinned_f32 = base.pinned_f32;
     t->values[d].visits = base.space == TT__DEVICE;
     t->values[d].space = base.space == TT__DEVICE ? TT__HOST : TT__DEVICE;
     t->values[d].slots = u->all_slots ? base.slots : 0;
@@ -10114,9 +10082,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     if (!u->all_slots) return tt__copy_before(t, from, &first, what, tt__in_copy(t, d, like, what), u->always,
                                               u->later);
     for (int k = 0; k < t->values[d].slots && ok; k++) {
-        const int32_t slot = tt__new_view(t, x.base, &x.shape, x.offset, x.ld, x.name);
+        const int32_t slot = tt__view_like(t, what, x.base, x.offset);
         if (!slot) return false;
-        t->values[slot].part = x.part;
         t->values[slot].slot = k + 1;
         ok = tt__copy_before(t, from, &first, slot, tt__in_copy(t, d, like, slot), u->always, u->later);
     }
@@ -10266,25 +10233,15 @@ static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, b
     return x->offload || (large && x->shape.rows * x->shape.cols >= TT__PIECES_FROM);
 }
 
-static int32_t tt__new_like(tt_tape *t, int32_t v, tt__space space)
-{
-    const tt__value x = t->values[v];
-    int32_t id = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
-    if (!id) return 0;
-    t->values[id].space = space;
-    t->values[id].part = x.part;
-    t->values[id].pinned_f32 = x.pinned_f32;
-    return id;
-}
-
 /* Activation v goes to the host's memory after its last use in the forward; what the backward reads is copied
    back before. */
 static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 {
     const tt__range forward = of[0], backward = of[1];
     const bool always = tt__use_of(t, v, backward.from, backward.to).always;
-    const int32_t out = tt__new_like(t, v, TT__HOST), back = out ? tt__new_like(t, v, TT__DEVICE) : 0;
+    const int32_t out = tt__new_like(t, v), back = out ? tt__new_like(t, v) : 0;
     if (!back) return false;
+    t->values[out].space = TT__HOST;
     t->code[forward.to].with_next = t->code[backward.from - 1].with_next = false;
     const tt__instr last = t->code[forward.to], first = t->code[backward.from];
     bool ok = tt__copy_before(t, forward.to + 1, &last, v, out, always, false) &&
@@ -10381,34 +10338,39 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
    late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
    change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
 
+/* The fields of tt_costs with their defaults, seconds last. */
+#define TT__COSTS(X) \
+    X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
+    X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
+    X(memory, 2e12) X(to_host, 25e9) X(from_host, 25e9) X(between_ranks, 50e9) X(launch, 3e-6) \
+    X(meeting, 25e-6)
+
 tt_costs tt_costs_default(void)
 {
-    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 50e9, 2e12, 25e9, 25e9, 50e9,
-                        3e-6, 25e-6};
+    tt_costs c;
+#define TT__COST(name, standard) c.name = standard;
+    TT__COSTS(TT__COST)
+#undef TT__COST
     return c;
 }
 
 /* Fails where a rate is none that could be measured. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
-    static const char *const names[] = {
-        "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
-        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
-    const double values[] = {
-        c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->rows_16, c->rows_f32,
-        c->update_16, c->update_f32, c->update_host, c->memory, c->to_host, c->from_host, c->between_ranks,
-        c->launch, c->meeting};
+#define TT__COST(name, standard) {#name, c->name},
+    const struct { const char *name; double value; } costs[] = {TT__COSTS(TT__COST)};
+#undef TT__COST
     char text[1024];
     tt__text all = {text, sizeof text, 0};
-    for (int k = 0; k < TT__COUNT(values); k++) {
-        const bool seconds = k >= TT__COUNT(values) - 2;
-        if ((seconds ? values[k] >= 0 : values[k] > 0) && isfinite(values[k])) continue;
-        tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
+    for (int k = 0; k < TT__COUNT(costs); k++) {
+        const double value = costs[k].value;
+        const bool seconds = k >= TT__COUNT(costs) - 2;
+        if ((seconds ? value >= 0 : value > 0) && isfinite(value)) continue;
+        tt__print(&all, "; %s is %g and not a finite number %s", costs[k].name, value,
                   seconds ? "of seconds" : "above 0");
     }
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
-
 
 /* The stream beside computation that an instruction could run on; else computation's. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
@@ -10599,12 +10561,17 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
+/* Does the order of two instructions matter? */
+static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+}
+
 /* Must instruction b stay behind a? */
 static bool tt__must_follow(const tt__order *o, int a, int b)
 {
-    const tt__instr *x = &o->t->code[a], *y = &o->t->code[b];
-    return (o->writes[a] & o->uses[b] && tt__writes_for(o->t, x, y)) ||
-           (o->writes[b] & o->uses[a] && tt__writes_for(o->t, y, x));
+    const bool may = (o->writes[a] & o->uses[b]) || (o->writes[b] & o->uses[a]);
+    return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
 /* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
@@ -10958,12 +10925,6 @@ static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *
         if (role != tt__shared_role(a) && x && !tt__may_lie_beside(t, x, y, root, apart)) return false;
     }
     return true;
-}
-
-/* Does the order of two instructions matter? */
-static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
-{
-    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
 }
 
 /* Moves the instruction at `from` to place `to`. */
@@ -15453,8 +15414,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
-   by the kernels of those ops. Gradients of logits have the dtype of x, in the place of the logits. */
+/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
+   tt__fuse_CROSS_ENTROPY), by the kernels of those ops. Gradients of logits have the dtype of x, in the place
+   of the logits. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
@@ -16003,8 +15965,6 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
 {
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
-
-TT__FN tt_status TT__K(run_REDUCE)(const tt__launch *l) { return l->me ? TT_OK : TT__K(run_SUM_SLOTS)(l); }
 
 TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches it */
 

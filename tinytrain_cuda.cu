@@ -4601,7 +4601,6 @@ move_plan plan_of(const tt__launch *l)
     //                                       spread  sums     results packed to_piece owner  only
     case TT__OP_ALL_REDUCE: return          {spread, !spread, spread, false, false,   -1,    -1};
     case TT__OP_REDUCE_SCATTER: return      {false,  true,    false,  false, true,    owner, -1};
-    case TT__OP_REDUCE: return              {false,  true,    false,  false, false,   0,     -1};
     case TT__OP_SUM_SLOTS: return           {false,  true,    false,  false, false,   l->me, -1};
     case TT__OP_ALL_GATHER: return          {true,   false,   false,  true,  false,   owner, -1};
     case TT__OP_BROADCAST: return           {spread, false,   spread, false, false,   -1,    spread ? -1 : 0};
@@ -9051,7 +9050,7 @@ op_kernels kernels_of(int op)
     case TT__OP_COPY: return run_copy;
     case TT__OP_WAIT: case TT__OP_SEND: return run_nothing; // the RECV behind a SEND fetches its operand
     case TT__OP_ALL_REDUCE: case TT__OP_REDUCE_SCATTER: case TT__OP_ALL_GATHER: case TT__OP_BROADCAST:
-    case TT__OP_REDUCE: case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
+    case TT__OP_RECV: case TT__OP_SUM_SLOTS: return run_move;
     case TT__OP_LINEAR: return run_linear;
     case TT__OP_LINEAR_DX: return run_linear_dx;
     case TT__OP_LINEAR_DW: return run_linear_dw;
