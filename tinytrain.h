@@ -1923,6 +1923,22 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* The dtype of sums that a step keeps; no tensor of a user has it. */
 #define TT__F64 TT_DTYPE_COUNT
 
+/* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
+   its names in safetensors and config.json). */
+#define TT__DTYPES(X) \
+    X(TT_F32, "f32", 4, true, "F32", "float32") \
+    X(TT_BF16, "bf16", 2, true, "BF16", "bfloat16") \
+    X(TT_F16, "f16", 2, true, "F16", "float16") \
+    X(TT_I32, "i32", 4, false, NULL, NULL) \
+    X(TT_U8, "u8", 1, false, NULL, NULL) \
+    X(TT__F64, "f64", 8, false, NULL, NULL)
+
+/* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
+   number is the one that it knows: a fourth float does not compile before they know it. */
+#define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
+enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
+#undef TT__IS_FLOAT
+
 /* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
 #define TT__CHUNK 4096
 
@@ -2788,24 +2804,26 @@ static bool tt__match(const char *pattern, const char *name)
 
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
-size_t tt_dtype_bytes(tt_dtype dtype)
-{
-    switch (dtype) {
-    case TT_F32: case TT_I32: return 4;
-    case TT_BF16: case TT_F16: return 2;
-    case TT_U8: return 1;
-    case TT__F64: return 8;
-    default: return 0;
-    }
-}
+static const struct tt__dtype {
+    const char *name;
+    size_t bytes;
+    bool is_float;
+    const char *safetensors, *config;
+} tt__dtypes[] = {
+#define TT__ROW(dtype, name, bytes, is_float, file, config) {name, bytes, is_float, file, config},
+    TT__DTYPES(TT__ROW)
+#undef TT__ROW
+};
+typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__F64 + 1 ? 1 : -1];
+
+size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].bytes : 0; }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    static const char *const names[TT_DTYPE_COUNT + 1] = {"f32", "bf16", "f16", "i32", "u8", "f64"};
-    return (unsigned)dtype <= TT__F64 ? names[dtype] : "unknown dtype";
+    return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].name : "unknown dtype";
 }
 
-static bool tt__is_float(tt_dtype dtype) { return dtype == TT_F32 || dtype == TT_BF16 || dtype == TT_F16; }
+static bool tt__is_float(tt_dtype dtype) { return tt__dtypes[dtype].is_float; }
 
 static uint32_t tt__bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
@@ -2839,6 +2857,19 @@ static uint16_t tt__to_f16(float x)
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }
 
+typedef char tt__base_knows_all_floats[TT__FLOATS == 3 ? 1 : -1];
+
+/* A number of 16 bits, of bf16 or f16, and back. */
+static float tt__from_half(uint16_t h, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h);
+}
+
+static uint16_t tt__to_half(float x, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+}
+
 /* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
 static uint8_t tt__to_fp8(float x, bool e5m2)
 {
@@ -2870,10 +2901,9 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
     const uint16_t *half = (const uint16_t *)from;
     for (size_t i = 0; i < n; i++) {
-        float x = from_type == TT_F32 ? ((const float *)from)[i]
-                : from_type == TT_BF16 ? tt__from_bf16(half[i]) : tt__from_f16(half[i]);
+        float x = from_type == TT_F32 ? ((const float *)from)[i] : tt__from_half(half[i], from_type);
         if (to_type == TT_F32) ((float *)to)[i] = x;
-        else ((uint16_t *)to)[i] = to_type == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+        else ((uint16_t *)to)[i] = tt__to_half(x, to_type);
     }
 }
 
@@ -7323,6 +7353,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
                         tt__describe(t, root, what, sizeof what));
+    if (tt__producer(t, root) >= 0) b.stage = t->code[tt__producer(t, root)].stage;
     int32_t seed = tt__new_gradient(&b, root);
     tt__fill(&b, seed, 1);
     if (b.ok) t->code[t->n_code - 1].in[0] = t->scale;
@@ -8078,6 +8109,16 @@ static void tt__map_views(tt_tape *t, int values, const int32_t *map)
     }
 }
 
+/* The stage of what last writes the operand of instruction k before it; 0: there is one stage. */
+static int tt__operand_stage(const tt_tape *t, int k)
+{
+    const int32_t base = t->values[t->code[k].in[0]].base;
+    while (k-- > 0)
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
+    return 0;
+}
+
 /* Has the ranks sum gradients of which they have parts: the instructions write these to other values. part:
    zeros, of each value. */
 static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
@@ -8095,6 +8136,7 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t 
             if (part[i->out[o]]) i->out[o] = part[i->out[o]];
             if (t->values[i->out[o]].base >= values) i->add_later &= ~(1u << o);
         }
+    for (int k = n; k < t->n_code; k++) t->code[k].stage = tt__operand_stage(t, k);
     return TT_OK;
 }
 
@@ -8788,37 +8830,6 @@ static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
 }
 
-/* The stage of what last writes the operand of instruction k before it; 0: not known. */
-static int tt__operand_stage(const tt_tape *t, int k)
-{
-    const int32_t base = t->values[t->code[k].in[0]].base;
-    while (k-- > 0)
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
-    return 0;
-}
-
-/* Instructions that passes have put in since are of the stage of what they stand before, collectives of that
-   of their operand. */
-static void tt__complete_stages(const tt__cutter *c)
-{
-    tt__instr *code = c->t->code;
-    for (int part = 0; part < 2; part++) {
-        const int from = part ? c->forward : 0, end = part ? c->n : c->forward;
-        for (int k = from + 1; k < end; k++)
-            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = tt__operand_stage(c->t, k);
-        for (int k = end - 1; k >= from; k--)
-            if (!code[k].stage && k + 1 < end) code[k].stage = code[k + 1].stage;
-        for (int k = from; k < end; k++)
-            if (!code[k].stage) code[k].stage = k > from ? code[k - 1].stage : part ? c->t->stages : 1;
-        for (int k = from + 1; k < end; k++) { /* stages follow each other, in the backward from the last */
-            const int before = code[k - 1].stage;
-            const bool turns = part ? code[k].stage > before : code[k].stage < before;
-            if (turns && !tt__rules_of(&code[k])->phases) code[k].stage = before;
-        }
-    }
-}
-
 /* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
    gradient of what these begin with. 0: none; *other: a second one, if there is. */
 static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
@@ -8982,7 +8993,8 @@ static tt_status tt__cut_stage(tt__cutter *c)
 {
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
-    tt__complete_stages(c);
+    for (int k = 0; k < c->n; k++)
+        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
         const tt__instr *i = &t->code[k];
@@ -12336,6 +12348,21 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
 }
 #endif
 
+typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
+
+/* Runs a statement with D the dtype of a float, or of one of 16 bits, as a constant: it has a loop without a
+   branch on it for each. */
+#define TT__BY_HALF(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_BF16) { const tt_dtype D = TT_BF16; statement; } \
+        else { const tt_dtype D = TT_F16; statement; } \
+    } while (0)
+#define TT__BY_FLOAT(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_F32) { const tt_dtype D = TT_F32; statement; } \
+        else TT__BY_HALF(dtype, D, statement); \
+    } while (0)
+
 TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
 {
     if (dtype == TT_BF16) return (tt__vf)(TT__K(load_h)(p) << 16);
@@ -13945,9 +13972,7 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
         const void *from = tt__attention_row(m, number, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
         tt__attention_prefetch(m, number, column, d, true);
-        if (m->dtype == TT_F32) TT__K(attention_row_in)(TT_F32, to, from, d, scale);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_in)(TT_BF16, to, from, d, scale);
-        else TT__K(attention_row_in)(TT_F16, to, from, d, scale);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_in)(D, to, from, d, scale));
     }
 }
 
@@ -13959,9 +13984,7 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     for (int64_t i = 0; i < n && m->data; i++, from += stride) {
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
-        if (m->dtype == TT_F32) TT__K(attention_row_out)(TT_F32, to, from, d, scale, add);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_out)(TT_BF16, to, from, d, scale, add);
-        else TT__K(attention_row_out)(TT_F16, to, from, d, scale, add);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_out)(D, to, from, d, scale, add));
     }
 }
 
@@ -14795,7 +14818,7 @@ TT__ROWS_FN(fill_rows)
     const tt__mat *y = &l->out[0];
     const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
     const float x = l->instr->attr.scale * loss_scale;
-    uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    const uint16_t half = tt__to_half(x, y->dtype);
     for (int64_t r = from; r < to; r++) {
         for (int64_t c = 0; c < y->cols; c++) {
             if (y->dtype == TT_F32) ((float *)tt__at(y, r))[c] = x;
@@ -15606,8 +15629,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     const tt__run *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                                    (uint64_t)which << 32 | l->instr->random), keys);
-    if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, group);
-    else TT__K(round_row)(h, x, TT_F16, n, keys, group);
+    TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
 }
 
 /* The sum of squares of one chunk of in[0]. */
@@ -15912,9 +15934,7 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
     t.y = l->add[0] ? y : NULL;
     if (dtype == TT__F64) tt__reduce_doubles(l, from, to, n);
     else if (how != TT__SUM) TT__K(reduce_as)(&t, y, n, how, dtype, 0);
-    else if (dtype == TT_F32) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F32);
-    else if (dtype == TT_BF16) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_BF16);
-    else TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F16);
+    else TT__BY_FLOAT(dtype, D, TT__K(reduce_many)(&t, y, n, TT__SUM, D));
 }
 
 /* from, to: of this member's piece */
@@ -33522,11 +33542,6 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
     return status;
 }
 
-static const char *tt__safetensors_dtype(tt_dtype dtype)
-{
-    return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16";
-}
-
 /* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
 typedef struct tt__saved_files {
     tt_tensor_info *info;
@@ -33685,7 +33700,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         if (part > 1) continue; /* it follows the first part, in one tensor */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
-        f.info[f.tensors].dtype = tt__safetensors_dtype(*dtype);
+        f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
         if (part) f.info[f.tensors].dims[0] *= 3;
         f.tensors++;
@@ -33965,7 +33980,7 @@ static void tt__print_config(tt__text *json, const void *arg)
 {
     const tt__saved_model *s = (const tt__saved_model *)arg;
     const tt__architecture *a = s->a;
-    const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
+    const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
     tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
               a->class_name[s->spelling], a->type[s->spelling]);
@@ -37770,7 +37785,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
-        info->dtype = tt__safetensors_dtype(x->shape.dtype);
+        info->dtype = tt__dtypes[x->shape.dtype].safetensors;
         info->ndim = param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
         info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
@@ -37778,7 +37793,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     if (t->fp8_history) {
         tt_tensor_info *info = &s->info[s->count + 1];
         info->name = "tinytrain.fp8";
-        info->dtype = tt__safetensors_dtype(TT_F32);
+        info->dtype = tt__dtypes[TT_F32].safetensors;
         info->ndim = 2;
         info->dims[0] = t->values[t->fp8_history].shape.rows;
         info->dims[1] = t->values[t->fp8_history].shape.cols;
