@@ -2622,6 +2622,7 @@ struct tt_context {
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
     struct tt__net *net;   /* the other processes; NULL: this one is alone */
+    bool writes_nothing;   /* to files: of several processes, all but the first */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* that were made so far */
@@ -3591,6 +3592,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
         return w->status = tt__fail(ctx, TT_ERR_ARGUMENT, "path of %zu bytes is too long", strlen(path));
     snprintf(w->path, sizeof w->path, "%s", path);
     snprintf(w->temporary, sizeof w->temporary, "%s.tmp", path);
+    if (ctx->writes_nothing) return TT_OK;
     w->file = files->open(files->user, w->temporary, 'w');
     if (!w->file) tt__writer_fail(w, "create");
     return w->status;
@@ -3599,7 +3601,8 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status == TT_OK && n && !files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
+    if (w->status != TT_OK || !n || !w->file) return; /* NULL: this process writes nothing */
+    if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 
 static void tt__writer_flush(tt__writer *w)
@@ -7094,8 +7097,8 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
 
 /* ===========================================================================================================
    PASSES                                                                                          >>passes
-   Functions that rewrite a tape, and the verifier that runs after each. tt__run_passes (>>compile) has their
-   order. Uses tape and ops.
+   Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
+   (>>compile) have their order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -15341,6 +15344,26 @@ TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
+/* The logarithm of the sum of exp(x[c]) over a row, and the largest and the sum of x[c]. */
+TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
+{
+    tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
+    int64_t c = 0;
+    for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+    float m = TT__K(max_lane)(top);
+    for (; c < n; c++) m = x[c] > m ? x[c] : m;
+    for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
+        tt__vf v = TT__K(load)(x + c);
+        s += TT__K(exp)(v - m);
+        sx += v;
+    }
+    float sum = TT__K(sum)(s);
+    *sum_x = TT__K(sum)(sx);
+    for (; c < n; c++) { sum += expf(x[c] - m); *sum_x += x[c]; }
+    *most = m;
+    return m + logf(sum);
+}
+
 TT__ROWS_FN(cross_entropy_rows)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -15350,31 +15373,20 @@ TT__ROWS_FN(cross_entropy_rows)
     const float *weights = TT__K(class_weights)(l, 2);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
-            tt__vf v = TT__K(load)(x + c);
-            s += TT__K(exp)(v - m);
-            sx += v;
-        }
-        float sum = TT__K(sum)(s), sum_x = TT__K(sum)(sx);
-        for (; c < n; c++) { sum += expf(x[c] - m); sum_x += x[c]; }
-        float lse = m + logf(sum);
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
         *(float *)tt__at(&l->out[1], r) = lse;
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
         if (weights) { /* with its weights, as these differ within the row */
             float all = 0;
-            for (c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
+            for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
         bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
-        for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
+        for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
     }
 }
@@ -15510,16 +15522,10 @@ TT__ROWS_FN(soft_cross_entropy_rows)
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         const float *p = TT__K(row_in)(&l->in[1], r, scratch, 2);
         float *stats = (float *)tt__at(&l->out[1], r);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), loss = s, mass = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) s += TT__K(exp)(TT__K(load)(x + c) - m);
-        float sum = TT__K(sum)(s);
-        for (; c < n; c++) sum += expf(x[c] - m);
-        const float lse = m + logf(sum);
-        for (c = 0; c < n; c += TT__LANES) {
+        tt__vf loss = TT__K(zero)(), mass = loss;
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
+        for (int64_t c = 0; c < n; c += TT__LANES) {
             const tt__vf share = TT__K(load_n)(p + c, n - c);
             loss = TT__K(fma)(share, lse - TT__K(load_n)(x + c, n - c), loss);
             mass += share;
@@ -16274,7 +16280,6 @@ typedef struct tt__net {
     bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
     double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
                                less than */
-    tt_files files;         /* those of the context's options */
 #ifdef TINYTRAIN_MPI
     MPI_Comm talk, data;    /* notes and ends; collectives */
     char error[MPI_MAX_ERROR_STRING + 1];
@@ -16594,66 +16599,8 @@ static bool tt__trains_alone(void)
 }
 
 #ifdef TINYTRAIN_MPI
-/* Of processes after the first nothing is written to files. */
-static void *tt__unwritten_open(void *user, const char *path, char mode)
-{
-    tt__net *n = (tt__net *)user;
-    return mode == 'r' ? n->files.open(n->files.user, path, mode) : user;
-}
-
-static int64_t tt__unwritten_size(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user ? 0 : n->files.size(n->files.user, file);
-}
-
-static bool tt__unwritten_read(void *user, void *file, uint64_t offset, void *to, size_t bytes)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.read(n->files.user, file, offset, to, bytes);
-}
-
-static bool tt__unwritten_write(void *user, void *file, const void *from, size_t bytes)
-{
-    (void)user; (void)file; (void)from; (void)bytes;
-    return true;
-}
-
-static bool tt__unwritten_sync(void *user, void *file) { (void)user; (void)file; return true; }
-
-static bool tt__unwritten_close(void *user, void *file)
-{
-    tt__net *n = (tt__net *)user;
-    return file == user || n->files.close(n->files.user, file);
-}
-
-static bool tt__unwritten_rename(void *user, const char *from, const char *to)
-{
-    (void)user; (void)from; (void)to;
-    return true;
-}
-
-static bool tt__unwritten_remove(void *user, const char *path) { (void)user; (void)path; return true; }
-
-/* This one does, as they may look into a folder before the first has made it. */
-static bool tt__unwritten_folder(void *user, const char *path)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.make_folder(n->files.user, path);
-}
-
-static bool tt__unwritten_list(void *user, const char *path, bool (*each)(void *arg, const char *name),
-                               void *arg)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.list(n->files.user, path, each, arg);
-}
-
-static const char *tt__unwritten_reason(void *user)
-{
-    tt__net *n = (tt__net *)user;
-    return n->files.reason(n->files.user);
-}
+/* tt_files.remove of processes after the first. */
+static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
 
@@ -16948,13 +16895,11 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
-    n->files = ctx->options.files;
     if (status == TT_OK && n->me > 0) {
-        const tt_files unwritten = {
-            tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
-            tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
-            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n, NULL, NULL};
-        ctx->options.files = unwritten;
+        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->options.files.remove = tt__removes_nothing;
+        ctx->options.files.lock = NULL;
+        ctx->options.files.space = NULL;
     }
     if (status == TT_OK && n->processes > 1) return TT_OK;
     if (status != TT_OK) n->failed = 1; /* no message is waited for */
@@ -34391,7 +34336,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
