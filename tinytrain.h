@@ -4273,6 +4273,23 @@ static int tt__index(tt_tape *t)
     return t->n_code;
 }
 
+static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
+{
+    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
+    return false;
+}
+
+/* Does an instruction read, or write, a storage or a view of it? */
+static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->in, TT__MAX_IN, base);
+}
+
+static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->out, TT__MAX_OUT, base);
+}
+
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
 static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
 
@@ -4291,20 +4308,26 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
-        for (int o = 0; o < TT__MAX_OUT; o++)
-            for (int j = 0; j < TT__MAX_IN && t->code[k].out[o]; j++) {
-                int32_t in = t->code[at].in[j];
-                if (in && t->values[in].base == t->values[t->code[k].out[o]].base) return false;
-            }
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t in = t->code[at].in[j];
+            if (in && tt__writes(t, &t->code[k], t->values[in].base)) return false;
+        }
     return true;
 }
 
-/* An instruction of `op`, x -> y, of the segment and stage of `like`, and run by the same ranks. */
-static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
+/* An instruction of `op`, x -> y. */
+static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
 {
     tt__instr i = tt__new_instr(op);
     i.in[0] = x;
     i.out[0] = y;
+    return i;
+}
+
+/* The same, of the segment and stage of `like`, and run by the same ranks. */
+static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__instr_of(op, x, y);
     i.segment = like->segment;
     i.stage = like->stage;
     i.backward = like->backward;
@@ -5289,15 +5312,9 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
     if (!i.out[o] || t->host || t->tensor > 1) return;
     for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
         tt__instr from = t->code[m];
-        bool writes = false;
         if (from.op < 0) continue;
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (from.in[j] && t->values[from.in[j]].base == sums->base) return;
-        for (int j = 0; j < TT__MAX_OUT; j++) {
-            if (from.out[j] && t->values[from.out[j]].base == sums->base) return;
-            writes |= from.out[j] && t->values[from.out[j]].base == v->base;
-        }
-        if (!writes) continue;
+        if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
+        if (!tt__writes(t, &from, v->base)) continue;
         const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
@@ -6479,8 +6496,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
         }
     }
     for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->code[b].in[j] && t->values[t->code[b].in[j]].base == loss) return false;
+        if (tt__reads(t, &t->code[b], loss)) return false;
     const int products = h->last - h->back - (h->fill != 0);
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
@@ -6730,10 +6746,8 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
     if (i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
     for (int m = k + 1; m <= v->writer; m++) {
         tt__instr next = t->code[m];
-        bool reads = false, writes = false;
-        for (int j = 0; j < TT__MAX_IN; j++) reads |= next.in[j] && t->values[next.in[j]].base == g;
-        for (int j = 0; j < TT__MAX_OUT; j++) writes |= next.out[j] && t->values[next.out[j]].base == g;
-        if (reads || (writes && !tt__adds_all_columns(t, &next, g))) return;
+        const bool writes = tt__writes(t, &next, g);
+        if (tt__reads(t, &next, g) || (writes && !tt__adds_all_columns(t, &next, g))) return;
         if (!writes) continue;
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (next.out[j] && t->values[next.out[j]].base == g) next.add &= ~(1u << j);
@@ -8116,9 +8130,7 @@ static void tt__map_views(tt_tape *t, int values, const int32_t *map)
 static int tt__operand_stage(const tt_tape *t, int k)
 {
     const int32_t base = t->values[t->code[k].in[0]].base;
-    while (k-- > 0)
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
+    while (k-- > 0) if (tt__writes(t, &t->code[k], base)) return t->code[k].stage;
     return 0;
 }
 
@@ -8950,10 +8962,8 @@ static bool tt__begin_gradients(const tt__cutter *c)
 /* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(sends ? TT__OP_SEND : TT__OP_RECV);
+    tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
     const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
-    if (sends) i.in[0] = v;
-    else i.out[0] = v;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
     i.move.over = TT__OVER_STAGES;
@@ -8965,13 +8975,9 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
 /* Right behind the last kept instruction, from `first` on, that writes a storage. */
 static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
 {
-    int at = first;
-    for (int k = 0; k < c->n; k++)
-        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
-            const int32_t y = c->t->code[k].out[j];
-            if (y && c->t->values[y].base == base && k >= at) at = k + 1;
-        }
-    return at;
+    for (int k = c->n - 1; k >= first; k--)
+        if (c->kept[k] && tt__writes(c->t, &c->t->code[k], base)) return k + 1;
+    return first;
 }
 
 /* What goes from stage to stage. */
@@ -9097,9 +9103,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 /* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(op, x, y);
     i.move.over = TT__OVER_DATA;
     i.move.unit = part && part->unit ? part->unit : (int64_t)TT__SLICE;
     i.move.root = part && part->unit && part->root;
@@ -9127,9 +9131,7 @@ static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 
 static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(TT__OP_SUM_SLOTS);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(TT__OP_SUM_SLOTS, x, y);
     i.move.over = TT__OVER_SLOTS;
     i.move.unit = TT__SLICE;
     i.segment = segment;
@@ -9229,9 +9231,7 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         leaves[v] = t->slots > 1 && sum ? tt__new_sum(t, g, &part, t->slots) : sum;
         tt__instr i = tt__data_sum(&part, g, leaves[v]);
         if (t->data == 1) {
-            i = tt__new_instr(TT__OP_SCALE);
-            i.in[0] = g;
-            i.out[0] = leaves[v];
+            i = tt__instr_of(TT__OP_SCALE, g, leaves[v]);
             i.attr.scale = 1;
         }
         i.backward = true;
@@ -9423,9 +9423,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 /* An instruction at the end of the step, which runs together with the one before if that is of its op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = in;
-    i.out[0] = out;
+    const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
@@ -9517,11 +9515,9 @@ static bool tt__sum_parts(tt__updater *u)
 /* The norm of the gradients whose squares are x, and the factor on them, into y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
-    tt__instr i = tt__new_instr(TT__OP_CLIP);
-    i.in[0] = x;
+    tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
     i.in[1] = u->t->totals;
     i.in[2] = u->t->scale;
-    i.out[0] = y;
     i.attr.clip_norm = u->o->clip_norm;
     return x && y && tt__append_step(u->t, &i, true);
 }
@@ -9536,8 +9532,7 @@ static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 
 static bool tt__append_zeros(tt_tape *t, int32_t v)
 {
-    tt__instr i = tt__new_instr(TT__OP_FILL);
-    i.out[0] = v;
+    const tt__instr i = tt__instr_of(TT__OP_FILL, 0, v);
     return tt__append_step(t, &i, false);
 }
 
@@ -9642,10 +9637,8 @@ static bool tt__emit_updates(tt__updater *u)
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
-        i.in[0] = t->values[v].grad;
+        tt__instr i = tt__instr_of(adam ? TT__OP_ADAM : TT__OP_SGD, t->values[v].grad, d->target);
         i.in[1] = d->clipped;
-        i.out[0] = d->target;
         i.out[1] = d->state[0];
         i.out[2] = d->state[1];
         i.random = d->random;
@@ -9727,10 +9720,8 @@ static tt_status tt__pass_update_early(tt__updater *u)
 
 static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 {
-    tt__instr i = tt__new_instr(TT__OP_LOSS_SCALE);
-    i.in[0] = t->clipped;
+    tt__instr i = tt__instr_of(TT__OP_LOSS_SCALE, t->clipped, t->scale);
     i.in[1] = t->totals;
-    i.out[0] = t->scale;
     i.attr.growth = scale->growth;
     i.attr.backoff = scale->backoff;
     i.attr.interval = scale->interval;
@@ -9910,12 +9901,11 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 /* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
-    tt__instr i = tt__new_instr(TT__OP_FP8_HISTORY);
+    tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
     tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
     most.move.reduce = TT__MAX;
     if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
-    i.in[0] = i.out[1] = t->fp8_largest;
-    i.out[0] = t->fp8_history;
+    i.out[1] = t->fp8_largest;
     return tt__append_step(t, &i, false);
 }
 
@@ -10551,20 +10541,13 @@ typedef struct tt__order {
     bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
 } tt__order;
 
-static bool tt__uses_base(const tt_tape *t, const int32_t *ids, int n, int32_t base)
-{
-    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
-    return false;
-}
-
 /* Does a write what b uses? A WAIT writes what it waits for. */
 static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     const bool waits = tt__is(a, TT__WAITS);
     for (int j = 0; j < (waits ? 1 : TT__MAX_OUT); j++) {
         const int32_t v = waits ? a->in[0] : a->out[j], base = t->values[v].base;
-        if (v && (tt__uses_base(t, b->in, TT__MAX_IN, base) || tt__uses_base(t, b->out, TT__MAX_OUT, base)))
-            return true;
+        if (v && (tt__reads(t, b, base) || tt__writes(t, b, base))) return true;
     }
     return false;
 }
