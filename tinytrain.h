@@ -1915,6 +1915,22 @@ tt_status tt_fit(tt_trainer *t, const tt_source *train, const tt_source *validat
 /* The dtype of sums that a step keeps; no tensor of a user has it. */
 #define TT__F64 TT_DTYPE_COUNT
 
+/* Every dtype, in the order of the enum: X(dtype, name, bytes, is a float that kernels compute on, and then
+   its names in safetensors and config.json). */
+#define TT__DTYPES(X) \
+    X(TT_F32, "f32", 4, true, "F32", "float32") \
+    X(TT_BF16, "bf16", 2, true, "BF16", "bfloat16") \
+    X(TT_F16, "f16", 2, true, "F16", "float16") \
+    X(TT_I32, "i32", 4, false, NULL, NULL) \
+    X(TT_U8, "u8", 1, false, NULL, NULL) \
+    X(TT__F64, "f64", 8, false, NULL, NULL)
+
+/* Kernels take a float that is neither f32 nor bf16 for f16. Each file with such kernels checks that this
+   number is the one that it knows: a fourth float does not compile before they know it. */
+#define TT__IS_FLOAT(dtype, name, bytes, is_float, safetensors, config) + is_float
+enum { TT__FLOATS = 0 TT__DTYPES(TT__IS_FLOAT) };
+#undef TT__IS_FLOAT
+
 /* Long vectors (parameters, their gradients and state) are worked on in chunks of this many elements. */
 #define TT__CHUNK 4096
 
@@ -2167,7 +2183,6 @@ enum { TT__LOSS_TARGETS = 1, TT__LOSS_WEIGHTS = 2, TT__LOSS_COUNTS = 2 }; /* ope
         /* x -> its piece of all members' x together */ \
     X(ALL_GATHER, "all_gather", 1, 1, TT__RMW | TT__MOVES | TT__AGAIN) /* piece -> y, all members' pieces */ \
     X(BROADCAST, "broadcast", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y, member 0's x */ \
-    X(REDUCE, "reduce", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member 0, all members' x together */ \
     X(SEND, "send", 1, 0, 0) /* x, for the RECV that follows */ \
     X(RECV, "recv", 1, 1, TT__RMW | TT__INPLACE0) /* x -> y of member move.to, the x of member move.from */ \
     X(SUM_SLOTS, "sum_slots", 1, 1, TT__RMW) /* x -> y, all slots of x together */ \
@@ -2599,6 +2614,7 @@ struct tt_context {
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
     struct tt__net *net;   /* the other processes; NULL: this one is alone */
+    bool writes_nothing;   /* to files: of several processes, all but the first */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* that were made so far */
@@ -2792,24 +2808,26 @@ static bool tt__match(const char *pattern, const char *name)
 
 /* ------------------------------------------------------------------------------------------------- dtypes */
 
-size_t tt_dtype_bytes(tt_dtype dtype)
-{
-    switch (dtype) {
-    case TT_F32: case TT_I32: return 4;
-    case TT_BF16: case TT_F16: return 2;
-    case TT_U8: return 1;
-    case TT__F64: return 8;
-    default: return 0;
-    }
-}
+static const struct tt__dtype {
+    const char *name;
+    size_t bytes;
+    bool is_float;
+    const char *safetensors, *config;
+} tt__dtypes[] = {
+#define TT__ROW(dtype, name, bytes, is_float, file, config) {name, bytes, is_float, file, config},
+    TT__DTYPES(TT__ROW)
+#undef TT__ROW
+};
+typedef char tt__every_dtype_has_a_row[TT__COUNT(tt__dtypes) == (int)TT__F64 + 1 ? 1 : -1];
+
+size_t tt_dtype_bytes(tt_dtype dtype) { return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].bytes : 0; }
 
 const char *tt_dtype_name(tt_dtype dtype)
 {
-    static const char *const names[TT_DTYPE_COUNT + 1] = {"f32", "bf16", "f16", "i32", "u8", "f64"};
-    return (unsigned)dtype <= TT__F64 ? names[dtype] : "unknown dtype";
+    return (unsigned)dtype <= TT__F64 ? tt__dtypes[dtype].name : "unknown dtype";
 }
 
-static bool tt__is_float(tt_dtype dtype) { return dtype == TT_F32 || dtype == TT_BF16 || dtype == TT_F16; }
+static bool tt__is_float(tt_dtype dtype) { return tt__dtypes[dtype].is_float; }
 
 static uint32_t tt__bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
 static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
@@ -2843,6 +2861,19 @@ static uint16_t tt__to_f16(float x)
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
 }
 
+typedef char tt__base_knows_all_floats[TT__FLOATS == 3 ? 1 : -1];
+
+/* A number of 16 bits, of bf16 or f16, and back. */
+static float tt__from_half(uint16_t h, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__from_bf16(h) : tt__from_f16(h);
+}
+
+static uint16_t tt__to_half(float x, tt_dtype dtype)
+{
+    return dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+}
+
 /* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
 static uint8_t tt__to_fp8(float x, bool e5m2)
 {
@@ -2874,10 +2905,9 @@ static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype f
     if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
     const uint16_t *half = (const uint16_t *)from;
     for (size_t i = 0; i < n; i++) {
-        float x = from_type == TT_F32 ? ((const float *)from)[i]
-                : from_type == TT_BF16 ? tt__from_bf16(half[i]) : tt__from_f16(half[i]);
+        float x = from_type == TT_F32 ? ((const float *)from)[i] : tt__from_half(half[i], from_type);
         if (to_type == TT_F32) ((float *)to)[i] = x;
-        else ((uint16_t *)to)[i] = to_type == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+        else ((uint16_t *)to)[i] = tt__to_half(x, to_type);
     }
 }
 
@@ -3575,7 +3605,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status != TT_OK || !w->file || !n) return;
+    if (w->status != TT_OK || !n || !w->file) return; /* NULL: this process writes nothing */
     if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 
@@ -3740,7 +3770,6 @@ typedef struct tt__value {
        and writer. */
     int32_t producer, uses, writes, views, reader, writer;
     int32_t behind;     /* of a persistent storage, a later one that is to lie right behind it; 0: none */
-    int32_t instead;    /* within a pass, what is to be read instead of it; 0: itself */
     int32_t arrival;    /* of an input, where the host writes that of the next run (>>passes); 0: itself */
     bool named;         /* by tt_name, or by a pass */
     size_t place;       /* planner: byte offset in its region of the arena */
@@ -3894,6 +3923,27 @@ static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int6
     v->space = b->space;
     v->part = b->part;
     v->param = b->param;
+    return id;
+}
+
+/* Makes value id (0: none) like v in what passes know of both. Returns id. */
+static int32_t tt__value_like(tt_tape *t, int32_t v, int32_t id)
+{
+    const tt__value *like = &t->values[v];
+    tt__value *x = &t->values[id];
+    if (!id) return 0;
+    x->part = like->part;
+    x->needs_grad = like->needs_grad;
+    x->pinned_f32 = like->pinned_f32 && x->shape.dtype == TT_F32;
+    return id;
+}
+
+/* A view of `of`, from element `offset` on, that is as view v is of another storage. */
+static int32_t tt__view_like(tt_tape *t, int32_t v, int32_t of, int64_t offset)
+{
+    const tt__value like = t->values[v];
+    const int32_t id = tt__new_view(t, of, &like.shape, offset, like.ld, like.name);
+    if (id) t->values[id].part = like.part;
     return id;
 }
 
@@ -4217,7 +4267,7 @@ static int tt__index(tt_tape *t)
 {
     for (int32_t v = 0; v < t->n_values; v++) {
         tt__value *x = &t->values[v];
-        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = x->instead = 0;
+        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = 0;
     }
     for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
     for (int k = 0; k < t->n_code; k++) {
@@ -4225,6 +4275,23 @@ static int tt__index(tt_tape *t)
         for (int j = 0; j < TT__MAX_IN; j++) t->values[t->values[t->code[k].in[j]].base].reader = k;
     }
     return t->n_code;
+}
+
+static bool tt__is_of(const tt_tape *t, const int32_t *ids, int n, int32_t base)
+{
+    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
+    return false;
+}
+
+/* Does an instruction read, or write, a storage or a view of it? */
+static bool tt__reads(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->in, TT__MAX_IN, base);
+}
+
+static bool tt__writes(const tt_tape *t, const tt__instr *i, int32_t base)
+{
+    return tt__is_of(t, i->out, TT__MAX_OUT, base);
 }
 
 static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
@@ -4245,12 +4312,32 @@ static bool tt__may_wait(const tt_tape *t, int at, int later)
     if (t->values[t->code[at].out[0]].writes != 1) return false;
     for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
     for (int k = at + 1; k <= later && written; k++)
-        for (int o = 0; o < TT__MAX_OUT; o++)
-            for (int j = 0; j < TT__MAX_IN && t->code[k].out[o]; j++) {
-                int32_t in = t->code[at].in[j];
-                if (in && t->values[in].base == t->values[t->code[k].out[o]].base) return false;
-            }
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t in = t->code[at].in[j];
+            if (in && tt__writes(t, &t->code[k], t->values[in].base)) return false;
+        }
     return true;
+}
+
+/* An instruction of `op`, x -> y. */
+static tt__instr tt__instr_of(int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = x;
+    i.out[0] = y;
+    return i;
+}
+
+/* The same, of the segment and stage of `like`, and run by the same ranks. */
+static tt__instr tt__instr_like(const tt__instr *like, int op, int32_t x, int32_t y)
+{
+    tt__instr i = tt__instr_of(op, x, y);
+    i.segment = like->segment;
+    i.stage = like->stage;
+    i.backward = like->backward;
+    i.always = like->always;
+    i.later = like->later;
+    return i;
 }
 
 static void tt__drop(tt_tape *t, int k)
@@ -4369,9 +4456,10 @@ typedef struct tt__rules {
     size_t (*cuda_scratch)(const tt_tape *t, const tt__instr *i);
     /* Before a run: are the operands' integers, which are on the host, what kernels rely on? NULL: always. */
     tt_status (*check)(const tt__launch *l);
-    /* Before differentiation, and later, after it: makes one instruction of instruction k and what it reads
-       from, where it can. root: the value that the program is compiled for. NULL: never. */
-    void (*fuse)(tt_tape *t, int k, int32_t root, bool later);
+    /* Before differentiation, and after it: makes one instruction of instruction k and what it reads from,
+       where it can. root: the value that the program is compiled for. NULL: never. */
+    void (*fuse)(tt_tape *t, int k, int32_t root);
+    void (*fuse_later)(tt_tape *t, int k, int32_t root);
     /* Floating-point operations of matrix products, for NULL those of TT__PRODUCT. in: of a run, with
        integers on the host, or without data at capacity. */
     double (*flops)(const tt__instr *i, const tt__mat *in);
@@ -4700,14 +4788,13 @@ static void tt__fill(tt__builder *b, int32_t v, float x)
 static int32_t tt__new_gradient(tt__builder *b, int32_t v)
 {
     tt_tape *t = b->t;
-    tt__value of = t->values[v];
-    bool parameter = of.storage == TT__PARAMETER;
-    int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
+    const tt__value *of = &t->values[v];
+    const bool parameter = of->storage == TT__PARAMETER;
+    const tt__storage storage = parameter ? TT__GRADIENT : TT__TRANSIENT;
+    int32_t g = tt__value_like(t, v, tt__new_value(t, &of->shape, storage, "d(%.60s)", of->name));
     if (!(b->ok = g != 0)) return 0;
-    t->values[g].param = of.param;
-    t->values[g].part = of.part;
+    t->values[g].param = t->values[v].param;
     t->values[g].persistent = parameter && b->accumulate;
-    t->values[g].pinned_f32 = of.pinned_f32;
     t->values[v].grad = g;
     return g;
 }
@@ -4734,9 +4821,8 @@ static void tt__grad_into(tt__builder *b, int slot, int32_t v)
             *again = last;
             exists = true;
         }
-        g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
+        g = tt__view_like(t, v, g, view.offset);
         if (!(b->ok = g != 0)) return;
-        t->values[g].part = view.part;
     }
     tt__instr *i = &t->code[t->n_code - 1];
     i->out[slot] = g;
@@ -5179,14 +5265,8 @@ enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an oper
 /* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
 static void tt__sum_columns_apart(tt_tape *t, int k, int o)
 {
-    tt__instr i = t->code[k], sums = i;
+    tt__instr i = t->code[k], sums = tt__instr_like(&i, TT__OP_SUM_ROWS, i.in[0], i.out[o]);
     if (i.op == TT__OP_SUM_ROWS) return;
-    sums.op = TT__OP_SUM_ROWS;
-    memset(sums.in, 0, sizeof sums.in);
-    memset(sums.out, 0, sizeof sums.out);
-    memset(&sums.attr, 0, sizeof sums.attr);
-    sums.in[0] = i.in[0];
-    sums.out[0] = i.out[o];
     sums.add = i.add >> o & 1;
     sums.add_later = i.add_later >> o & 1;
     if (!tt__insert(t, k, &sums)) return;
@@ -5221,28 +5301,24 @@ static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, cons
     return columns == v->shape.cols ? parts : 0;
 }
 
-/* Result o of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that wrote
-   in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS): a
-   kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
+/* The last result of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that
+   wrote in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS):
+   a kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
    where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
    in between. */
-static void tt__fuse_column_sums(tt_tape *t, int k, int o)
+static void tt__fuse_column_sums(tt_tape *t, int k, int32_t root)
 {
     tt__instr i = t->code[k];
+    const int o = tt__ops[i.op].outputs - 1;
     const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
     const int64_t begin = v->offset;
+    (void)root;
     if (!i.out[o] || t->host || t->tensor > 1) return;
     for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
         tt__instr from = t->code[m];
-        bool writes = false;
         if (from.op < 0) continue;
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (from.in[j] && t->values[from.in[j]].base == sums->base) return;
-        for (int j = 0; j < TT__MAX_OUT; j++) {
-            if (from.out[j] && t->values[from.out[j]].base == sums->base) return;
-            writes |= from.out[j] && t->values[from.out[j]].base == v->base;
-        }
-        if (!writes) continue;
+        if (tt__reads(t, &from, sums->base) || tt__writes(t, &from, sums->base)) return;
+        if (!tt__writes(t, &from, v->base)) continue;
         const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
         const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
         if (!parts) return;
@@ -5272,14 +5348,8 @@ static void tt__fuse_column_sums(tt_tape *t, int k, int o)
     }
 }
 
-static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 1);
-}
-
 static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
-    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, tt__fuse_LINEAR_DW};
+    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, NULL, tt__fuse_column_sums};
 
 /* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
    their weights, are one product where the operands that they do not share lie side by side: weights and
@@ -5448,7 +5518,8 @@ static tt_status tt__check_EMBEDDING(const tt__launch *l)
 }
 
 static const tt__rules tt__rules_EMBEDDING = {tt__shape_EMBEDDING, tt__layout_EMBEDDING,
-    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, 0, NULL, 1};
+    {NULL, "0g", "1", TT__OP_EMBEDDING_BACKWARD}, NULL, NULL, tt__check_EMBEDDING, NULL, NULL, NULL, 0, NULL,
+    1};
 
 static bool tt__shape_EMBEDDING_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
 {
@@ -5580,9 +5651,9 @@ static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
 
 /* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
    SiLU save; pruning drops it where nothing reads it. */
-static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? -1 : tt__sole_producer(t, t->code[k].in[0], root);
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0) return;
     tt__instr merged = t->code[at];
     if (!tt__is(&merged, TT__ACTIVATES) || merged.attr.act || merged.in[tt__residual(&merged)]) return;
@@ -5595,9 +5666,9 @@ static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout
     {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
 
 /* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
-static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root)
 {
-    int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
+    int at = tt__sole_producer(t, t->code[k].in[0], root);
     if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k)) return;
     tt__instr merged = t->code[at];
     merged.attr.act = t->code[k].attr.act;
@@ -5606,7 +5677,7 @@ static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool l
 }
 
 static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__layout_alike, {NULL}, NULL,
-    NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
+    NULL, NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
 
 /* ---------------------------------------------------------------------------------------------------- add */
 
@@ -5628,9 +5699,9 @@ static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
 }
 
 /* What computes one of the two adds the other itself. */
-static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_ADD(tt_tape *t, int k, int32_t root)
 {
-    for (int side = 0; side < 2 && !later; side++) {
+    for (int side = 0; side < 2; side++) {
         int at = tt__sole_producer(t, t->code[k].in[side], root);
         int slot = at >= 0 ? tt__residual(&t->code[at]) : 0;
         if (!slot || t->code[at].in[slot] || t->code[at].attr.act) continue;
@@ -5683,14 +5754,8 @@ static size_t tt__cpu_SUM_ROWS(int threads, const tt_tape *t, const tt__instr *i
     return tt__sum_rows_bytes(threads, dy->rows, dy->cols);
 }
 
-static void tt__fuse_SUM_ROWS(tt_tape *t, int k, int32_t root, bool later)
-{
-    (void)root;
-    if (later) tt__fuse_column_sums(t, k, 0);
-}
-
 static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_ROWS, {NULL},
-    tt__cpu_SUM_ROWS, NULL, NULL, tt__fuse_SUM_ROWS};
+    tt__cpu_SUM_ROWS, NULL, NULL, NULL, tt__fuse_column_sums};
 
 /* ---------------------------------------------------------------------------------------------------- mul */
 
@@ -6127,7 +6192,7 @@ static size_t tt__cuda_attention(const tt_tape *t, const tt__instr *i)
 }
 
 static const tt__rules tt__rules_ATTENTION = {tt__shape_ATTENTION, tt__layout_by_columns,
-    {tt__backward_ATTENTION}, tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL,
+    {tt__backward_ATTENTION}, tt__cpu_attention, tt__cuda_attention, tt__check_ATTENTION, NULL, NULL,
     tt__flops_of_attention};
 
 static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
@@ -6144,7 +6209,7 @@ static bool tt__shape_ATTENTION_BACKWARD(tt_tape *t, const tt__instr *i, tt__sha
 }
 
 static const tt__rules tt__rules_ATTENTION_BACKWARD = {tt__shape_ATTENTION_BACKWARD, tt__layout_by_columns,
-    {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, tt__flops_of_attention};
+    {NULL}, tt__cpu_attention, tt__cuda_attention, NULL, NULL, NULL, tt__flops_of_attention};
 
 /* -------------------------------------------------------------------------------------------- gather_rows */
 
@@ -6435,8 +6500,7 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
         }
     }
     for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->code[b].in[j] && t->values[t->code[b].in[j]].base == loss) return false;
+        if (tt__reads(t, &t->code[b], loss)) return false;
     const int products = h->last - h->back - (h->fill != 0);
     return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
 }
@@ -6451,12 +6515,12 @@ static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__
    arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
    Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
    more. On CUDA the workspace has their sums in f32. */
-static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root)
 {
     int32_t logits = t->code[k].in[0];
     const tt__value *v = &t->values[logits];
     tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
-    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
+    if (h.linear < 0 || v->base != logits || v->keep || logits == root) return;
     if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
     const tt__instr *linear = &t->code[h.linear];
     if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
@@ -6483,7 +6547,7 @@ static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
 
 static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__layout_CROSS_ENTROPY,
     {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
-    tt__fuse_CROSS_ENTROPY};
+    NULL, tt__fuse_CROSS_ENTROPY};
 
 static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
 {
@@ -6585,7 +6649,7 @@ static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i
 
 static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
     tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
-    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
+    tt__check_CROSS_ENTROPY, NULL, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
 
 /* ------------------------------------------------------------------------------------- soft_cross_entropy */
 
@@ -6677,19 +6741,17 @@ static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t s
 
 /* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
    gradient of packed queries, keys and values, need not be written: it writes its results instead. */
-static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
+static void tt__fuse_FILL(tt_tape *t, int k, int32_t root)
 {
     const tt__instr *i = &t->code[k];
     const int32_t g = i->out[0];
     const tt__value *v = &t->values[g];
     (void)root;
-    if (!later || i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
+    if (i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
     for (int m = k + 1; m <= v->writer; m++) {
         tt__instr next = t->code[m];
-        bool reads = false, writes = false;
-        for (int j = 0; j < TT__MAX_IN; j++) reads |= next.in[j] && t->values[next.in[j]].base == g;
-        for (int j = 0; j < TT__MAX_OUT; j++) writes |= next.out[j] && t->values[next.out[j]].base == g;
-        if (reads || (writes && !tt__adds_all_columns(t, &next, g))) return;
+        const bool writes = tt__writes(t, &next, g);
+        if (tt__reads(t, &next, g) || (writes && !tt__adds_all_columns(t, &next, g))) return;
         if (!writes) continue;
         for (int j = 0; j < TT__MAX_OUT; j++)
             if (next.out[j] && t->values[next.out[j]].base == g) next.add &= ~(1u << j);
@@ -6700,7 +6762,7 @@ static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
 }
 
 static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes, NULL, NULL,
-    tt__fuse_FILL};
+    NULL, tt__fuse_FILL};
 
 /* ------------------------------------------------------------------------------------------------ updates */
 
@@ -6978,14 +7040,6 @@ static tt__loads tt__loads_BROADCAST(const tt__move *m, int64_t elements, int me
     return loads;
 }
 
-static tt__loads tt__loads_REDUCE(const tt__move *m, int64_t elements, int me, int members)
-{
-    const int64_t n = me ? 0 : elements * (members - 1);
-    const tt__loads loads = {n, (double)n};
-    (void)m;
-    return loads;
-}
-
 static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int members)
 {
     const int64_t n = me == m->to && m->from != m->to ? elements : 0;
@@ -6996,7 +7050,7 @@ static tt__loads tt__loads_RECV(const tt__move *m, int64_t elements, int me, int
 
 #define TT__COLLECTIVE(OP, shape, backward, phases, loads) \
     static const tt__rules tt__rules_##OP = {shape, tt__layout_of_move, {backward}, tt__no_bytes, NULL, \
-                                             NULL, NULL, NULL, phases, loads}
+                                             NULL, NULL, NULL, NULL, phases, loads}
 TT__COLLECTIVE(ALL_REDUCE, tt__shape_ALL_REDUCE, tt__backward_ALL_REDUCE,
                TT__REDUCE_PHASE | TT__SPREAD_PHASE, tt__loads_ALL_REDUCE);
 TT__COLLECTIVE(REDUCE_SCATTER, tt__shape_REDUCE_SCATTER, tt__backward_REDUCE_SCATTER,
@@ -7005,8 +7059,6 @@ TT__COLLECTIVE(ALL_GATHER, tt__shape_ALL_GATHER, tt__backward_ALL_GATHER, TT__SP
                tt__loads_ALL_GATHER);
 TT__COLLECTIVE(BROADCAST, tt__shape_BROADCAST, NULL, TT__REDUCE_PHASE | TT__SPREAD_PHASE | TT__OF_FIRST,
                tt__loads_BROADCAST);
-TT__COLLECTIVE(REDUCE, tt__shape_of_sum, NULL, TT__REDUCE_PHASE | TT__PIECES_OUT | TT__OF_FIRST,
-               tt__loads_REDUCE);
 TT__COLLECTIVE(SEND, tt__shape_SEND, NULL, TT__SPREAD_PHASE, NULL);
 TT__COLLECTIVE(RECV, tt__shape_RECV, NULL, TT__SPREAD_PHASE, tt__loads_RECV);
 TT__COLLECTIVE(SUM_SLOTS, tt__shape_of_sum, NULL, 0, NULL); /* of its own memory alone */
@@ -7063,8 +7115,8 @@ static size_t tt__cuda_workspace(int threads, const tt_tape *t, const tt__instr 
 
 /* ===========================================================================================================
    PASSES                                                                                          >>passes
-   Functions that rewrite a tape, and the verifier that runs after each. tt__run_passes (>>compile) has their
-   order. Uses tape and ops.
+   Functions that rewrite a tape, and the verifier that runs after each. tt__first_passes and tt__last_passes
+   (>>compile) have their order. Uses tape and ops.
    ======================================================================================================== */
 
 /* ----------------------------------------------------------------------------------------------- verifier */
@@ -7294,6 +7346,17 @@ static tt_status tt__verify(tt_tape *t, const char *pass)
     tt__free(t->ctx, layout);
     return status;
 }
+/* A number for each value, 0 at first, to be freed; NULL: no memory. */
+static int32_t *tt__new_map(const tt_tape *t)
+{
+    return (int32_t *)tt__calloc(t->ctx, sizeof(int32_t) * (size_t)t->n_values);
+}
+
+/* The instruction reads the values that a map has for its operands. */
+static void tt__map_operands(tt__instr *i, const int32_t *map)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) if (map[i->in[j]]) i->in[j] = map[i->in[j]];
+}
 
 /* ------------------------------------------------------------------------------------------ differentiate */
 
@@ -7310,6 +7373,7 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
     if (shape->rows != 1 || shape->cols != 1 || shape->axis || t->values[root].base != root)
         return tt__fail(t->ctx, TT_ERR_SHAPE, "the loss must be a (1, 1) result of an op, not %s",
                         tt__describe(t, root, what, sizeof what));
+    if (tt__producer(t, root) >= 0) b.stage = t->code[tt__producer(t, root)].stage;
     int32_t seed = tt__new_gradient(&b, root);
     tt__fill(&b, seed, 1);
     if (b.ok) t->code[t->n_code - 1].in[0] = t->scale;
@@ -7335,11 +7399,12 @@ static tt_status tt__differentiate(tt_tape *t, int32_t root, bool accumulate)
 static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 {
     int n = tt__index(t);
+    int32_t *instead = tt__new_map(t); /* what is read in place of a copy */
+    if (!instead) return TT_ERR_MEMORY;
     for (int k = 0; k < n; k++) {
         tt__instr *i = &t->code[k];
         const tt__value *y = &t->values[i->out[0]];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (!train) i->attr.dropout = 0;
         if (!train && i->attr.lists_for_training) i->attr.lists = 0;
         if (!tt__is(i, TT__RANDOM | TT__MOVES) || i->attr.dropout > 0) continue;
@@ -7348,9 +7413,10 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
         if (y->keep || y->views || i->out[0] == root) continue;
         t->values[t->values[i->in[0]].base].offload |= y->offload;
         if (y->mark != TT__UNMARKED) t->values[t->values[i->in[0]].base].mark = y->mark;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0];
         tt__drop(t, k);
     }
+    tt__free(t->ctx, instead);
     return tt__settle(t, n);
 }
 
@@ -7360,9 +7426,7 @@ static tt_status tt__pass_inference(tt_tape *t, int32_t root, bool train)
 typedef struct tt__gathers {
     tt_tape *t;
     int n;                      /* instructions before the pass */
-    /* Every gather: its instruction, and one more than the entry of the gather of the same value that was
-       found before it (0: none). */
-    struct { int at, before; } *all; int n_all, cap_all;
+    int *all; int n_all, cap_all;
     int *todo; int n_todo, cap_todo; /* the last is next */
 } tt__gathers;
 
@@ -7371,10 +7435,7 @@ static bool tt__gathers_add(tt__gathers *g, int k)
     tt_context *ctx = g->t->ctx;
     if (!TT__GROW(ctx, g->all, g->n_all, g->cap_all)) return false;
     if (!TT__GROW(ctx, g->todo, g->n_todo, g->cap_todo)) return false;
-    tt__value *x = &g->t->values[g->t->code[k].in[0]];
-    g->all[g->n_all].at = g->todo[g->n_todo++] = k;
-    g->all[g->n_all].before = x->instead; /* in this pass, the value's last entry of `all`, plus 1 */
-    x->instead = ++g->n_all;
+    g->all[g->n_all++] = g->todo[g->n_todo++] = k;
     return true;
 }
 
@@ -7384,9 +7445,9 @@ static int32_t tt__gathered(tt__gathers *g, int at, int32_t v, int32_t index)
     tt_tape *t = g->t;
     tt__instr gather = tt__new_instr(TT__OP_GATHER_ROWS);
     int k = -1; /* the first that was found */
-    for (int n = t->values[v].instead; n; n = g->all[n - 1].before) {
-        const tt__instr *i = &t->code[g->all[n - 1].at];
-        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n - 1].at;
+    for (int n = 0; n < g->n_all && k < 0; n++) {
+        const tt__instr *i = &t->code[g->all[n]];
+        if (i->op >= 0 && i->in[0] == v && i->in[1] == index) k = g->all[n];
     }
     if (k >= 0) {
         if ((k < g->n ? k : t->code[k].before) <= at) return t->code[k].out[0];
@@ -7712,22 +7773,20 @@ static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
     return shape->axis != 0;
 }
 
-/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. */
+/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. All ranks
+   have it whole. */
 static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
 {
     tt_tape *t = s->t;
-    const tt__value like = t->values[v];
-    tt__instr i = tt__new_instr(op);
+    const int32_t y = tt__value_like(t, v, tt__new_value(t, shape, TT__TRANSIENT, "%s", t->values[v].name));
+    tt__instr i = tt__instr_like(&t->code[at], op, v, y);
     i.attr.scale = 1;
     i.move.over = TT__OVER_TENSOR;
     i.move.unit = shape->cols;
-    i.in[0] = v;
-    i.out[0] = tt__new_value(t, shape, TT__TRANSIENT, "%s", like.name);
-    if (!i.out[0]) return 0;
-    t->values[i.out[0]].needs_grad = like.needs_grad;
-    t->values[i.out[0]].pinned_f32 = like.pinned_f32;
-    t->values[i.out[0]].param = tt__is_weight(t, v) ? like.param : -1;
-    return tt__insert(t, at, &i) ? i.out[0] : 0;
+    if (!y) return 0;
+    t->values[y].part.split = TT__WHOLE;
+    t->values[y].param = tt__is_weight(t, v) ? t->values[v].param : -1;
+    return tt__insert(t, at, &i) ? y : 0;
 }
 
 /* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
@@ -7797,11 +7856,10 @@ static tt_status tt__sum_results(const tt__tensor *s, int k)
     const bool own = s->by_rows[y];
     const tt__shape shape = t->values[y].shape;
     const int32_t part = tt__new_value(t, &shape, TT__TRANSIENT, "part of %.60s", t->values[y].name);
-    tt__instr sum = tt__new_instr(own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE);
-    if (!part) return TT_ERR_MEMORY;
-    t->values[part].needs_grad = t->values[y].needs_grad;
-    t->code[k].out[0] = sum.in[0] = part;
-    sum.out[0] = y;
+    const int op = own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE;
+    tt__instr sum = tt__instr_like(&t->code[k], op, part, y);
+    if (!tt__value_like(t, y, part)) return TT_ERR_MEMORY;
+    t->code[k].out[0] = part;
     sum.move.over = TT__OVER_TENSOR;
     sum.move.unit = shape.cols;
     if (own && !tt__own_shape(s, &t->values[y].shape)) return TT_ERR_MEMORY;
@@ -8050,9 +8108,8 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
 {
     const tt__value of = t->values[g];
     const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
-    tt__instr *sum = part ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
+    tt__instr *sum = tt__value_like(t, g, part) ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
     if (!sum) return 0;
-    t->values[part].pinned_f32 = of.pinned_f32;
     sum->in[0] = part;
     sum->out[0] = g;
     sum->add_later = of.persistent;
@@ -8063,29 +8120,41 @@ static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
     return part;
 }
 
-/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. */
-static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
+/* Views of a storage for which a map has another become views of that. */
+static void tt__map_views(tt_tape *t, int values, const int32_t *map)
+{
+    for (int32_t v = 1; v < values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->base != v && map[x->base]) x->base = map[x->base];
+    }
+}
+
+/* The stage of what last writes the operand of instruction k before it; 0: there is one stage. */
+static int tt__operand_stage(const tt_tape *t, int k)
+{
+    const int32_t base = t->values[t->code[k].in[0]].base;
+    while (k-- > 0) if (tt__writes(t, &t->code[k], base)) return t->code[k].stage;
+    return 0;
+}
+
+/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. part:
+   zeros, of each value. */
+static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout, int32_t *part)
 {
     const int values = t->n_values, n = t->n_code; /* what is new comes after these */
     int sums = 0;
     for (int32_t v = 1; v < values; v++) {
         if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
-        const int32_t part = tt__sum_gradient(t, v, sums++ > 0);
-        if (!part) return TT_ERR_MEMORY;
-        t->values[v].instead = part;
+        if (!(part[v] = tt__sum_gradient(t, v, sums++ > 0))) return TT_ERR_MEMORY;
     }
-    for (int32_t v = 1; v < values && sums; v++) {
-        const int32_t part = t->values[t->values[v].base].instead;
-        if (part && t->values[v].base != v) t->values[v].base = part;
-    }
+    tt__map_views(t, values, part);
     for (int k = 0; k < n && sums; k++)
         for (int o = 0; o < TT__MAX_OUT; o++) {
             tt__instr *i = &t->code[k];
-            const int32_t part = t->values[i->out[o]].instead;
-            if (part) i->out[o] = part;
+            if (part[i->out[o]]) i->out[o] = part[i->out[o]];
             if (t->values[i->out[o]].base >= values) i->add_later &= ~(1u << o);
         }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    for (int k = n; k < t->n_code; k++) t->code[k].stage = tt__operand_stage(t, k);
     return TT_OK;
 }
 
@@ -8094,31 +8163,26 @@ static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
 static tt_status tt__pass_tensor_gradients(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *instead = tt__new_map(t), *part = tt__new_map(t);
+    tt__split *layout = tt__first_layouts(t);
+    tt_status status = instead && part && layout ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < n && status == TT_OK; k++) {
         tt__instr *i = &t->code[k];
-        for (int j = 0; j < TT__MAX_IN; j++)
-            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        tt__map_operands(i, instead);
         if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
-        t->values[i->out[0]].instead = i->in[0];
+        instead[i->out[0]] = i->in[0]; /* a storage, as tt__may_enter says: rows of it are views */
         tt__drop(t, k);
     }
-    for (int32_t v = 1; v < t->n_values; v++) { /* views of rows */
-        tt__value *x = &t->values[v];
-        const int32_t to = t->values[x->base].instead;
-        if (!to || x->base == v) continue;
-        x->base = to; /* a storage, as tt__may_enter says */
-    }
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0;
-    tt_status status = tt__settle(t, n);
-    if (status != TT_OK) return status;
-    tt__split *layout = tt__first_layouts(t);
-    if (!layout) return TT_ERR_MEMORY;
+    if (status == TT_OK) tt__map_views(t, t->n_values, instead);
+    if (status == TT_OK) status = tt__settle(t, n);
     for (int k = 0; k < t->n_code && status == TT_OK; k++) {
         int32_t value;
         const char *wrong = tt__derive(t, &t->code[k], layout, &value);
         if (wrong) status = tt__verify_fail(t, "differentiate", k, wrong, value);
     }
-    if (status == TT_OK) status = tt__sum_gradients(t, layout);
+    if (status == TT_OK) status = tt__sum_gradients(t, layout, part);
+    tt__free(t->ctx, instead);
+    tt__free(t->ctx, part);
     tt__free(t->ctx, layout);
     return status;
 }
@@ -8130,12 +8194,11 @@ static tt_status tt__pass_tensor_losses(tt_tape *t)
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         if (!tt__is(i, TT__LOSS) || t->values[i->in[0]].part.split != TT__ROWS) continue;
-        tt__instr sum = tt__new_instr(TT__OP_ALL_REDUCE), mean = tt__new_instr(TT__OP_MEAN_LOSS);
-        sum.in[0] = sum.out[0] = mean.in[0] = i->out[TT__LOSS_COUNTS];
-        mean.out[0] = i->out[0];
+        const int32_t counts = i->out[TT__LOSS_COUNTS];
+        tt__instr sum = tt__instr_like(i, TT__OP_ALL_REDUCE, counts, counts);
+        tt__instr mean = tt__instr_like(i, TT__OP_MEAN_LOSS, counts, i->out[0]);
         sum.move.over = TT__OVER_TENSOR;
         sum.move.unit = 1;
-        sum.backward = mean.backward = i->backward;
         if (!tt__insert(t, k + 1, &sum) || !tt__insert(t, k + 1, &mean)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
@@ -8149,7 +8212,8 @@ static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
     int n = tt__index(t);
     for (int k = 0; k < n; k++) {
         const tt__rules *rules = t->code[k].op >= 0 ? tt__rules_of(&t->code[k]) : NULL;
-        if (rules && rules->fuse) rules->fuse(t, k, root, later);
+        void (*fuse)(tt_tape *, int, int32_t) = !rules ? NULL : later ? rules->fuse_later : rules->fuse;
+        if (fuse) fuse(t, k, root);
     }
     return tt__settle(t, n);
 }
@@ -8249,6 +8313,17 @@ static void tt__mark_residual(tt_tape *t)
     }
 }
 
+/* A copy of v in another dtype, made right before instruction k, so that it lives no longer; 0: no memory. */
+static int32_t tt__cast_before(tt_tape *t, int k, int32_t v, tt_dtype dtype)
+{
+    tt__shape shape = t->values[v].shape;
+    shape.dtype = dtype;
+    const int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
+                                       t->values[v].name);
+    const tt__instr cast = tt__instr_like(&t->code[k], TT__OP_CAST, v, copy);
+    return tt__value_like(t, v, copy) && tt__insert(t, k, &cast) ? copy : 0;
+}
+
 /* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
    16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
 static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
@@ -8282,27 +8357,18 @@ static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
         if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
     }
     if (!precision->mixed) return TT_OK;
-    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer */
+    int32_t *copy = tt__new_map(t);
+    bool ok = copy != NULL;
+    for (int k = 0; k < n && ok; k++) {
         int number = tt__weight(&t->code[k]);
         int32_t w = number ? t->code[k].in[number] : 0;
         if (!w || !tt__is_weight(t, w) || t->values[w].base != w) continue;
-        if (!t->values[w].instead) {
-            tt__shape shape = t->values[w].shape;
-            tt__instr cast = tt__new_instr(TT__OP_CAST);
-            shape.dtype = precision->half;
-            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype),
-                                         t->values[w].name);
-            if (!copy) return TT_ERR_MEMORY;
-            t->values[copy].needs_grad = t->values[w].needs_grad;
-            t->values[copy].part = t->values[w].part;
-            t->values[w].instead = copy;
-            cast.in[0] = w;
-            cast.out[0] = copy;
-            if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-        }
-        t->code[k].in[number] = t->values[w].instead;
+        if (!copy[w]) copy[w] = tt__cast_before(t, k, w, precision->half);
+        t->code[k].in[number] = copy[w];
+        ok = copy[w] != 0;
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copy);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 #ifndef TT__PIECES_FROM /* tests make it smaller */
@@ -8362,9 +8428,11 @@ static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
 static tt_status tt__pass_alike_operands(tt_tape *t)
 {
     const int n = tt__index(t);
-    for (int k = 0; k < n; k++) {
+    int32_t *copies = tt__new_map(t);
+    bool ok = copies != NULL;
+    for (int k = 0; k < n && ok; k++) {
         if (!tt__is(&t->code[k], TT__PRODUCT) || !t->code[k].out[0]) continue;
-        for (int j = 0; j < 2; j++) {
+        for (int j = 0; j < 2 && ok; j++) {
             const int32_t v = t->code[k].in[j];
             const tt_dtype dtype = t->values[t->code[k].in[1 - j]].shape.dtype;
             if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32) continue;
@@ -8373,26 +8441,14 @@ static tt_status tt__pass_alike_operands(tt_tape *t)
                 t->values[v].pinned_f32 = false;
                 continue;
             }
-            int32_t copy = t->values[v].instead;
-            if (!copy) {
-                tt__shape shape = t->values[v].shape;
-                tt__instr cast = tt__new_instr(TT__OP_CAST);
-                shape.dtype = dtype;
-                copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
-                                     t->values[v].name);
-                if (!copy) return TT_ERR_MEMORY;
-                t->values[copy].part = t->values[v].part;
-                cast.in[0] = v;
-                cast.out[0] = copy;
-                cast.backward = t->code[k].backward;
-                cast.stage = t->code[k].stage;
-                if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
-                if (t->values[t->values[v].base].writer < k) t->values[v].instead = copy;
-            }
+            const int32_t copy = copies[v] ? copies[v] : tt__cast_before(t, k, v, dtype);
+            if (t->values[t->values[v].base].writer < k) copies[v] = copy;
             t->code[k].in[j] = copy;
+            ok = copy != 0;
         }
     }
-    return tt__settle(t, n);
+    tt__free(t->ctx, copies);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 /* ---------------------------------------------------------------------------------------------- recompute */
@@ -8419,6 +8475,7 @@ typedef struct tt__recomputer {
     int forward;     /* the first instruction of the backward */
     int whole;       /* "blocks": so many instructions, from the first on, are computed again whole */
     int at;          /* before which instructions are put in: the one that needs them */
+    int32_t *again;  /* of each value, the same computed again; 0: it is not yet */
 } tt__recomputer;
 
 /* The backward reads v anyway. */
@@ -8447,7 +8504,7 @@ static bool tt__is_kept(const tt__recomputer *r, int32_t v)
 static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *deep)
 {
     const tt__value *x = &r->t->values[v];
-    tt__instr none = tt__new_instr(-1), i = none;
+    const tt__instr none = tt__new_instr(-1);
     if (tt__is_kept(r, v)) return none;
     const tt__instr *f = &r->t->code[tt__producer(r->t, v)];
     const bool activated = tt__is(f, TT__ACTIVATES) && f->attr.act && f->out[1] && f->out[0] == v;
@@ -8459,10 +8516,8 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     if (*deep) return tt__is(f, TT__LOSS) ? none : *f;
     if (f->out[0] != v) return none; /* statistics are small */
     if (of_operand && (dropped || r->policy != TT__RECOMPUTE_NONE)) {
-        i.op = TT__OP_ACTIVATION;
+        tt__instr i = tt__instr_like(f, TT__OP_ACTIVATION, f->out[1], v);
         i.attr = f->attr;
-        i.in[0] = f->out[1];
-        i.out[0] = v;
         return i;
     }
     if (r->policy == TT__RECOMPUTE_NONE) return none;
@@ -8476,36 +8531,43 @@ static tt__instr tt__recomputation(const tt__recomputer *r, int32_t v, bool *dee
     return again && (gathers || tt__is_saved(r, f->in[0])) ? *f : none; /* pieces are less than all of them */
 }
 
+static int32_t tt__new_like(tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return tt__value_like(t, v, tt__new_value(t, &x->shape, TT__TRANSIENT, "%s", x->name));
+}
+
 /* What the backward, or something deep, reads instead of operand v; 0 when out of memory. */
 static int32_t tt__read_again(tt__recomputer *r, int32_t v, bool deep)
 {
     tt_tape *t = r->t;
     int32_t base = t->values[v].base;
-    if (!t->values[base].instead) {
+    if (!r->again[base]) {
         if (tt__is_kept(r, base)) return v;
         tt__instr i = tt__recomputation(r, base, &deep);
         if (i.op < 0) return v;
         for (int j = 0; j < TT__MAX_IN; j++)
             if (i.in[j] && !(i.in[j] = tt__read_again(r, i.in[j], deep))) return 0;
         for (int o = 0; o < TT__MAX_OUT; o++) {
-            int32_t old = i.out[o], id;
+            const int32_t old = i.out[o];
             if (!old) continue;
-            tt__value like = t->values[old];
-            id = tt__new_value(t, &like.shape, TT__TRANSIENT, "%s", like.name);
-            if (!id) return 0;
-            t->values[id].pinned_f32 = like.pinned_f32;
-            t->values[id].part = like.part;
-            t->values[old].instead = i.out[o] = id;
+            i.out[o] = tt__new_like(t, old);
+            if (!i.out[o]) return 0;
+            r->again[old] = i.out[o];
         }
         i.backward = true;
         i.again = true;
         if (!tt__insert(t, r->at, &i)) return 0;
     }
-    if (v == base) return t->values[base].instead;
-    tt__value view = t->values[v];
-    v = tt__new_view(t, t->values[base].instead, &view.shape, view.offset, view.ld, view.name);
-    if (v) t->values[v].part = view.part;
-    return v;
+    return v == base ? r->again[base] : tt__view_like(t, v, r->again[base], t->values[v].offset);
+}
+
+/* The instructions of the forward. */
+static int tt__forward_of(const tt_tape *t)
+{
+    int forward = 0;
+    while (forward < t->n_code && !t->code[forward].backward) forward++;
+    return forward;
 }
 
 /* The instructions of the first `blocks` blocks, or of all but the last, if these are fewer. Without marks,
@@ -8537,17 +8599,18 @@ static int tt__blocks_to_recompute(const tt_tape *t, int forward, int blocks)
 static tt_status tt__pass_recompute(tt_tape *t, tt__recompute policy, int blocks, const bool *drop,
                                     int n_drop)
 {
-    tt__recomputer r = {t, policy, drop, n_drop, 0, 0, 0};
+    tt__recomputer r = {t, policy, drop, n_drop, tt__forward_of(t), 0, 0, tt__new_map(t)};
     const int n = tt__index(t);
-    while (r.forward < n && !t->code[r.forward].backward) r.forward++;
+    bool ok = r.again != NULL;
     if (policy == TT__RECOMPUTE_BLOCKS) r.whole = tt__blocks_to_recompute(t, r.forward, blocks);
-    for (r.at = r.forward; r.at < n; r.at++)
-        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward; j++) {
+    for (r.at = r.forward; r.at < n && ok; r.at++)
+        for (int j = 0; j < TT__MAX_IN && t->code[r.at].backward && ok; j++) {
             int32_t v = t->code[r.at].in[j], with = v ? tt__read_again(&r, v, false) : 0;
-            if (v && !with) return TT_ERR_MEMORY;
+            ok = with || !v;
             t->code[r.at].in[j] = with;
         }
-    return tt__settle(t, n);
+    tt__free(t->ctx, r.again);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
 /* --------------------------------------------------------------------------------------------------- step */
@@ -8591,14 +8654,13 @@ static tt_status tt__pass_counts(tt_tape *t)
     int n = tt__index(t);
     for (int k = 0; k < n && t->results; k++) {
         if (!tt__is(&t->code[k], TT__LOSS)) continue;
-        tt__instr add = tt__new_instr(TT__OP_ADD_COUNTS);
-        add.in[0] = t->code[k].out[TT__LOSS_COUNTS]; /* when ranks have summed them */
-        add.out[0] = t->counted ? t->counted : t->totals;
+        const int32_t counts = t->code[k].out[TT__LOSS_COUNTS], to = t->counted ? t->counted : t->totals;
+        tt__instr add = tt__instr_like(&t->code[k], TT__OP_ADD_COUNTS, counts, to);
         add.add = !first;
         add.add_later = first && t->accumulate;
-        add.backward = t->code[k].backward;
         first = false;
-        if (!tt__insert(t, t->values[add.in[0]].writer + 1, &add)) return TT_ERR_MEMORY;
+        const int at = t->values[counts].writer + 1; /* when ranks have summed them */
+        if (!tt__insert(t, at, &add)) return TT_ERR_MEMORY;
     }
     return tt__settle(t, n);
 }
@@ -8640,34 +8702,28 @@ static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
     return i->in[0] ? tt__flops(i, in) : 0;
 }
 
-/* Notes of each storage, in its `instead`, one more than the instruction that writes it first; 0: none. */
-static void tt__note_first_writers(tt_tape *t)
+/* Of each storage, one more than the instruction that writes it first, or 0; to be freed. NULL: no memory. */
+static int32_t *tt__first_writers(const tt_tape *t)
 {
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
-    for (int k = t->n_code - 1; k >= 0; k--)
+    int32_t *first = tt__new_map(t);
+    for (int k = t->n_code - 1; k >= 0 && first; k--)
         for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j]) t->values[t->values[t->code[k].out[j]].base].instead = k + 1;
-}
-
-static void tt__forget_first_writers(tt_tape *t)
-{
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+            if (t->code[k].out[j]) first[t->values[t->code[k].out[j]].base] = k + 1;
+    return first;
 }
 
 /* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
    how many there are. */
-static int tt__find_cuts(tt_tape *t, int n, tt__cut *cut, int *cross, double *all)
+static int tt__find_cuts(const tt_tape *t, int n, const int32_t *first, tt__cut *cut, int *cross, double *all)
 {
     int cuts = 0, crossing = 0;
     *all = 0;
-    tt__note_first_writers(t);
     for (int32_t v = 1; v < t->n_values; v++) {
         const tt__value *x = &t->values[v];
-        if (x->base != v || x->storage != TT__TRANSIENT || !x->instead || x->reader < x->instead) continue;
-        cross[x->instead - 1]++;
+        if (x->base != v || x->storage != TT__TRANSIENT || !first[v] || x->reader < first[v]) continue;
+        cross[first[v] - 1]++;
         cross[x->reader]--;
     }
-    tt__forget_first_writers(t);
     for (int k = 0; k < n; k++) {
         const tt__instr *i = &t->code[k];
         *all += tt__forward_cost(t, i);
@@ -8746,13 +8802,15 @@ static tt_status tt__pass_ends(tt_tape *t)
     double all;
     tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
     int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
-    tt_status status = cut && cross ? TT_OK : TT_ERR_MEMORY;
-    const int cuts = status == TT_OK ? tt__find_cuts(t, n, cut, cross, &all) : 0;
+    int32_t *first = tt__first_writers(t);
+    tt_status status = cut && cross && first ? TT_OK : TT_ERR_MEMORY;
+    const int cuts = status == TT_OK ? tt__find_cuts(t, n, first, cut, cross, &all) : 0;
     if (status == TT_OK && cuts >= stages - 1) status = tt__choose_cuts(t, cut, cuts, all, stages);
     for (int k = 0; k < cuts && cuts < stages - 1; k++)
         tt__print(&text, "%s'%s'", k ? ", " : ": ", t->values[cut[k].value].name);
     tt__free(t->ctx, cut);
     tt__free(t->ctx, cross);
+    tt__free(t->ctx, first);
     for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
     if (status != TT_OK || cuts >= stages - 1) return status;
     return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
@@ -8781,43 +8839,13 @@ typedef struct tt__cutter {
     int n, forward;     /* instructions; those of the forward */
     int me;             /* one more than the stage */
     bool *kept;         /* of each instruction */
+    bool *written;      /* of each storage, while one goes through the instructions */
     uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
 } tt__cutter;
 
 static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
 {
     return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
-}
-
-/* The stage of what last writes the operand of instruction k before it; 0: not known. */
-static int tt__operand_stage(const tt_tape *t, int k)
-{
-    const int32_t base = t->values[t->code[k].in[0]].base;
-    while (k-- > 0)
-        for (int j = 0; j < TT__MAX_OUT; j++)
-            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
-    return 0;
-}
-
-/* Instructions that passes have put in since are of the stage of what they stand before, collectives of that
-   of their operand. */
-static void tt__complete_stages(const tt__cutter *c)
-{
-    tt__instr *code = c->t->code;
-    for (int part = 0; part < 2; part++) {
-        const int from = part ? c->forward : 0, end = part ? c->n : c->forward;
-        for (int k = from + 1; k < end; k++)
-            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = tt__operand_stage(c->t, k);
-        for (int k = end - 1; k >= from; k--)
-            if (!code[k].stage && k + 1 < end) code[k].stage = code[k + 1].stage;
-        for (int k = from; k < end; k++)
-            if (!code[k].stage) code[k].stage = k > from ? code[k - 1].stage : part ? c->t->stages : 1;
-        for (int k = from + 1; k < end; k++) { /* stages follow each other, in the backward from the last */
-            const int before = code[k - 1].stage;
-            const bool turns = part ? code[k].stage > before : code[k].stage < before;
-            if (turns && !tt__rules_of(&code[k])->phases) code[k].stage = before;
-        }
-    }
 }
 
 /* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
@@ -8827,7 +8855,7 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
     tt_tape *t = c->t;
     int32_t found = 0;
     *other = 0;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++) {
         const tt__instr *i = &t->code[k];
         const bool inside = i->stage <= stage || tt__casts_weight(t, i);
@@ -8835,13 +8863,12 @@ static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *oth
             const int out = j - TT__MAX_IN;
             const int32_t base = t->values[out < 0 ? i->in[j] : i->out[out]].base;
             const bool needs = base && (out < 0 || (i->add >> out & 1));
-            if (!needs || t->values[base].storage != TT__TRANSIENT || t->values[base].instead) continue;
+            if (!needs || t->values[base].storage != TT__TRANSIENT || c->written[base]) continue;
             if (found && base != found) *other = base;
             else found = base;
         }
-        for (int j = 0; j < TT__MAX_OUT && inside; j++) t->values[t->values[i->out[j]].base].instead = 1;
+        for (int j = 0; j < TT__MAX_OUT && inside; j++) c->written[t->values[i->out[j]].base] = true;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return found;
 }
 
@@ -8905,14 +8932,14 @@ static tt_status tt__share_parameters(const tt__cutter *c)
 static bool tt__begin_gradients(const tt__cutter *c)
 {
     tt_tape *t = c->t;
-    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    memset(c->written, 0, (size_t)t->n_values);
     for (int k = 0; k < c->n; k++)
         for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
             tt__instr *i = &t->code[k];
             const int32_t y = i->out[j], base = t->values[y].base;
             tt__value *g = &t->values[base];
-            if (!y || g->storage != TT__GRADIENT || g->instead) continue;
-            g->instead = 1;
+            if (!y || g->storage != TT__GRADIENT || c->written[base]) continue;
+            c->written[base] = true;
             if (!(i->add >> j & 1)) continue;
             const tt__value *x = &t->values[y];
             if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
@@ -8920,35 +8947,26 @@ static bool tt__begin_gradients(const tt__cutter *c)
                 if (g->persistent) i->add_later |= 1u << j;
                 continue;
             }
-            tt__instr zeros = tt__new_instr(TT__OP_FILL); /* other parts of it may be added to */
-            zeros.out[0] = base;
-            zeros.backward = true;
+            tt__instr zeros = tt__instr_like(i, TT__OP_FILL, 0, base); /* other parts of it may be added to */
             zeros.add_later = g->persistent;
-            zeros.segment = k < c->forward ? TT__EACH_MICRO : TT__EACH_BACKWARD;
             if (!tt__insert(t, k, &zeros)) return false;
         }
     for (int32_t v = 1; v < t->n_values; v++) {
         tt__value *x = &t->values[v], *g = &t->values[x->grad];
         const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
-        if (!trained || g->instead) continue;
+        if (!trained || c->written[x->grad]) continue;
         if (x->elsewhere) { g->persistent = false; continue; }
-        tt__instr zeros = tt__new_instr(TT__OP_FILL);
-        zeros.out[0] = x->grad;
-        zeros.backward = true;
-        zeros.segment = TT__EACH_BACKWARD;
+        const tt__instr zeros = tt__instr_like(&t->code[c->n - 1], TT__OP_FILL, 0, x->grad);
         if (!tt__insert(t, c->n, &zeros)) return false;
     }
-    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
     return true;
 }
 
 /* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
 static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(sends ? TT__OP_SEND : TT__OP_RECV);
+    tt__instr i = tt__instr_of(sends ? TT__OP_SEND : TT__OP_RECV, sends ? v : 0, sends ? 0 : v);
     const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
-    if (sends) i.in[0] = v;
-    else i.out[0] = v;
     i.segment = segment;
     i.backward = segment == TT__EACH_BACKWARD;
     i.move.over = TT__OVER_STAGES;
@@ -8960,13 +8978,9 @@ static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, t
 /* Right behind the last kept instruction, from `first` on, that writes a storage. */
 static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
 {
-    int at = first;
-    for (int k = 0; k < c->n; k++)
-        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
-            const int32_t y = c->t->code[k].out[j];
-            if (y && c->t->values[y].base == base && k >= at) at = k + 1;
-        }
-    return at;
+    for (int k = c->n - 1; k >= first; k--)
+        if (c->kept[k] && tt__writes(c->t, &c->t->code[k], base)) return k + 1;
+    return first;
 }
 
 /* What goes from stage to stage. */
@@ -8991,7 +9005,8 @@ static tt_status tt__cut_stage(tt__cutter *c)
 {
     tt_tape *t = c->t;
     int32_t other = 0, more = 0;
-    tt__complete_stages(c);
+    for (int k = 0; k < c->n; k++)
+        if (!t->code[k].stage) return tt__verify_fail(t, "stages", k, "is of no stage", t->code[k].out[0]);
     tt__note_reading(c);
     for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
         const tt__instr *i = &t->code[k];
@@ -9027,27 +9042,28 @@ static tt_status tt__cut_stage(tt__cutter *c)
 /* Leaves the tape what its stage runs. */
 static tt_status tt__pass_stages(tt_tape *t)
 {
-    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL, NULL};
-    while (c.forward < c.n && !t->code[c.forward].backward) c.forward++;
+    tt__cutter c = {t, tt__index(t), tt__forward_of(t), t->stage + 1, NULL, NULL, NULL};
     c.kept = (bool *)tt__calloc(t->ctx, sizeof *c.kept * (size_t)(c.n + 1));
+    c.written = (bool *)tt__alloc(t->ctx, sizeof *c.written * (size_t)t->n_values);
     c.reading = (uint64_t *)tt__calloc(t->ctx, sizeof *c.reading * (size_t)t->n_values);
-    tt_status status = c.kept && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
+    tt_status status = c.kept && c.written && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
     tt__free(t->ctx, c.kept);
+    tt__free(t->ctx, c.written);
     tt__free(t->ctx, c.reading);
     return status;
 }
 
-/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward. */
-static void tt__hold_micros(tt_tape *t, int most)
+/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward.
+   first: tt__first_writers. */
+static void tt__hold_micros(tt_tape *t, const int32_t *first, int most)
 {
     const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
-    tt__note_first_writers(t);
     for (int k = backward; k < end; k++)
         for (int j = 0; j < TT__MAX_IN; j++) {
             const int32_t base = t->values[t->code[k].in[j]].base;
             tt__value *x = &t->values[base];
             const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
-            const int made = x->instead - 1;
+            const int made = first[base] - 1;
             if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
             x->stays = true; /* copies of weights are alike in all micro-batches */
             x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
@@ -9060,7 +9076,6 @@ static void tt__hold_micros(tt_tape *t, int most)
         else if (!x->stays) x->copies = 1;
         x->stays = true;
     }
-    tt__forget_first_writers(t);
 }
 
 /* --------------------------------------------------------------------------------------------------- data
@@ -9091,9 +9106,7 @@ static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
 /* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
 static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(op, x, y);
     i.move.over = TT__OVER_DATA;
     i.move.unit = part && part->unit ? part->unit : (int64_t)TT__SLICE;
     i.move.root = part && part->unit && part->root;
@@ -9121,9 +9134,7 @@ static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
 
 static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
 {
-    tt__instr i = tt__new_instr(TT__OP_SUM_SLOTS);
-    i.in[0] = x;
-    i.out[0] = y;
+    tt__instr i = tt__instr_of(TT__OP_SUM_SLOTS, x, y);
     i.move.over = TT__OVER_SLOTS;
     i.move.unit = TT__SLICE;
     i.segment = segment;
@@ -9182,15 +9193,14 @@ static tt_status tt__sum_steps(tt_tape *t)
 /* A storage for the sum of gradients that are like g, in parts. */
 static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
 {
-    const tt__value like = t->values[g];
-    const tt__shape shape = part->unit ? tt__piece_shape(t, like.shape.dtype, part) : like.shape;
+    const tt__value *like = &t->values[g];
+    const tt__shape shape = part->unit ? tt__piece_shape(t, like->shape.dtype, part) : like->shape;
     int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
-                               like.name);
-    if (!id) return 0;
+                               like->name);
+    if (!tt__value_like(t, g, id)) return 0;
     tt__value *x = &t->values[id];
-    x->param = like.param;
+    x->param = t->values[g].param;
     x->part = *part;
-    x->pinned_f32 = like.pinned_f32;
     x->slots = slots;
     x->persistent = true;
     return id;
@@ -9212,20 +9222,19 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
 {
     const int values = t->n_values, n = tt__index(t);
     int last = 0; /* of those at the end */
+    int32_t *leaves = tt__new_map(t); /* of each parameter; without slots, the sum */
+    bool ok = leaves != NULL;
     const tt__part whole = {TT__WHOLE, false, 0, 0};
-    for (int32_t k = 1; k < 2 * values; k++) {
+    for (int32_t k = 1; k < 2 * values && ok; k++) {
         const int32_t v = k % values; /* 0: none */
         const bool at_end = k >= values; /* they stand behind all others */
         if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
         const tt__part part = tt__data_part(t, v);
         const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
-        const int32_t leaves = t->slots > 1 ? tt__new_sum(t, g, &part, t->slots) : sum;
-        if (!sum || !leaves) return TT_ERR_MEMORY;
-        tt__instr i = tt__data_sum(&part, g, leaves);
+        leaves[v] = t->slots > 1 && sum ? tt__new_sum(t, g, &part, t->slots) : sum;
+        tt__instr i = tt__data_sum(&part, g, leaves[v]);
         if (t->data == 1) {
-            i = tt__new_instr(TT__OP_SCALE);
-            i.in[0] = g;
-            i.out[0] = leaves;
+            i = tt__instr_of(TT__OP_SCALE, g, leaves[v]);
             i.attr.scale = 1;
         }
         i.backward = true;
@@ -9233,27 +9242,25 @@ static tt_status tt__sum_micros(tt_tape *t, bool persist)
         if (persist && t->slots == 1) i.add_later = 1;
         int at = t->values[t->values[g].base].writer;
         while (t->code[at].with_next) at++; /* not amid what runs together */
-        const int made = tt__insert(t, at_end ? n : at + 1, &i);
-        if (!made) return TT_ERR_MEMORY;
+        const int made = leaves[v] ? tt__insert(t, at_end ? n : at + 1, &i) : 0;
         if (at_end && last) t->code[last].with_next = true;
         if (at_end) last = made;
         t->values[v].grad = sum;
-        t->values[v].instead = leaves;
+        ok = made != 0;
     }
-    if (t->early) { /* the first update needs what all ranks counted */
+    if (t->early && ok) { /* the first update needs what all ranks counted */
         tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
-        if (!tt__insert(t, t->values[t->counted].writer + 1, &sum)) return TT_ERR_MEMORY;
+        ok = tt__insert(t, t->values[t->counted].writer + 1, &sum) != 0;
     }
-    tt_status status = tt__settle(t, n);
-    for (int32_t v = 1; v < values && status == TT_OK && t->slots > 1; v++) {
+    ok = ok && tt__settle(t, n) == TT_OK;
+    for (int32_t v = 1; v < values && ok && t->slots > 1; v++) {
         if (!tt__is_trained(t, v)) continue;
-        const int32_t first = tt__slot_view(t, t->values[v].instead, 0);
+        const int32_t first = tt__slot_view(t, leaves[v], 0);
         tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
         i.add_later = 1;
-        if (!first || !tt__append_step(t, &i, false)) return TT_ERR_MEMORY;
+        ok = first && tt__append_step(t, &i, false);
     }
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
-    bool ok = status == TT_OK;
+    tt__free(t->ctx, leaves);
     for (int k = 0; k < t->slots && ok && t->data > 1 && !t->early; k++)
         ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 1, k);
     if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
@@ -9301,8 +9308,7 @@ static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int
         const int k = (x - 1) / TT__MAX_IN;
         int32_t *in = &t->code[k].in[(x - 1) % TT__MAX_IN];
         if (!tt__reads_whole(t, x, backward)) continue;
-        const tt__value view = t->values[*in];
-        *in = *in == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
+        *in = *in == v ? w : tt__view_like(t, *in, w, t->values[*in].offset);
         if (!*in) return -2;
         if (first < 0) first = k;
     }
@@ -9372,13 +9378,13 @@ static tt_status tt__pass_gather(tt_tape *t)
 
 static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
 {
-    tt__shape shape = b->t->values[param].shape;
+    tt_tape *t = b->t;
+    tt__shape shape = t->values[param].shape;
     if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
-    int32_t id = tt__new_value(b->t, &shape, TT__STATE, "%s(%.60s)", what, b->t->values[param].name);
-    if (!id) { b->ok = false; return 0; }
-    b->t->values[id].persistent = true;
-    b->t->values[id].param = b->t->values[param].param;
-    b->t->values[id].part = b->t->values[param].part;
+    int32_t id = tt__new_value(t, &shape, TT__STATE, "%s(%.60s)", what, t->values[param].name);
+    if (!tt__value_like(t, param, id)) { b->ok = false; return 0; }
+    t->values[id].persistent = true;
+    t->values[id].param = t->values[param].param;
     return id;
 }
 
@@ -9420,9 +9426,7 @@ static bool tt__is_tied_again(const tt_tape *t, int32_t v)
 /* An instruction at the end of the step, which runs together with the one before if that is of its op. */
 static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
 {
-    tt__instr i = tt__new_instr(op);
-    i.in[0] = in;
-    i.out[0] = out;
+    const tt__instr i = tt__instr_of(op, in, out);
     return in && out && tt__append_step(t, &i, true);
 }
 
@@ -9431,6 +9435,7 @@ typedef struct tt__due {
     int32_t clipped;        /* the norm and the factor that its update reads */
     int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
     uint32_t random;
+    int32_t chunks;         /* squares of chunks of its gradient; 0: none yet */
     int next;               /* in the backward: one more than the row of another that is due there too */
 } tt__due;
 
@@ -9467,7 +9472,7 @@ static bool tt__square_gradients(tt__updater *u)
     for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
         for (int m = 0; m < u->rows && ok; m++) {
             const int k = u->row[m];
-            tt__value *x = &t->values[u->list[k]];
+            const tt__value *x = &t->values[u->list[k]];
             const int32_t g = x->grad;
             tt__part part = t->values[g].part;
             if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
@@ -9475,9 +9480,9 @@ static bool tt__square_gradients(tt__updater *u)
             part.unit = 1;
             part.split = TT__WHOLE;
             const tt__shape shape = {TT__F64, 1, part.of, 0, 0};
-            int32_t table = x->instead; /* in this pass, that of its chunks */
-            if (!table) table = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
-            t->values[u->list[k]].instead = table;
+            int32_t *chunks = &u->due[u->list[k]].chunks;
+            if (!*chunks) *chunks = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
+            const int32_t table = *chunks;
             const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
             if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
             else if (stage == 1) {
@@ -9487,7 +9492,6 @@ static bool tt__square_gradients(tt__updater *u)
                 ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
                                    tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
         }
-    for (int m = 0; m < u->rows; m++) t->values[u->list[u->row[m]]].instead = 0;
     return ok;
 }
 
@@ -9514,11 +9518,9 @@ static bool tt__sum_parts(tt__updater *u)
 /* The norm of the gradients whose squares are x, and the factor on them, into y. */
 static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
 {
-    tt__instr i = tt__new_instr(TT__OP_CLIP);
-    i.in[0] = x;
+    tt__instr i = tt__instr_of(TT__OP_CLIP, x, y);
     i.in[1] = u->t->totals;
     i.in[2] = u->t->scale;
-    i.out[0] = y;
     i.attr.clip_norm = u->o->clip_norm;
     return x && y && tt__append_step(u->t, &i, true);
 }
@@ -9533,8 +9535,7 @@ static bool tt__over_stages(tt_tape *t, int op, int32_t x)
 
 static bool tt__append_zeros(tt_tape *t, int32_t v)
 {
-    tt__instr i = tt__new_instr(TT__OP_FILL);
-    i.out[0] = v;
+    const tt__instr i = tt__instr_of(TT__OP_FILL, 0, v);
     return tt__append_step(t, &i, false);
 }
 
@@ -9639,10 +9640,8 @@ static bool tt__emit_updates(tt__updater *u)
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
-        i.in[0] = t->values[v].grad;
+        tt__instr i = tt__instr_of(adam ? TT__OP_ADAM : TT__OP_SGD, t->values[v].grad, d->target);
         i.in[1] = d->clipped;
-        i.out[0] = d->target;
         i.out[1] = d->state[0];
         i.out[2] = d->state[1];
         i.random = d->random;
@@ -9724,10 +9723,8 @@ static tt_status tt__pass_update_early(tt__updater *u)
 
 static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
 {
-    tt__instr i = tt__new_instr(TT__OP_LOSS_SCALE);
-    i.in[0] = t->clipped;
+    tt__instr i = tt__instr_of(TT__OP_LOSS_SCALE, t->clipped, t->scale);
     i.in[1] = t->totals;
-    i.out[0] = t->scale;
     i.attr.growth = scale->growth;
     i.attr.backoff = scale->backoff;
     i.attr.interval = scale->interval;
@@ -9841,12 +9838,9 @@ static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
     whole = shape;
     if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
     else whole.cols = ld;
-    const int32_t storage = tt__new_value(t, &whole, TT__TRANSIENT, format, x.name);
-    if (!storage) return 0;
-    t->values[storage].part = x.part;
-    if (!transposed && ld == shape.cols) return storage;
-    const tt__value room = t->values[storage];
-    return tt__new_view(t, storage, &shape, 0, ld, room.name);
+    const int32_t storage = tt__value_like(t, v, tt__new_value(t, &whole, TT__TRANSIENT, format, x.name));
+    if (!storage || (!transposed && ld == shape.cols)) return storage;
+    return tt__new_view(t, storage, &shape, 0, ld, t->values[storage].name);
 }
 
 /* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
@@ -9869,16 +9863,10 @@ static int tt__quantize(tt__fp8 *f, int k, int o)
         const bool again = product.backward && !found->backward && stays;
         if (together && !again && f->written[base] <= q->before) return q->at;
     }
-    tt__instr i = tt__new_instr(TT__OP_QUANTIZE);
-    i.in[0] = v;
+    tt__instr i = tt__instr_like(&product, TT__OP_QUANTIZE, v, 0);
     i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
     i.attr.e5m2 = gradient;
-    i.segment = product.segment;
-    i.stage = product.stage;
-    i.backward = product.backward;
     i.again = product.again;
-    i.always = product.always;
-    i.later = product.later;
     const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
     i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
     if (!i.out[2]) return 0;
@@ -9916,12 +9904,11 @@ static bool tt__read_fp8(tt__fp8 *f, int k, int o)
 /* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
 static bool tt__emit_fp8_history(tt_tape *t)
 {
-    tt__instr i = tt__new_instr(TT__OP_FP8_HISTORY);
+    tt__instr i = tt__instr_of(TT__OP_FP8_HISTORY, t->fp8_largest, t->fp8_history);
     tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
     most.move.reduce = TT__MAX;
     if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
-    i.in[0] = i.out[1] = t->fp8_largest;
-    i.out[0] = t->fp8_history;
+    i.out[1] = t->fp8_largest;
     return tt__append_step(t, &i, false);
 }
 
@@ -10056,11 +10043,8 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
     const tt__value x = t->values[of];
     const bool slots = t->values[d].slots > 1;
     if (!slots && tt__same_part(t, like, of)) return d;
-    const int64_t offset = x.offset - t->values[like].offset;
-    int32_t id = tt__new_view(t, d, &x.shape, offset, x.ld, x.name);
-    if (!id) return 0;
-    t->values[id].part = x.part;
-    t->values[id].slot = slots ? x.slot : 0;
+    int32_t id = tt__view_like(t, of, d, x.offset - t->values[like].offset);
+    if (id) t->values[id].slot = slots ? x.slot : 0;
     return id;
 }
 
@@ -10068,11 +10052,7 @@ static int32_t tt__in_copy(tt_tape *t, int32_t d, int32_t like, int32_t of)
 static bool tt__copy_before(tt_tape *t, int before, const tt__instr *like, int32_t x, int32_t y, bool always,
                             bool later)
 {
-    tt__instr i = tt__new_instr(TT__OP_COPY);
-    i.in[0] = x;
-    i.out[0] = y;
-    i.segment = like->segment;
-    i.backward = like->backward;
+    tt__instr i = tt__instr_like(like, TT__OP_COPY, x, y);
     i.always = always;
     i.later = later;
     return x && y && tt__insert(t, before, &i);
@@ -10089,11 +10069,10 @@ static int32_t tt__new_copy(tt_tape *t, int32_t v, const tt__use *u, int32_t *li
     if (!*like) return 0;
     const tt__value of = t->values[*like];
     const tt__storage storage = base.storage == TT__PARAMETER ? TT__TRANSIENT : base.storage;
-    int32_t d = tt__new_value(t, &of.shape, storage, "%s", base.name);
+    int32_t d = tt__value_like(t, v, tt__new_value(t, &of.shape, storage, "%s", base.name));
     if (!d) return 0;
     t->values[d].part = of.part;
     t->values[d].param = base.param;
-    t->values[d].pinned_f32 = base.pinned_f32;
     t->values[d].visits = base.space == TT__DEVICE;
     t->values[d].space = base.space == TT__DEVICE ? TT__HOST : TT__DEVICE;
     t->values[d].slots = u->all_slots ? base.slots : 0;
@@ -10111,9 +10090,8 @@ static bool tt__bring_in(tt_tape *t, int from, const tt__use *u, int32_t like, i
     if (!u->all_slots) return tt__copy_before(t, from, &first, what, tt__in_copy(t, d, like, what), u->always,
                                               u->later);
     for (int k = 0; k < t->values[d].slots && ok; k++) {
-        const int32_t slot = tt__new_view(t, x.base, &x.shape, x.offset, x.ld, x.name);
+        const int32_t slot = tt__view_like(t, what, x.base, x.offset);
         if (!slot) return false;
-        t->values[slot].part = x.part;
         t->values[slot].slot = k + 1;
         ok = tt__copy_before(t, from, &first, slot, tt__in_copy(t, d, like, slot), u->always, u->later);
     }
@@ -10188,10 +10166,16 @@ static bool tt__use_micro(tt_tape *t, int32_t v, const tt__range *of)
     return true;
 }
 
+/* Has pass "offload" put a storage into the host's memory? What a step shares with the host may lie there. */
+static bool tt__is_out(const tt__value *base)
+{
+    return base->space == TT__HOST && base->storage != TT__STEP;
+}
+
 /* Is a storage in the memory that instruction i does not work on? */
 static bool tt__is_away(const tt__value *base, const tt__instr *i)
 {
-    return i->on_host ? base->space == TT__DEVICE : base->instead != 0;
+    return i->on_host ? base->space == TT__DEVICE : tt__is_out(base);
 }
 
 /* Bytes of what instruction i uses of such storages. */
@@ -10246,14 +10230,6 @@ static bool tt__use_group(tt_tape *t, tt__range r)
     return true;
 }
 
-/* The instructions of the forward. */
-static int tt__forward_of(const tt_tape *t)
-{
-    int forward = 0;
-    while (forward < t->n_code && !t->code[forward].backward) forward++;
-    return forward;
-}
-
 /* Is activation v to lie in the host's memory between its uses in the forward and in the backward? */
 static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, bool large,
                                     const tt__range *of)
@@ -10265,25 +10241,15 @@ static bool tt__activation_goes_out(const tt_tape *t, int32_t v, int32_t root, b
     return x->offload || (large && x->shape.rows * x->shape.cols >= TT__PIECES_FROM);
 }
 
-static int32_t tt__new_like(tt_tape *t, int32_t v, tt__space space)
-{
-    const tt__value x = t->values[v];
-    int32_t id = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
-    if (!id) return 0;
-    t->values[id].space = space;
-    t->values[id].part = x.part;
-    t->values[id].pinned_f32 = x.pinned_f32;
-    return id;
-}
-
 /* Activation v goes to the host's memory after its last use in the forward; what the backward reads is copied
    back before. */
 static bool tt__use_activation(tt_tape *t, int32_t v, const tt__range *of)
 {
     const tt__range forward = of[0], backward = of[1];
     const bool always = tt__use_of(t, v, backward.from, backward.to).always;
-    const int32_t out = tt__new_like(t, v, TT__HOST), back = out ? tt__new_like(t, v, TT__DEVICE) : 0;
+    const int32_t out = tt__new_like(t, v), back = out ? tt__new_like(t, v) : 0;
     if (!back) return false;
+    t->values[out].space = TT__HOST;
     t->code[forward.to].with_next = t->code[backward.from - 1].with_next = false;
     const tt__instr last = t->code[forward.to], first = t->code[backward.from];
     bool ok = tt__copy_before(t, forward.to + 1, &last, v, out, always, false) &&
@@ -10314,8 +10280,7 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
     for (int32_t v = 1; v < values && ok; v++) {
         const tt__range none = {-1, -1};
         micro[v][0] = micro[v][1] = none;
-        t->values[v].instead = tt__goes_out(t, v, what);
-        if (t->values[v].instead) t->values[v].space = TT__HOST;
+        if (tt__goes_out(t, v, what)) t->values[v].space = TT__HOST;
     }
     for (int32_t v = 1; v < values && ok; v++) t->values[v].space = t->values[t->values[v].base].space;
     for (int k = 0; k < laps && ok; k++)
@@ -10325,7 +10290,8 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
             if (base) tt__reach(&micro[base][i->backward], k);
         }
     for (int32_t v = 1; v < values && ok; v++)
-        if (t->values[v].instead && t->values[v].storage != TT__STATE) ok = tt__use_micro(t, v, micro[v]);
+        if (t->values[v].base == v && tt__is_out(&t->values[v]) && t->values[v].storage != TT__STATE)
+            ok = tt__use_micro(t, v, micro[v]);
         else if (tt__activation_goes_out(t, v, root, micro[v][0].from < end, micro[v]))
             ok = tt__use_activation(t, v, micro[v]);
     for (int k = 0; k < n; k++)
@@ -10338,7 +10304,6 @@ static tt_status tt__pass_offload(tt_tape *t, int32_t root, unsigned what, int b
         k = r.to + 1;
     }
     tt__free(t->ctx, micro);
-    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
     return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
 }
 
@@ -10381,34 +10346,39 @@ static tt_status tt__pass_prune(tt_tape *t, int32_t root, bool drop_saved)
    late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
    change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
 
+/* The fields of tt_costs with their defaults, seconds last. */
+#define TT__COSTS(X) \
+    X(product_16, 300e12) X(product_f32, 60e12) X(attention_16, 300e12) X(attention_f32, 60e12) \
+    X(rows_16, 2e12) X(rows_f32, 2e12) X(update_16, 2e12) X(update_f32, 2e12) X(update_host, 50e9) \
+    X(memory, 2e12) X(to_host, 25e9) X(from_host, 25e9) X(between_ranks, 50e9) X(launch, 3e-6) \
+    X(meeting, 25e-6)
+
 tt_costs tt_costs_default(void)
 {
-    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 50e9, 2e12, 25e9, 25e9, 50e9,
-                        3e-6, 25e-6};
+    tt_costs c;
+#define TT__COST(name, standard) c.name = standard;
+    TT__COSTS(TT__COST)
+#undef TT__COST
     return c;
 }
 
 /* Fails where a rate is none that could be measured. */
 static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
 {
-    static const char *const names[] = {
-        "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
-        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
-    const double values[] = {
-        c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->rows_16, c->rows_f32,
-        c->update_16, c->update_f32, c->update_host, c->memory, c->to_host, c->from_host, c->between_ranks,
-        c->launch, c->meeting};
+#define TT__COST(name, standard) {#name, c->name},
+    const struct { const char *name; double value; } costs[] = {TT__COSTS(TT__COST)};
+#undef TT__COST
     char text[1024];
     tt__text all = {text, sizeof text, 0};
-    for (int k = 0; k < TT__COUNT(values); k++) {
-        const bool seconds = k >= TT__COUNT(values) - 2;
-        if ((seconds ? values[k] >= 0 : values[k] > 0) && isfinite(values[k])) continue;
-        tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
+    for (int k = 0; k < TT__COUNT(costs); k++) {
+        const double value = costs[k].value;
+        const bool seconds = k >= TT__COUNT(costs) - 2;
+        if ((seconds ? value >= 0 : value > 0) && isfinite(value)) continue;
+        tt__print(&all, "; %s is %g and not a finite number %s", costs[k].name, value,
                   seconds ? "of seconds" : "above 0");
     }
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
 }
-
 
 /* The stream beside computation that an instruction could run on; else computation's. */
 static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
@@ -10574,20 +10544,13 @@ typedef struct tt__order {
     bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
 } tt__order;
 
-static bool tt__uses_base(const tt_tape *t, const int32_t *ids, int n, int32_t base)
-{
-    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
-    return false;
-}
-
 /* Does a write what b uses? A WAIT writes what it waits for. */
 static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
 {
     const bool waits = tt__is(a, TT__WAITS);
     for (int j = 0; j < (waits ? 1 : TT__MAX_OUT); j++) {
         const int32_t v = waits ? a->in[0] : a->out[j], base = t->values[v].base;
-        if (v && (tt__uses_base(t, b->in, TT__MAX_IN, base) || tt__uses_base(t, b->out, TT__MAX_OUT, base)))
-            return true;
+        if (v && (tt__reads(t, b, base) || tt__writes(t, b, base))) return true;
     }
     return false;
 }
@@ -10599,12 +10562,17 @@ static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
     return bits;
 }
 
+/* Does the order of two instructions matter? */
+static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+}
+
 /* Must instruction b stay behind a? */
 static bool tt__must_follow(const tt__order *o, int a, int b)
 {
-    const tt__instr *x = &o->t->code[a], *y = &o->t->code[b];
-    return (o->writes[a] & o->uses[b] && tt__writes_for(o->t, x, y)) ||
-           (o->writes[b] & o->uses[a] && tt__writes_for(o->t, y, x));
+    const bool may = (o->writes[a] & o->uses[b]) || (o->writes[b] & o->uses[a]);
+    return may && tt__is_ordered(o->t, &o->t->code[a], &o->t->code[b]);
 }
 
 /* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
@@ -10958,12 +10926,6 @@ static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *
         if (role != tt__shared_role(a) && x && !tt__may_lie_beside(t, x, y, root, apart)) return false;
     }
     return true;
-}
-
-/* Does the order of two instructions matter? */
-static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
-{
-    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
 }
 
 /* Moves the instruction at `from` to place `to`. */
@@ -12374,6 +12336,21 @@ TT__INLINE void TT__K(store_h)(uint16_t *p, tt__vu u)
     memcpy(p, &h, sizeof h);
 }
 #endif
+
+typedef char TT__K(knows_all_floats)[TT__FLOATS == 3 ? 1 : -1];
+
+/* Runs a statement with D the dtype of a float, or of one of 16 bits, as a constant: it has a loop without a
+   branch on it for each. */
+#define TT__BY_HALF(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_BF16) { const tt_dtype D = TT_BF16; statement; } \
+        else { const tt_dtype D = TT_F16; statement; } \
+    } while (0)
+#define TT__BY_FLOAT(dtype, D, statement) \
+    do { \
+        if ((dtype) == TT_F32) { const tt_dtype D = TT_F32; statement; } \
+        else TT__BY_HALF(dtype, D, statement); \
+    } while (0)
 
 TT__INLINE tt__vf TT__K(load_16)(const uint16_t *p, tt_dtype dtype)
 {
@@ -13984,9 +13961,7 @@ TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t r
         const void *from = tt__attention_row(m, number, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
         tt__attention_prefetch(m, number, column, d, true);
-        if (m->dtype == TT_F32) TT__K(attention_row_in)(TT_F32, to, from, d, scale);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_in)(TT_BF16, to, from, d, scale);
-        else TT__K(attention_row_in)(TT_F16, to, from, d, scale);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_in)(D, to, from, d, scale));
     }
 }
 
@@ -13998,9 +13973,7 @@ TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t
     for (int64_t i = 0; i < n && m->data; i++, from += stride) {
         void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
         if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
-        if (m->dtype == TT_F32) TT__K(attention_row_out)(TT_F32, to, from, d, scale, add);
-        else if (m->dtype == TT_BF16) TT__K(attention_row_out)(TT_BF16, to, from, d, scale, add);
-        else TT__K(attention_row_out)(TT_F16, to, from, d, scale, add);
+        TT__BY_FLOAT(m->dtype, D, TT__K(attention_row_out)(D, to, from, d, scale, add));
     }
 }
 
@@ -14834,7 +14807,7 @@ TT__ROWS_FN(fill_rows)
     const tt__mat *y = &l->out[0];
     const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
     const float x = l->instr->attr.scale * loss_scale;
-    uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    const uint16_t half = tt__to_half(x, y->dtype);
     for (int64_t r = from; r < to; r++) {
         for (int64_t c = 0; c < y->cols; c++) {
             if (y->dtype == TT_F32) ((float *)tt__at(y, r))[c] = x;
@@ -15357,6 +15330,26 @@ TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
     return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
 }
 
+/* The logarithm of the sum of exp(x[c]) over a row, and the largest and the sum of x[c]. */
+TT__INLINE float TT__K(log_sum_exp)(const float *x, int64_t n, float *most, float *sum_x)
+{
+    tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
+    int64_t c = 0;
+    for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+    float m = TT__K(max_lane)(top);
+    for (; c < n; c++) m = x[c] > m ? x[c] : m;
+    for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
+        tt__vf v = TT__K(load)(x + c);
+        s += TT__K(exp)(v - m);
+        sx += v;
+    }
+    float sum = TT__K(sum)(s);
+    *sum_x = TT__K(sum)(sx);
+    for (; c < n; c++) { sum += expf(x[c] - m); *sum_x += x[c]; }
+    *most = m;
+    return m + logf(sum);
+}
+
 TT__ROWS_FN(cross_entropy_rows)
 {
     const tt__attr *attr = &l->instr->attr;
@@ -15366,31 +15359,20 @@ TT__ROWS_FN(cross_entropy_rows)
     const float *weights = TT__K(class_weights)(l, 2);
     for (int64_t r = from; r < to; r++) {
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
-            tt__vf v = TT__K(load)(x + c);
-            s += TT__K(exp)(v - m);
-            sx += v;
-        }
-        float sum = TT__K(sum)(s), sum_x = TT__K(sum)(sx);
-        for (; c < n; c++) { sum += expf(x[c] - m); sum_x += x[c]; }
-        float lse = m + logf(sum);
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
         *(float *)tt__at(&l->out[1], r) = lse;
         if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
         const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
         row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
         if (weights) { /* with its weights, as these differ within the row */
             float all = 0;
-            for (c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
+            for (int64_t c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
             row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
                           attr->smoothing / (float)n * all;
         }
         bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
-        for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
+        for (int64_t c = 0; c < targets[r] && right; c++) right = x[c] != m;
         row_right[r] = right;
     }
 }
@@ -15453,8 +15435,9 @@ TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
 
 TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
 
-/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
-   by the kernels of those ops. Gradients of logits have the dtype of x, in the place of the logits. */
+/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (see
+   tt__fuse_CROSS_ENTROPY), by the kernels of those ops. Gradients of logits have the dtype of x, in the place
+   of the logits. */
 TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
 {
     const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
@@ -15525,16 +15508,10 @@ TT__ROWS_FN(soft_cross_entropy_rows)
         const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
         const float *p = TT__K(row_in)(&l->in[1], r, scratch, 2);
         float *stats = (float *)tt__at(&l->out[1], r);
-        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), loss = s, mass = s;
-        int64_t c = 0;
-        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
-        float m = TT__K(max_lane)(top);
-        for (; c < n; c++) m = x[c] > m ? x[c] : m;
-        for (c = 0; c + TT__LANES <= n; c += TT__LANES) s += TT__K(exp)(TT__K(load)(x + c) - m);
-        float sum = TT__K(sum)(s);
-        for (; c < n; c++) sum += expf(x[c] - m);
-        const float lse = m + logf(sum);
-        for (c = 0; c < n; c += TT__LANES) {
+        tt__vf loss = TT__K(zero)(), mass = loss;
+        float m, sum_x;
+        const float lse = TT__K(log_sum_exp)(x, n, &m, &sum_x);
+        for (int64_t c = 0; c < n; c += TT__LANES) {
             const tt__vf share = TT__K(load_n)(p + c, n - c);
             loss = TT__K(fma)(share, lse - TT__K(load_n)(x + c, n - c), loss);
             mass += share;
@@ -15644,8 +15621,7 @@ TT__OUTLINE void TT__K(chunk_out)(const tt__launch *l, const tt__mat *m, int64_t
     const tt__run *run = TT__RUN_OF(l);
     tt__philox_keys(tt__stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
                                    (uint64_t)which << 32 | l->instr->random), keys);
-    if (m->dtype == TT_BF16) TT__K(round_row)(h, x, TT_BF16, n, keys, group);
-    else TT__K(round_row)(h, x, TT_F16, n, keys, group);
+    TT__BY_HALF(m->dtype, D, TT__K(round_row)(h, x, D, n, keys, group));
 }
 
 /* The sum of squares of one chunk of in[0]. */
@@ -15950,9 +15926,7 @@ TT__OUTLINE void TT__K(reduce)(const tt__launch *l, int64_t from, int64_t to, in
     t.y = l->add[0] ? y : NULL;
     if (dtype == TT__F64) tt__reduce_doubles(l, from, to, n);
     else if (how != TT__SUM) TT__K(reduce_as)(&t, y, n, how, dtype, 0);
-    else if (dtype == TT_F32) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F32);
-    else if (dtype == TT_BF16) TT__K(reduce_many)(&t, y, n, TT__SUM, TT_BF16);
-    else TT__K(reduce_many)(&t, y, n, TT__SUM, TT_F16);
+    else TT__BY_FLOAT(dtype, D, TT__K(reduce_many)(&t, y, n, TT__SUM, D));
 }
 
 /* from, to: of this member's piece */
@@ -16003,8 +15977,6 @@ TT__FN tt_status TT__K(run_SUM_SLOTS)(const tt__launch *l)
 {
     return l->present ? tt__for_elements(l, tt__elements(&l->out[0]), TT__K(reduce_rows)) : TT_OK;
 }
-
-TT__FN tt_status TT__K(run_REDUCE)(const tt__launch *l) { return l->me ? TT_OK : TT__K(run_SUM_SLOTS)(l); }
 
 TT__FN tt_status TT__K(run_SEND)(const tt__launch *l) { (void)l; return TT_OK; } /* the RECV fetches it */
 
@@ -16607,7 +16579,8 @@ static bool tt__trains_alone(void)
 }
 
 #ifdef TINYTRAIN_MPI
-static bool tt__keep_file(void *user, const char *path) { (void)user; (void)path; return true; }
+/* tt_files.remove of processes after the first. */
+static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
 
@@ -16888,9 +16861,9 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
-    if (status == TT_OK && n->me > 0) { /* folders it makes too, as it may look there before the first has */
-        ctx->writes_nothing = true;
-        ctx->options.files.remove = tt__keep_file;
+    if (status == TT_OK && n->me > 0) {
+        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }
@@ -19735,19 +19708,17 @@ static void tt__note_held(tt_tape *t, const tt__settings *s)
     }
 }
 
-/* Notes what goes to other stages, and where it is written first. */
-static void tt__note_sends(tt__built *b)
+/* Notes what goes to other stages, and where it is written first. first: tt__first_writers. */
+static void tt__note_sends(tt__built *b, const int32_t *first)
 {
-    tt_tape *t = b->t;
-    tt__note_first_writers(t);
+    const tt_tape *t = b->t;
     for (int k = 0; k < t->n_code; k++) {
         const tt__instr *i = &t->code[k];
         if (i->move.over != TT__OVER_STAGES || i->out[0]) continue;
         const int way = i->move.to > i->move.from;
         b->send[way] = k + 1;
-        b->sends_from[way] = t->code[t->values[t->values[i->in[0]].base].instead - 1].segment;
+        b->sends_from[way] = t->code[first[t->values[i->in[0]].base] - 1].segment;
     }
-    tt__forget_first_writers(t);
 }
 
 /* A copy of a tape after the first passes. After an error, *b is empty. */
@@ -19778,8 +19749,11 @@ static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__ch
     tt_tape *t = b->t;
     tt_status status = tt__last_passes(b, s, choice);
     if (status == TT_OK && s->options.parallel.pipeline > 1) {
-        tt__hold_micros(t, s->in_flight);
-        tt__note_sends(b);
+        int32_t *first = tt__first_writers(t);
+        if (!first) return TT_ERR_MEMORY;
+        tt__hold_micros(t, first, s->in_flight);
+        tt__note_sends(b, first);
+        tt__free(t->ctx, first);
     }
     for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
         tt__value *x = &t->values[v];
@@ -33423,11 +33397,6 @@ static tt_status tt__save_param(tt_safetensors_writer *w, const tt__saved_param 
     return status;
 }
 
-static const char *tt__safetensors_dtype(tt_dtype dtype)
-{
-    return dtype == TT_F32 ? "F32" : dtype == TT_F16 ? "F16" : "BF16";
-}
-
 /* The tensors of a model that is saved, in one file, or in several of which each has some that follow. */
 typedef struct tt__saved_files {
     tt_tensor_info *info;
@@ -33586,7 +33555,7 @@ static tt_status tt__layout_save(const tt__layout *l, const char *folder, size_t
         if (part > 1) continue; /* it follows the first part, in one tensor */
         memcpy(f.names[f.tensors], name, sizeof name);
         f.info[f.tensors].name = f.names[f.tensors];
-        f.info[f.tensors].dtype = tt__safetensors_dtype(*dtype);
+        f.info[f.tensors].dtype = tt__dtypes[*dtype].safetensors;
         f.info[f.tensors].ndim = tt__file_dims(l, row, f.info[f.tensors].dims);
         if (part) f.info[f.tensors].dims[0] *= 3;
         f.tensors++;
@@ -33850,7 +33819,7 @@ static void tt__print_config(tt__text *json, const void *arg)
 {
     const tt__saved_model *s = (const tt__saved_model *)arg;
     const tt__architecture *a = s->a;
-    const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
+    const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
     tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
               a->type);
@@ -34261,7 +34230,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);
@@ -37588,7 +37557,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
-        info->dtype = tt__safetensors_dtype(x->shape.dtype);
+        info->dtype = tt__dtypes[x->shape.dtype].safetensors;
         info->ndim = param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
         info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
@@ -37596,7 +37565,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     if (t->fp8_history) {
         tt_tensor_info *info = &s->info[s->count + 1];
         info->name = "tinytrain.fp8";
-        info->dtype = tt__safetensors_dtype(TT_F32);
+        info->dtype = tt__dtypes[TT_F32].safetensors;
         info->ndim = 2;
         info->dims[0] = t->values[t->fp8_history].shape.rows;
         info->dims[1] = t->values[t->fp8_history].shape.cols;

@@ -120,7 +120,7 @@ static tt_status tt__writer_begin(tt__writer *w, tt_context *ctx, const char *pa
 static void tt__writer_put(tt__writer *w, const void *data, size_t n)
 {
     const tt_files *files = &w->ctx->options.files;
-    if (w->status != TT_OK || !w->file || !n) return;
+    if (w->status != TT_OK || !n || !w->file) return; /* NULL: this process writes nothing */
     if (!files->write(files->user, w->file, data, n)) tt__writer_fail(w, "write");
 }
 

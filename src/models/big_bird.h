@@ -74,7 +74,7 @@ static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int
                                int32_t *x)
 {
     const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
-    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const int most = 2 * listed + 5;        /* blocks; tt__roberta_check bounds their rows */
     const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
     tt__twister m;
     tt__twister_seed(&m, seed);

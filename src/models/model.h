@@ -94,7 +94,7 @@ static void tt__print_config(tt__text *json, const void *arg)
 {
     const tt__saved_model *s = (const tt__saved_model *)arg;
     const tt__architecture *a = s->a;
-    const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
+    const char *dtype = tt__dtypes[s->dtype].config;
     char number[32];
     tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n", a->class_name,
               a->type);

@@ -4,7 +4,8 @@
 #include "processes.h"
 
 #ifdef TINYTRAIN_MPI
-static bool tt__keep_file(void *user, const char *path) { (void)user; (void)path; return true; }
+/* tt_files.remove of processes after the first. */
+static bool tt__removes_nothing(void *user, const char *path) { (void)user; (void)path; return true; }
 
 typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
 
@@ -285,9 +286,9 @@ static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16
     if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
     if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
     if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
-    if (status == TT_OK && n->me > 0) { /* folders it makes too, as it may look there before the first has */
-        ctx->writes_nothing = true;
-        ctx->options.files.remove = tt__keep_file;
+    if (status == TT_OK && n->me > 0) {
+        ctx->writes_nothing = true; /* but it makes folders, as it may look into one before the first has */
+        ctx->options.files.remove = tt__removes_nothing;
         ctx->options.files.lock = NULL;
         ctx->options.files.space = NULL;
     }

@@ -12,7 +12,6 @@
 #include "../run/tune.h"
 #include "../run/state.h"
 #include "../files/safetensors.h"
-#include "../models/save.h"
 #include "trainer.h"
 
 /* -------------------------------------------------------------------------------------------------- state */
@@ -102,7 +101,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
         const tt_param *param = ctx->params[x->param];
         tt_tensor_info *info = &s->info[k + 1];
         info->name = s->kept[k].name;
-        info->dtype = tt__safetensors_dtype(x->shape.dtype);
+        info->dtype = tt__dtypes[x->shape.dtype].safetensors;
         info->ndim = param->ndim;
         memcpy(info->dims, param->dims, sizeof param->dims);
         info->bytes = (size_t)param->size * tt_dtype_bytes(x->shape.dtype);
@@ -110,7 +109,7 @@ static tt_status tt__state_list(tt__state *s, tt_program *p, const char *path, s
     if (t->fp8_history) {
         tt_tensor_info *info = &s->info[s->count + 1];
         info->name = "tinytrain.fp8";
-        info->dtype = tt__safetensors_dtype(TT_F32);
+        info->dtype = tt__dtypes[TT_F32].safetensors;
         info->ndim = 2;
         info->dims[0] = t->values[t->fp8_history].shape.rows;
         info->dims[1] = t->values[t->fp8_history].shape.cols;
