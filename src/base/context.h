@@ -43,7 +43,6 @@ struct tt_context {
     tt__cpu cpu;           /* device "cpu", as the options want it */
     struct tt__crew *crews; /* devices that programs were made for: a list */
     struct tt__net *net;   /* the other processes; NULL: this one is alone */
-    bool writes_nothing;   /* to files: of several processes, all but the first */
     tt_param **params;
     int n_params, cap_params;
     uint32_t n_tapes;      /* that were made so far */
