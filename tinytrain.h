@@ -1073,11 +1073,11 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
-   those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
-   of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
-   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or
-   <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can forge the
-   structure of a sequence, so remove these from texts that you don't trust. */
+   those around; -1: out of memory (texts of more than 4096 bytes take some where they are normalized, as do
+   words of more than 64 bytes in byte-pair encoding, and all texts with Metaspace or Unigram). Invalid UTF-8
+   bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in
+   capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can
+   forge the structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
    `special`. -1: out of memory. */
@@ -27687,12 +27687,12 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
     return tt_safetensors_end(w);
 }
 
-/* ----------------------------------------------------------------------------------------- tokenizer: parts */
+/* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the two.
-   A text is cut at the added tokens that are spelled out in it; the rest is normalized, cut at the added tokens
-   that are spelled out then, and cut into words by splitters; a model makes tokens of each word: WordPiece,
-   byte-pair encoding or Unigram; the post-processor's ids go around all. */
+/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the
+   two. A text is cut at the added tokens that are spelled out in it; the rest is normalized, cut at the added
+   tokens that are spelled out then, and cut into words by splitters; a model makes tokens of each word:
+   WordPiece, byte-pair encoding or Unigram; the post-processor's ids go around all. */
 #define TT__IDS_LIMIT (1 << 22)     /* a larger id is refused: memory is by id */
 #define TT__ADDED_BYTES 4096        /* a longer added token is refused: it is looked for at every byte */
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
@@ -27800,13 +27800,13 @@ typedef struct tt__model {
     int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
     tt__prefixes prefixes;        /* of WordPiece and Unigram */
     int64_t word_chars;           /* WordPiece: a word of more is unknown */
-    const char *piece;            /* what the tokens that continue a word begin with, and their node; -1: none */
-    int32_t piece_node;
+    const char *piece;            /* what the tokens that continue a word begin with */
+    int32_t piece_node;           /* where the tree has that; -1: no token continues a word */
     double *scores;               /* (vocab.own) of Unigram */
     double unk_score;
     bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
     int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    uint8_t *whole;               /* (vocab.own) does its text become this token? 0: not known, 1: yes, 2: no */
+    uint8_t *whole;               /* (size) does its text become this token? 0: not known, 1: yes, 2: no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
@@ -27917,7 +27917,8 @@ static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t rea
 }
 
 /* The slot that holds a text, or the free one where it belongs. */
-static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes, uint64_t head)
+static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
+                                         uint64_t head)
 {
     uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
     for (size_t i = 8; i < bytes; i += 8) {
@@ -27928,7 +27929,8 @@ static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *t
         tt__bucket *slot = &t->slots[at];
         if (slot->id < 0) return slot;
         if (slot->head != head || slot->bytes != bytes) continue;
-        if (bytes <= 8 || memcmp(t->base + t->slices[slot->id].start + 8, text + 8, bytes - 8) == 0) return slot;
+        const char *own = t->base + t->slices[slot->id].start;
+        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
     }
 }
 
@@ -28031,12 +28033,12 @@ static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_
     return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
 }
 
-/* ------------------------------------------------------------------------------------- tokenizer: normalizers */
+/* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front of
-   the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change of 0
-   stands for the old text's next character, with one of -n for the n behind that too, and with one of 1 for what
-   was put before stands for. */
+/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
+   of the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change
+   of 0 stands for the old text's next character, with a change of -n for the n characters behind that too,
+   and with a change of 1 for the same as what was put before. */
 typedef struct tt__rewrite {
     tt__encoder *e;
     tt__buffer *to;
@@ -28187,7 +28189,8 @@ static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count
     }
     return kept;
 }
-/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over its ends. */
+/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
+   of the part. */
 static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
 {
     const tt__unicode *u = w->e->k->unicode;
@@ -28375,7 +28378,8 @@ static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *
     }
 }
 
-/* Replaces every `from` of a stage, or runs of two and more spaces: what replaces them stands for their last. */
+/* Replaces every `from` of a stage, or runs of two and more spaces: the replacement stands for the last
+   character. */
 static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
 {
     size_t from = 0; /* what is not in the new text yet */
@@ -28383,7 +28387,8 @@ static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char 
         n = 0;
         if (text[at] != s->from[0]) continue;
         if (s->kind == TT__STAGE_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
-        else if (bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0) n = s->from_bytes;
+        else if (bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0)
+            n = s->from_bytes;
         if (n < s->from_bytes) continue;
         tt__rewrite_part(w, text + from, at - from, NULL, 0);
         tt__rewrite_skip(w, n);
@@ -28476,7 +28481,7 @@ static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes
     return text;
 }
 
-/* --------------------------------------------------------------------------------------- tokenizer: splitters */
+/* ----------------------------------------------------------------------------------- tokenizer: splitters */
 
 static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
 
@@ -28608,17 +28613,18 @@ static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t b
     }
 }
 
-/* --------------------------------------------------------------------------------------- tokenizer: WordPiece */
+/* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
 
-/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so on;
-   one unknown token where that ends before the word does. */
+/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
+   on; one unknown token where that ends before the word does. */
 static void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
 {
     const tt__model *m = &e->k->model;
     const int64_t before = e->count;
     int64_t chars = 0;
     const bool counts = bytes > (uint64_t)m->word_chars;
-    for (size_t at = 0; counts && at < bytes && chars <= m->word_chars; chars++) tt__utf8_next(text, bytes, &at);
+    for (size_t at = 0; counts && at < bytes && chars <= m->word_chars; chars++)
+        tt__utf8_next(text, bytes, &at);
     bool known = chars <= m->word_chars;
     for (size_t at = 0, end = 0; at < bytes && known; at = end) {
         int32_t node = at ? m->piece_node : 0, id = -1;
@@ -28642,10 +28648,10 @@ static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
     else tt__wordpiece_pieces(e, text, bytes);
 }
 
-/* ------------------------------------------------------------------------------ tokenizer: byte-pair encoding */
+/* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
 
-/* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are one
-   token: whether the merges make it of its text is found out when it is first met. */
+/* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
+   one token: whether the merges make the token of its text is found out when the word is first met. */
 enum { TT__BPE_SHORT = 64 }; /* bytes of a word whose merges are found by looking through all */
 
 /* Pair UINT64_MAX: none. */
@@ -28826,7 +28832,7 @@ static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
     if (!tt__encoder_done(e)) tt__bpe_part(e, text + from, bytes - from);
 }
 
-/* ----------------------------------------------------------------------------------------- tokenizer: Unigram */
+/* ------------------------------------------------------------------------------------- tokenizer: Unigram */
 
 /* The best way to spell a word up to a byte, and from it on. */
 typedef struct tt__spelling {
@@ -28894,7 +28900,7 @@ static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
     }
 }
 
-/* ------------------------------------------------------------------------------------------ tokenizer: ids */
+/* ----------------------------------------------------------------------------------------- tokenizer: ids */
 
 static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
 {
@@ -28993,7 +28999,8 @@ static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, i
 {
     const int around = k->finish.n_before + k->finish.n_behind, room = max_tokens - around;
     if (room < 0) return 0;
-    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.n_before, room, whole), kept = tt__min(n, room);
+    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.n_before, room, whole);
+    const int64_t kept = tt__min(n, room);
     if (n < 0) return -1;
     for (int i = 0; i < k->finish.n_before; i++) ids[i] = k->finish.before[i];
     for (int i = 0; i < k->finish.n_behind; i++) ids[k->finish.n_before + kept + i] = k->finish.behind[i];
@@ -29020,7 +29027,7 @@ int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t byte
     return count;
 }
 
-/* ---------------------------------------------------------------------------------------- tokenizer: texts */
+/* --------------------------------------------------------------------------------------- tokenizer: texts */
 
 /* Parts of a text, one behind the other. */
 typedef struct tt__parts {
@@ -29363,7 +29370,7 @@ int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
     return (unsigned)token < TT_TOKEN_COUNT ? k->finish.roles[token] : -1;
 }
 
-/* -------------------------------------------------------------------------------- tokenizer: tokenizer.json */
+/* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
 
 /* A string of JSON, which may hold a NUL; NULL for another kind. */
 static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
@@ -29412,9 +29419,11 @@ static tt_status tt__unsupported(const tt__json *j, int node, const char *what, 
 
 typedef struct tt__stage_name { const char *type; tt__stage_kind kind; } tt__stage_name;
 
-/* Adds the stage that a type names. NULL and an error: it names none, which are `known`, or there are too many. */
+/* Adds the stage that a type names. NULL and an error: the type is none of `known`, or there are too many
+   stages. */
 static tt__stage *tt__read_stage(const tt__json *j, int node, const char *what, const char *type,
-                                 const tt__stage_name *names, int n, const char *known, tt__stage_list *stages)
+                                 const tt__stage_name *names, int n, const char *known,
+                                 tt__stage_list *stages)
 {
     int at = 0;
     while (at < n && strcmp(type, names[at].type) != 0) at++;
@@ -29540,11 +29549,12 @@ static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int nod
     if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
     const char *type = tt__component_type(j, node, "normalizer");
     if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0) return tt__read_sequence(k, j, node, "normalizers", tt__read_normalizer);
+    if (strcmp(type, "Sequence") == 0)
+        return tt__read_sequence(k, j, node, "normalizers", tt__read_normalizer);
     if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
     tt__stage *s = tt__read_stage(j, node, "normalizer", type, names, TT__COUNT(names),
-                                  "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip, "
-                                  "Precompiled or BertNormalizer", &k->normalize);
+                                  "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
+                                  "Strip, Precompiled or BertNormalizer", &k->normalize);
     if (!s) return j->ctx->status;
     if (s->kind == TT__STAGE_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
     if (s->kind == TT__STAGE_REPLACE) return tt__read_replace(k, j, node, s);
@@ -29602,8 +29612,8 @@ static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
 }
 
 /* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
-static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark, size_t *bytes,
-                                   const char **scheme)
+static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
+                                    size_t *bytes, const char **scheme)
 {
     bool prefix = true;
     size_t at = 0;
@@ -29631,11 +29641,12 @@ static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
     if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
     const char *type = tt__component_type(j, node, "pre_tokenizer");
     if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0) return tt__read_sequence(k, j, node, "pretokenizers", tt__read_splitter);
+    if (strcmp(type, "Sequence") == 0)
+        return tt__read_sequence(k, j, node, "pretokenizers", tt__read_splitter);
     if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
     tt__stage *s = tt__read_stage(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
-                                  "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, Metaspace "
-                                  "or BertPreTokenizer", &k->split);
+                                  "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
+                                  "Metaspace or BertPreTokenizer", &k->split);
     if (!s) return j->ctx->status;
     const int place = k->split.n - 1;
     const bool of_classes = s->kind == TT__STAGE_DIGITS || s->kind == TT__STAGE_PUNCTUATION;
@@ -29798,7 +29809,8 @@ static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, 
     else if ((id = tt__token_find(&k->vocab.by_text, text, strlen(text))) < 0)
         status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
     if (status != TT_OK) return status;
-    if (strcmp(key, "cls") == 0) return tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, id, true);
+    if (strcmp(key, "cls") == 0)
+        return tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, id, true);
     return tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, id, false);
 }
 
@@ -29824,7 +29836,7 @@ static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node
     return status;
 }
 
-/* ----------------------------------------------------------------------------------- tokenizer: vocabulary */
+/* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
 
 /* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
    as "add_prefix_space" of tokenizer_config.json says, or as tt__llama_way. */
@@ -29894,9 +29906,10 @@ static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char 
     return TT_OK;
 }
 
-/* The next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score] whose number is the
-   id. *token: NULL behind the last one. */
-static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes, int *id)
+/* The next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score] whose number is
+   the id. *token: NULL behind the last one. */
+static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
+                                int *id)
 {
     const tt__json *j = v->j;
     const int child = v->child;
@@ -29986,8 +29999,8 @@ static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__
     for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; used += n + 1) {
         const tt__slice slice = {(uint32_t)used, (uint32_t)n};
         if (v->text[id].bytes != TT__NO_TOKEN)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id %d",
-                            j->path, reader.offset, id);
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
+                            "id %d", j->path, reader.offset, id);
         memcpy(v->texts + used, key, n);
         v->texts[used + n] = 0;
         v->text[id] = slice; /* of tokens that are there twice the last counts */
@@ -30048,13 +30061,14 @@ static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
     tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1);
     for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
         const tt__slice *text = &k->vocab.text[id];
+        const char *from = k->vocab.texts + text->start;
         if (text->bytes != TT__NO_TOKEN)
-            status = tt__prefixes_add(k->ctx, &k->model.prefixes, k->vocab.texts + text->start, text->bytes, id);
+            status = tt__prefixes_add(k->ctx, &k->model.prefixes, from, text->bytes, id);
     }
     return status;
 }
 
-/* ------------------------------------------------------------------------- tokenizer: reading of the models */
+/* ----------------------------------------------------------------------- tokenizer: reading of the models */
 
 /* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
    by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
@@ -30132,7 +30146,8 @@ static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_mer
     m->count = 0;
     m->room = 0;
     for (int id = 0; id < k->vocab.own; id++)
-        if (k->vocab.text[id].bytes != TT__NO_TOKEN) m->room = (size_t)tt__max((int64_t)m->room, k->vocab.text[id].bytes);
+        if (k->vocab.text[id].bytes != TT__NO_TOKEN)
+            m->room = (size_t)tt__max((int64_t)m->room, k->vocab.text[id].bytes);
     m->joined = (char *)tt__chunks_take(k->ctx, &k->chunks, m->room + 1);
     k->model.merges = (tt__bpe_rule *)tt__alloc(k->ctx, slots * sizeof *k->model.merges);
     if (!m->joined || !k->model.merges)
@@ -30320,7 +30335,7 @@ static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int mode
     return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
 }
 
-/* ------------------------------------------------------------------------------- tokenizer: added tokens */
+/* -------------------------------------------------------------------------------- tokenizer: added tokens */
 
 /* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
    two of the same text the later counts. */
@@ -30403,9 +30418,11 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
 {
     size_t used = 0;
     tt_status status = TT_OK;
-    for (int id = 0; id < k->vocab.own; id++)
-        if (k->vocab.text[id].bytes != TT__NO_TOKEN)
-            used = (size_t)tt__max((int64_t)used, (int64_t)k->vocab.text[id].start + k->vocab.text[id].bytes + 1);
+    for (int id = 0; id < k->vocab.own; id++) {
+        const tt__slice *text = &k->vocab.text[id];
+        if (text->bytes != TT__NO_TOKEN)
+            used = (size_t)tt__max((int64_t)used, (int64_t)text->start + text->bytes + 1);
+    }
     for (int i = 0; i < k->n_added; i++) {
         tt__added *a = &k->added[i];
         const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
@@ -30438,7 +30455,7 @@ static tt_status tt__place_added(tt_tokenizer *k, const char *path)
     return status;
 }
 
-/* -------------------------------------------------------------------------------------- tokenizer: building */
+/* ------------------------------------------------------------------------------------ tokenizer: building */
 
 /* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
 static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
@@ -30479,7 +30496,8 @@ static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
     return status;
 }
 
-/* A text that spells out one of these of BERT has that token there. The first three must be in a vocab.txt. */
+/* A text that spells out one of these of BERT has that token there. The first three must be in a
+   vocab.txt. */
 static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
     {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
     {"[MASK]", TT_TOKEN_MASK}};
@@ -30502,7 +30520,7 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
                         tt__json_kind_name(j, 0));
     const int model = tt__json_get(j, 0, "model");
     tt_status status = tt__read_model(k, j, model, &unk);
-    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* of that class alone */
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* BPE's alone */
     if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
     const tt__json *way = r.way ? r.way : j;
     const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
@@ -30528,8 +30546,8 @@ static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
     status = tt__read_vocab(k, &r, from, node);
     for (int i = 0; r.lines && i <= 2 && status == TT_OK; i++)
         if (tt_tokenizer_find(k, tt__bert_tokens[i].text) < 0)
-            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt of "
-                            "a BERT, one token a line?", r.path, tt__bert_tokens[i].text, k->size);
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt "
+                            "of a BERT, one token a line?", r.path, tt__bert_tokens[i].text, k->size);
     if (status == TT_OK) status = tt__finish_model(k, &r, model, unk);
     if (status == TT_OK) status = tt__place_added(k, j->path);
     if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
@@ -30547,16 +30565,18 @@ static tt_tokenizer *tt__tokenizer_new(tt_context *ctx)
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------- tokenizer: vocab.txt */
+/* ----------------------------------------------------------------------------------- tokenizer: vocab.txt */
 
 tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
 {
     static const char format[] =
-        "{\"added_tokens\":[{\"content\":\"[UNK]\",\"special\":true},{\"content\":\"[CLS]\",\"special\":true},"
+        "{\"added_tokens\":[{\"content\":\"[UNK]\",\"special\":true},"
+        "{\"content\":\"[CLS]\",\"special\":true},"
         "{\"content\":\"[SEP]\",\"special\":true},{\"content\":\"[PAD]\",\"special\":true},"
         "{\"content\":\"[MASK]\",\"special\":true}],"
         "\"normalizer\":{\"type\":\"BertNormalizer\",\"lowercase\":%s},"
-        "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\"},"
+        "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},"
+        "\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\"},"
         "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"[CLS]\",null],\"sep\":[\"[SEP]\",null]},"
         "\"model\":{\"type\":\"WordPiece\"}}";
     char text[sizeof format + 8];
@@ -30614,7 +30634,7 @@ static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
                     unsupported);
 }
 
-/* ---------------------------------------------------------------------------------------- tokenizer: folders */
+/* ------------------------------------------------------------------------------------- tokenizer: folders */
 
 /* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
    freed in any case. */
@@ -30665,7 +30685,8 @@ static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
         size_t bytes;
         if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
         const char *text = tt__json_bytes(j, node, &bytes);
-        if (text && k->finish.roles[role] < 0) k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
+        if (text && k->finish.roles[role] < 0)
+            k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
     }
 }
 
@@ -30679,7 +30700,8 @@ static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
         if (node >= 0 && j->nodes[node].kind == TT__JSON_ARRAY && j->nodes[node].count) node++;
         if (node < 0 || k->finish.roles[role] >= 0 || j->nodes[node].kind != TT__JSON_NUMBER_KIND) continue;
         const int64_t id = j->nodes[node].exact ? j->nodes[node].integer : -1;
-        if (id >= 0 && id < k->size && k->vocab.text[id].bytes != TT__NO_TOKEN) k->finish.roles[role] = (int32_t)id;
+        if (id >= 0 && id < k->size && k->vocab.text[id].bytes != TT__NO_TOKEN)
+            k->finish.roles[role] = (int32_t)id;
     }
 }
 
@@ -30734,7 +30756,8 @@ static bool tt__class_is(const char *name, const char *which)
     const size_t n = strlen(which);
     return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
 }
-static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *model, const tt__file_bytes *file)
+static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *model,
+                                        const tt__file_bytes *file)
 {
     static const struct { const char *name, *model_type; } bytes[] = {
         {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
@@ -30854,14 +30877,15 @@ static tt_status tt__load_folder(tt_tokenizer *k, tt__tokenizer_folder *f)
     if (status == TT_OK)
         status = tt__json_open_if_there(&f->model, k->ctx, f->model_path, f->folder, "config.json");
     if (status == TT_OK) tt__keep_file(k, f->folder, "chat_template.jinja", path, &status);
-    const tt__file_bytes *file = tt__keep_json(k, f->folder, "tokenizer.json", f->json_path, &f->json, &status);
+    const tt__file_bytes *file =
+        tt__keep_json(k, f->folder, "tokenizer.json", f->json_path, &f->json, &status);
     if (status == TT_OK) status = file ? tt__load_json(k, f, file) : tt__load_merges(k, f);
     if (status != TT_OK) return status;
     tt__load_roles(k, f);
     if (f->config.count) status = tt__json_read_bool(&f->config, 0, "split_special_tokens", &split_special);
     if (!split_special) return status;
-    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this tokenizer "
-                    "does not do", f->config_path);
+    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this "
+                    "tokenizer does not do", f->config_path);
 }
 
 tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
@@ -32763,7 +32787,8 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
-    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, s->tokenizer->finish.before, front) == 0;
+    const bool begun = s->fronts && n >= s->fronts &&
+                       memcmp(*scratch, s->tokenizer->finish.before, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
@@ -33089,7 +33114,8 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
         /* a stream may begin within a document */
-        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before, front) == 0) from += s->fronts;
+        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before, front) == 0)
+            from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
         const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);
         if (bytes < 0) return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for a document's text");
