@@ -195,8 +195,8 @@
 
    SECTIONS (search for the tag)
      >>api  >>backend  >>base  >>tape  >>ops  >>passes  >>planner  >>cpu  >>ranks  >>context  >>compile  >>run
-     >>reports  >>formats  >>models  >>trainer  >>unicode
-     Each stands only on those before it, but for >>formats, which reads the tables of >>unicode. */
+     >>reports  >>unicode  >>formats  >>models  >>trainer
+     Each stands only on those before it. */
 
 /* Under -std=c99 the C library's headers show POSIX (sigset_t, clock_gettime, pread) and syscall only if they
    are asked to before the first of them is read. That one defines _FEATURES_H, in glibc and in musl; what it
@@ -1073,11 +1073,11 @@ int tt_tokenizer_find(const tt_tokenizer *k, const char *token); /* -1 if absent
 int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token);
 /* Puts the ids of a text into ids (room for max_tokens), cut to max_tokens with those around it: [CLS] and
    [SEP] of WordPiece, else what the post-processor says. Returns how many; 0 if max_tokens has no room for
-   those around; -1: out of memory (byte-pair encoding takes some for texts that are normalized and for words
-   of more than 64 bytes, Unigram and a tokenizer.json's WordPiece for each text). Invalid UTF-8 bytes count
-   as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in capitals or
-   <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can forge the
-   structure of a sequence, so remove these from texts that you don't trust. */
+   those around; -1: out of memory (texts of more than 4096 bytes take some where they are normalized, as do
+   words of more than 64 bytes in byte-pair encoding, and all texts with Metaspace or Unigram). Invalid UTF-8
+   bytes count as U+FFFD, which WordPiece drops. A special token spelled out in a text, such as [SEP] in
+   capitals or <|endoftext|>, becomes that token if the vocabulary has it, as in transformers: a text can
+   forge the structure of a sequence, so remove these from texts that you don't trust. */
 int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens);
 /* Returns how many ids a whole text has, of which the first `room` are in ids; with those around it if
    `special`. -1: out of memory. */
@@ -25770,8 +25770,552 @@ size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
 }
 
 /* ===========================================================================================================
+   UNICODE                                                                                           >>unicode
+   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
+   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base.
+   ======================================================================================================== */
+
+/* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
+enum {
+    TT__LETTER_ROWS = 1544, TT__BERT_ROWS = 291, TT__CJK_POINTS = 1056, TT__MARK_ROWS = 334, TT__PAIRS = 1058,
+    TT__COMPOSED_PAIRS = 940
+};
+static const char tt__bert_text[] =
+    "#E%($a,aGb,0$iZg=dG5d<b_$%$)$)$%]8-N$$Ra93%aM=#$$9%)$1E$$%BaRaCN_FF1$F$-$5O-b2b)[%$%'B'%&=-)A%_%'1+%7)A"
+    ")^%')')%-&%B)&%.)^%'5$)'%7)A%_%%%$1+%+%.)B%a$%/%V%a$-(-$1*).)A%_%%%)%()7)A%a&1+%7)aN%*-$%aB%%=/BaJ%%9$)"
+    ".9a1)>%$%$%[Z$5$)(N$b9,%aN1$9$)%)<)'-310%%))%2%kO-oR-A-A)B)a')$=+%%N,%Q-#$bF%a_-'),%)-cK)%%_%$=$%$%%B)J"
+    "%%TZa)1T%$5$%(%LF/)D1%)$-]%$)&%$-_B%)bD-$V$='%)%&)c5cF)1hO4=4U4$IaHV'%&Rau--b8%aHb)i11aS)pvP%'JD)a7)dD%"
+    "&%'%<)bI%>a-XB<NR-T%%1%%L%a*9%)%)/%+%S%W%$-%)()$%N)+%c_%%%'%gl-nfIi%%l4a%3a%c>$d,,$$hC%cR%bA5{V-$)(1L-'"
+    "%bQ)uR%Z_]-U1%)%$a)-H5$Ba%%/)XF.-aJ-%%$)bS%&B8)_%&%I=&5e59$%')$)c_1))$)>)a<B%%$)aR%$%%9$%aM-%1$5k{;5`=r"
+    "D1j|N)$0b|G-,A#B%=B1b@-ab`cJ'c5+%1%95$_a~3=ntf%$Bf8b+o_afd#dyrY%dyrY";
+static const char tt__cjk_text[] =
+    "ai{'jrCki]q*hoMih8arJup)#s}Upb+qd>ab%bn'exBbqPa{;lJjHbdRj|^z=aa]yRdsNcv=blRumMal1fu%a~Beu3fx5rl`ehRffP~"
+    "Jj}<hy%awFkvMbjVaw_aqDhn@rq&rNiVebPauNbaRak5bqLau9bXbdJbs%af-uNjs:h)ae1avFdi_cg_eqQnf8av=hjDae+c~:axLet"
+    ";b{)qt(~/czVab1j5c~DhTfy@seQl~-mh8Ckn#aa#avZeh#ccAkq0ba=ik@qhEczPaeFep%p5iw(jw7kuWdoTd~2hv9bbCfu]kw$ai5"
+    "hu=cw7ax=hw`jfXi}`bu:ib1hzUeaJj~8w5c/fmXex'aq/bkFa}Jqz6k)an5apNa|=b{1br3hc5aj=aeJaVut0ev)aj%jfBm{CzDcPv"
+    "/b}Zr7{PanVaeDu-deFb{.ceJzZrp8dLq]g}5fxHp3ln<j#~'bi_du7bn^jl$bh_al'oFt7eq+f)ceBePec#ajHbPf]ts(k}Ffy#alT"
+    "oi<efIsXcdDbNbsTagJbfDah#deLch+dhFpfEmpHsg0e|Pd#ao3kFap5k/z/aiJgw#te8dv_nz/s}Yct7dwBimPmp8nNa|1cgHi|Jsm"
+    "8p/bk+bvHjBkDaf-a~VoXbuVbsLHbp)am;sg,gxBgq(hm=wPd|7dv-arLs@osGav]euJa~MbVl7bwSr8gr1qg&n{Lm{`aMcqNaeJgk_"
+    "in4d~-axOkoVa},c}BcrWldCcyUah;apv'%ao}Yao}_ak}Iak}N%aqy:in+~]tXa+1a;hn)gp[yFadx7ab~4ab~9aarEaarJ%~cWfF}"
+    "{;%%{sK=a@ahTcsCasZtf,j=c;lLZcJsHcBc3oPc@aaX7ae;g'a3c7|NdZeVpLal/e=hTsHf5pRagVeR9$3/1aH%e]b-jJrTNaXj-dZ"
+    "p3dL#o]aj5d@l)aXmLaRvXd7azZi@b#oy[dqg)dgt&adfX%ar~,~9bEp2o)a_jZaNvBb:b3b=u'b_dVDi#fHaa31dTb3i_c]b6d@aCd"
+    "Xb/m7b]aThLiDe=+a_ae5b-m%mLCbZh;k/aw)ap>d'd)jZd_aRgD'eNFVbX6m/p-i%f1g@e)k#fJ|-e1~/o/b5DiZaZaAaT(EbDbNlP"
+    "rLj@iVg9ad7c=cVd=a/;aHx1ahPcutX.chNdwlKah1a)d~w/b}Vit1dpl2bBy}'%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%asd"
+    ".,5dct_dck:bH=b9d#a%bHSg~Edlm/ddh<1DJdc{BdlbQhdPa3dc|7dc{`=x2xD5emzHemx>@hhKhjD9a@-hjOhm;'ZP9%FaL35V7'#"
+    "#ddw9czp:hd>Ndd~Ddd~*/Ne'c:Da'a]bTXb1Da)#NH3Bk7i&i)fGa-agQa|ZiGa3Vd6eF$d)dfjLdfh6-BL3b+dfsLb/dfq2aF;bId"
+    "PjbK@jgHaT#df~@dfz$NB;dgeJdge01|-{0jlEjnJ@bPaMdgx9dgr4dgr9dgp[(Fc9%juMjvHa=Na@jxAdscZdsc$jz#))Leof#eod2"
+    "dhrR#c|s`i{E#j{4dw{9ml/dzj*5j|Sj~9aN7a+dDke,`kfTdif3didEd5+'&aDLa/>9aFL+X9b/bTa-d+dir]disEb,cHZc1diuJdi"
+    "sEc([kw^k~9Na%a2k|Qle__djmDdjiEi1eUlhClj]lkAa.fmD)fbRc6gl=qi&i~P+/b%8dj}'dwnWlu9cYfVaNdjxDdjx0cMh-l{^l}"
+    "Bc1b9f7djy-djw>mi$mk9dkh7dkfImk2ml3aBZ%dks;hkSho=dkr*dlc+dk}8@c:eVa7aZaSa7B=dkz%dk|Oh9b)m~(nc/*dk}TdlfK"
+    "l=dk|]aHdk{GcVY(nk(nlLaN.aTcya@cxz:dli#dlf(dlq%dll8=Zdma/dl}GNdmh]g=dmhOFoa,ob%oaI#og%NNLb5oh(ok)dm}Tdm"
+    "|[dnb#dm~6dawVdarAdnu)RdLd~g`;orLdnxR$a5XdnyA%#a=osYov'ouIbLeaeNdoj0b'b+o{(eatBdorSdovLa=dov.c'pd*pf_7-"
+    "dph_i_#dpmIpeOeb|%dpo()pkSeccZdpm2ppGpq7,_dqgDdqd0pr.puDa_b1px$edm/a%edl`edqXdqnQdqr+dqq0c99dq{1b=dqzId"
+    "ra'dq~Cdcu=dt|Gqi9bNqj2ql1j|Ud}iD@nxW5dcj()cz'ukMqt7.HmrWmsD'7a9dr{+dr{,aXb7b@dGe+a;cPhKc_'Ddr{3j5d`ef{"
+    "Crd/'a-dtu@dtrWdsi@egoU+egt+iJeg}<rmR;9'b+a(d@a>e%bMb1ZrtArwDa'rw>rzJ)dtoHdtkO1r|Ur}Rw|Yen|Zf+eja65sh_b"
+    "Fe1fRdue5dub<Pc#c'duq/aczYcqqAAaPcqwDcqo[c7dv|XZdvr,c)a'dvxNdvx8iBe5%c&lN]dwiZdv{<ur.usLdwhLenyIuyZpf^p"
+    "j-dw}#g)eo~K3u~Hdxp7epn[epsHdxsE#a#dx|-dxu`vbYve3d/Zb#vg.erf@dyt&j'f5vx0a%vzPdzr)esn>esp5hVd9dzuSwdEwfJ"
+    "-171a1d{pVw{T%";
+static const char *const tt__letter_text[] = {
+    ",q+5'#a}X#ai1#yP#cp^#l]#;#+#cp^#l])'='#+(+%4#+)dV$4#d;$F#4#+#i)#+#cd,$dh4$bd~,'aq01q8*4$44kf3#b;#doP#m("
+    "#a8$dE%m(#a/#4)4#a/#hU$4$bu8$kt,$ss($tD#fL#wn4$eh,%4#u@#et^#d;)fk/#+#c@#+#gP#+#gP#+#c@+cu0'm(#d;7d;$d;%"
+    "ap+#+%d;#e}A#b|T#ai1#l]#dE#c@#m|<#+#4#}'%xT#dE#gP$p3#dE#ai1#hU%4#ayH%4#c@#dd$#cx;%loQ#ao'#41ai1#dpU#agH"
+    "#dE$hL#4%3%b}Y#p3#4#agH#4#l##4#tD%a}X$clM#l#%+$al^(ch<$uI+ad;#ey0#ahL#a|]$db]#o/#gp<#fL#c@#4#bb+#c@#fL#"
+    "4#p3#j]#aa0#dE#fL#d;#ai1#+#bd4#j]$~,%dE%b}Y$yY$4&m(%c@#4#c@#wP%fL%fL#c@#4+c@'eI$a8#dE#fL%ai1#dE%uZ%4$3%"
+    "j]$uI'dE%b}Y$yY$4#a8$4#a8$dE%c@$s@'fL%fL#c@&b;*iY#4$a8*ai1#fL#hU#b;.j]$ad<$hU$b}Y$yY$dE$q8%c@#4#ab3$j]$"
+    "fL#c@%42dE#fL%ai1#++4#uH$j]$~,%dE%b}Y$yY$dE$q8%c@#4#c@#wP%fL%fL#c@*3#gP'eI$hU#fL%ai1$4#uZ-b;#4$uI&hU$m("
+    "&dE$4$dE&dE&hU&aq0'c@#o/&j]$j]#c@%4)c@1ai1#i)0o/#3#~,$hU$cd,$bd4%3#4#|#$j]$j]#c@*gP$hU%4%dE#fL%ai1+z-$4"
+    "#j]$~,$hU$cd,$ahM$q8%c@#4#o/#c@#fL$j]$j]#c@*gP)dE$dE#fL%ai1$dE#3/3#j]#ad<$hU$et^#dD#4#c@#wP$j]$j]#c@#4("
+    "hU#c@#z-#hU#fL%ai1#adN$uI$3#fL$blU&ch<$ad<$4%yY&c@'c@#s@$b;$|##c@)ai1%fL#+/ftU#b;#dE#o/#l#(yY#b;#p3#j]#"
+    "+#ai1#d;IdE$4$q8$ch<$4$ahM#b;#dE#o/#gP#3#fL#4%q8$4$p3#fL#3$ai1%m(D4&a}X$+&gP)ai1#ah_$c@$c@$c@#l]#fL#hU#"
+    "a8#m($m(#a8#m(#a8#m(#a8#m(#a8#aq0#a8#hU'xT#b;#c@#b;#p3#fL#tD#+#gP#q8#wP#c@#o/$o/#c@#o/#c@#o/#c@#o/#c@#a"
+    "s7#c@#j],c@,q/'d;Ie}A#j]#c@#ab3#c@#b;#gP#o/#4#ai1#u@#uI#o/#m(#j]#4#j]#dE#|##hU#o/#auA#ao'#c@#4#b;#ai1#o"
+    "/%eh,$4(4%e}A#+#nf^#bzM#f}8#cv4#r{Q$m(%yY$4$m(%et^$m(%dpU$m(%yY$4$m(%a~$$g}0$m(%ikY%l##ad3#buJ&bd43lb^%"
+    "uI%+#b|a8#d;#bhE#'#cp^#d;&jp$#hL#i9#~,*blU#fL#c@#3,bq(#fL#c@#d;,blU#fL/auA$hU$fL/ggY#df+#c@#b;#hL#4#hL$"
+    "4#c@%ai1)ah_)alT#j]$3#ai1)loQ*q8#fL#du(#c@#4(ixM-dh4$as7'afD#l#+d;#ai1#dd$%q8.fcQ'cp^)ai1#FIcd,#gP#j]%d"
+    ";#gl,#ajT$c@#bw@#ac7%c@#ai1)ai1)yP#4#u@%a|]#b;#bd3Us@#fpE#gP#a{X#c@#~,&ai1#yP-agH/j]#dd$#afD#gP#fL#dE#a"
+    "i1#fcQ#c@#ao'#gP+l]#d}I#bs/#c@&q/#ai1&hU#ai1#d}I#d;#al^(e}A%hU#~#+l##+#axL#b;#}'#m(#c@#m(#fM#c@#dE#3#gP"
+    "#4({e0#gsH#q7#tD#ail,%uI%eh,%uI%~,$4$4$4$blU#a8#4#a8#4#a8#4#a8#4#a8#4#a8#4#a8%gl,$q8#a8#4$a8&hU$hU#a8#4"
+    "#a8#4&hU#a8%q8#a8'hU#a8#yY#a8#4$e7%hU$hU#a8#4#a8#4#a'%e;#ad/$dD%ch3#d7('#a}X#dL#hL$au7$+#;#ahD#'3F#4%uZ"
+    "&d;#4#ah_&d;$auAWaxL#o/#c@#j]#at;44'4%ahM$4&q8)4$a8$4$eI#dE$al^%m((q8'4$bdF#dyZ#dE#mJ#Ff9l]Ae@e,hl5=ggX"
+    "#b~-j3ayH#dd5Ud;CahDfOb}Pa&l]Dd;cNa'dWabm()m(#l##dE(l]#F#d;#eh,$4(4%gx^*4#+1c@#cd,,yY$yY$yY$yY$yY$yY$yY"
+    "$yY$doP#fp;#4#bp]g<'#hL$dE#V#ahD%aq'$ad_#xT#+#q8%i9#dE#+&lb^%gP%hU#+#lt$#+#m((e}A$mg(&m9-dlETbd4Dah_B~="
+    "$a~5Dah_Ka~5e7aagkYa'coabEa*fl4#d;#ahcQ#hL#bd4#ai1#dE7fpE#c@#j]#+#akX#+#dh4#gP#ixM#ai1#gP#u@Cad<%noA%ik"
+    "Y%dE$4$~,8bd4#b;#hU#c@#m(#b;#cd,#s@'3&uZ-ggY#l]+fL#f}8#bf;#c@#b;+d;#ai1)bp##uI#hL#4#+#dE#3#ai1#cyA#s@#l"
+    "##d;#cd,#as7#c@.+#c}Q&o/#fpE#c@#as7#c@#au7$4#ai1'd;#q8#b;#ahM#ai1#q8$et^#a{X,hU#b;#~,#fL%ai1%l]#cd,&4#j"
+    "]#f}8#c@#4#l##dE#gP#q8#gP#4#c@#4;hU#d;#al^#s@#d;#hU#b;#c@-uI%uI%uI,yY$yY$e}A$ayQ)pfM#ab3#+#b;#c@%ai1)av"
+    "|w0/cd,'fy(dtXahi(#dE#a8#4#a8#dE#aiQ#4#a8#4#a8#dE#eI#hU#iq0%n}8JyY/q8(a8#c@#a8#ad<$avE$r<$a8$eI$eI$aeA#"
+    "m|<EaunU#d;3h}(%gp<Laq0'bf;#ahD)bg@#hL#dL#ch3#h]#hL$ayH$+'+$d;'q8$sb$'hL$u@$l]#ai1#d;&d;#cp^#hL$;$cp^#+"
+    "$+$yP#loQ&uI%uI%uI%hUGaq0$cp^$bq($dE$a~$%ayQFqjU(hL'fh5/glN#m94dVaYc@b-c}Q&fy(2c@#cuB'dlE#m9,bu8#V#~,#V"
+    "(eh,#tD(dd$$+#d}I'~,#+#qZNvj,%ai1)d}I'd}I'epM+ggY.+#al^$a~$$yY$dE$al^$a~$$yY$dE&ggY/anb^,b}Y-~,;uI$ey0$"
+    "ad<a,uI%4$fcQ$dE&4%cd,$+#~=#cd,%z-#dh4+adNTbq($dE(qJ#b}Y#uZ&+#cp^(+a'gx^'dV#dE#bdF%flF#4#j]$fL(b;#c@#b;"
+    "#c@#m($hU$c}Q%l#'c@#adN*ad3*c}Q#dV#+#c}Q#i)D~,$cyA#gP'qJ#yP,gp<&yP#b}Y%~=#bq((~=#blU*l]/z-a7jgA[gcI0gcI"
+    "*uZ#d}I#m'+ai1)ai1#cyA&q7$cd,cJdhF$ey0$dD&dE3hU[m'#c}Q#ah_#4+b}Y#al]#m9>blU#m'NbyI#z-7cd,,j]#gl,#a{X#c@"
+    "#yP'buJ#ai1#3#dE#dD#4,c@#j]#fh$#afD#gP#d;$l]#30clM*ai1)l##d}I#c@#ao'#gP$ai1#l]#4#dD#4+dy8#c@#d;#4,j]#ft"
+    "U#awH#c@#m(#l]#;#c@#fL#+#dD#ai1#4#+#4#hL$buJ.blU$clM#afD#gP#b;#u@#b;#dE#3a%yY$4$m($a~$$ahM#+)fpE#ajT#gP"
+    "(ai1)o/$~,%dE%b}Y$yY$dE$q8$3#c@#4#c@#wP%fL%fL#c@%4)c@(q8#fL%}'&tD.ahM$4%4$eh,$4#ad;$3%3$m'$q7#4#3#40dDA"
+    "gl,#awH#c@#j]#c@#m((ai1'3#hUBftU#c@#afD#c@#fL#c@#o/#gP#dE#+#4+ai1bRfpE#c@#wP%|##gP#cd##m(#fLFftU#bb+#c@"
+    "#b;#hL#4.ai1Je}A#ao'#gP#4*ai1)buZ@cu0%a{X#c@'ai1#dV#hL$yYc(fcQ#a~#aMh}(#ai1#adN/~,%4%~,$dE$ch<#uH$dD%m'"
+    "#4#3#4#dD/ai1a-~,%el<#yX%yX#4$4#3>4#ahL#epM#yX#4#m'+3+4#al]#fl4#bd3&45jgAc6dpU",
+    "2ai1)ad<$ecY#ab3$|##c@#42ai1#bq9(dd$%cb#$a{Xa0yY$dE$eh,#uH&3$dD$yX#4#3+ai1)uI$dE$dlE#q7$dD$q7#4*ai1Zah]"
+    "d)bq(#m',dD#4#3#auA$du(#yX&q70ai1#3a<42byZOdj}YaNot-$q/.{v4am]msY2ebiY33#uI#a~#-r|a8(bvwAcx$dd$#blT#ai1"
+    "|ZbtwQ*dh4$ai1'd;#kc($ai1)dd$%tD#+-ftU#}'#q/'m(#+.ai1$z-$byI(bq(g/fh$&ai1c5h}(#cd=aQjp$'3#4#fn;#ad;*o/#"
+    "auAa'dE$4#3.dD%i',}bp4+ey|,MahMd|[m($yY$dE$akgI24AhU%41m(+azeIah@obE(auA&ad<*ahM&b;#c@#+biHai1hJfl3%cd+"
+    "h[zL#tD&xT+ac7%}'Bp30v;b,l#b&buJ/buJaTcl_b2k|M$i|^$dE%4%dE%m($aq0$4$yY$ic8$m(%~,$yY$cyA$m($q8$4&yY$arfM"
+    "%clM$clM$dh4$clM$dh4$clM$dh4$clM$dh4$clM$~,%f}ZhDgvT'ga@+b;1b;%q/2s@$bb+r;dh4)uIcE}'$bkP%}'$gP$tD(htEE3"
+    "aXfh$&yX#yY%ai1'4e8dd$#34fcQ#m'#ai1gVcyA#m'#ai1cFdd$#dD#4#ai1h(yY$m($dE$a~$${zE%adN#}'Mip,#}'#4'ai1m.hh"
+    "%$i)$m9a3fh5$a~5c1m($cu0$dE$4%4$ahM$m($4$4)4'4$4$4$hU$dE$4%4$4$4$4$4$dE$4%m($yY$m($m($4$ahM$bhE(hU$q8$b"
+    "hEiLauRGcp])cp])cp]an9ai1q-fvor$DstsQ)aam0%{ijE1aeltU2b|iYak)bp}Iy)wli((szaYmep]adb+"};
+static const char tt__mark_text[] =
+    "lTv-#W#c^#W#O#e$#aQ#c^#aQ#k<#d4#c^#b_%V%Z#V#bY#b_#aU$b_#c^#V#W#aU#V#X#a^#X#a^#X#mJdGe)d<Q#d%#Q#b_#R#Q#f"
+    "-#f(#aZ#Q#aZ#R#U#V#(#)#*#+#,#-#.#/#0#a5#2#3#4$5$6#7$V#Q$0a/h5#<#=#>T9#:#;#<#=#>#@#A#aZ#aU#e)#Q#aZ#Q3BaM"
+    "g1%d%#Q#V%aZ$Q#aZ#QGCBV#Q#aZ#Q#aZ#bY#V#aU#V#Q#b_#Q#V#Q#V#Q#V#Q#aZbLg1#Q#VFd%$i9$b_$e)ObYb#nN$Q#aZ#Q#aZ#"
+    "Q#b_#bY#9#:#;#b_#Q#aZ#aU#e)a#%3'&V#Q#aZaO%3'aV%3'aV%3'aV%3'b*'b*'*D#EaM%3'b*'b''aUaJ#'0cSaTaL1cUa3aU>Q$"
+    "Q$O[J#K$L(cW%K$aZ#'$aZa%QaX%$a+a9Qk`b_oT'C'bI'-Vc:Ub:R#V#QcKV#Qa.'7h5%QTe)#f(#aZ#Qa_%2'JV#Q#g1Za+_%.a+a"
+    "*%bDb_$$#e$#aZ#c^#V$f<'Q)V&aZc5aZ#Q#g1#Q#aZ#Y#N#Q#M#ai1(V#X#Q#V#Ql#aZ#a(#d%#b,#aZ'V&a(#V#Q#V#a(#c^#Vau-"
+    "b_b8'aHacZi1P#U#W#R#aWaQa*pvPV'j=DaZa7aZdH'c,'>r_^bYI'aG%/'c`V$aZ#Q%aZ(aZ$VX'd)'kgX8lUg1#g,#aZp0QcRQbAe"
+    ")|%Q$VLV#$#Q''bQV#Qv[']'^'#%a,b_Ta+a%%a3',%aR'#%b_%#'a8%3';g1&e)c<'&%b&'#%d.'#%b)'a_'#%a['uK'kePd4`g1kq"
+    "6$b|JaS#b,&T#d`+h0%e)#aUBd%b@b_a|Gg1$qZ%g1$aZ$e)afYg,aUf-#%";
+static const char tt__pair_text[] =
+    "f<b-yH&#%&#%&#%&#-&#'('_&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0*3$&#%&#%&#%&#-&#'('_"
+    "&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0(#1&aW*&a'#&a&'&a'#&a&a+&a'#&`a4&a'#&a&%&a'#&"
+    "a&-&a'#&a&-&a'#&a$#&a'#*a$2&a'#&a&'&a'#&a&%&a'#&a&a)&a'#&a&[&a'#&`6&a'#&a&+&a'#&a&%&a'#&a&a'&a'#&a$a0&a"
+    "'#*a$%&a'#&a&%&a'#&a&'&a'#&a&a+&a'#&a&a(,%,&a'#&a$a1&a'#(a$a2&a'#&a&a3&a'#&a&Y&a'#.`8&a'#&a&a3&a'#&a&Y&"
+    "a'#,a$2&a'#&a&'&a'#&a&-&a'#*^6&a'#&a&a3&a'#&a&Y&a'#&a$8&a'#&a&%&a'#&a&a1&a'#&a&Y&a'#&a$Z&a'#&a&Y&a'#*a$"
+    "4&a'#&a&%&a'#&a&'&a'#&a&+&a'#&a&%&a'#&a&_&a'#&`a2&a'#&`#&a'#&a&/&%0&a'#&a&/&a'#&a&-&a'#a,a<B&a'#AW#&a'#"
+    "`aOA&a'#&S#&a'#&W#&a'#&W#&a'#&c=2&a'#&a&(&a'#&a&9&a'#&a&:&a'#(aW+&a'#&jP#&%#&kQ#&a'#*e43&a'#&[#&a'#&[]&"
+    "a'#&lJa.&%#&aO3&g5#&r:#,a,8&a'#*U$&a'#&bZ%&a'#&a$#&a'#&>#&a'#&f(@&a'#&a&'&a'#&[&&a'#&a&'&a'#&[&&a'#&a&'"
+    "&a'#&W&&a'#&a&'&a'#&^&&a'#&a&'&a'#&^&&a'#&a&'&a'#&a*N&a'#&a$#&a'#*a>W&a'#2a4,&a'#&[a'&a'#&cRa,&a'#&a(#&"
+    "a'#&eC)&a'#&nZ(&%#&oK#&a'#h_uFyO%%#'H#%8yJaHbIyI7u2#2cJyJ&xV#%x6yI&x@yJ&'#&'#(/#(/#&+#&a)#YaI1&;#&;0&+#"
+    "&'#&'#&H#YG1&;#&.0&/#&+#.5#&#1aAb12&#3(&0,<1.L0&&$&9/:8#a(a'#S(.&#3(&0,a-1.[0&&$&9/UaJ5&%#bAc,4&a'#Aa2#"
+    "&a'#&a&'&a'#*Y&&a'#*e='&%#&fA#&a'#&a$#&a'#*a$*&a'#&a&+&a'#&W#&a'#*eL#&%#&f2#&a'#&a:*&a'#&a&+&a'#&a&)&a'"
+    "#&[(&a'#*[#&a'#i[oX|)&#%&a)#&a(%&a-$e,dJ#(K#GF#s^s]xT43#*)#a/`#%%#%%#%-#%-#%%#%5#%+#cIe'd7&#VDa2Y%%#'=#"
+    "bTd9d3)/#a-a*#%%#%-#)B#gUi@i;*#S&#VDa2Y%%#aWcPe-aUaPU&%#&$Vd,d3d1d$d%d121#&#%(#K&+Jd2d+cB&%#&$VdQdZcV(#"
+    "-&),&(NkZl%oP77#--#--#--#=Y&7aJb0'#'%b-;'%#5b.#Ha)aV77#--#--#--#=Y&cKd_d%cbUcbTcd)('#('#('#('#,+#a:a9#("
+    "'#*'#&%#()#w:gt<fy6&a'#&a$`&a'#&a&]&a'#&a&@&a'#&c9aG&a'#&e</&a'#&a&]&a'#&a&@&a'#&a&6&a'#&a&/&a'#&eTaA&%"
+    "#&$%&%#&fWa@&a'#&a&)&a'#&o%a:&%#&p(%&a'#&a$(&a'#&a$)&a'#&a&]&a'#&a&Y&a'#&a&a%&a'#&a&1&a'#&a$'&a'#&c;aE&"
+    "a'#&e>#&a'#&a&a+&a'#&a&@&a'#&a$>&a'#&hn/a$&%#&ho4aB&a'#&a&*&a'#&a$a>&a'#&a&/&a'#&a&]&a'#&a$[&a'#&a&]&a'"
+    "#&a&@&a'#&a&*&a'#&c=a>&a'#&a&1&a'#&bZ2&%#&$%&%#&h<#&a'#&a&/&a'#&`#&a'#&a&]&a'#&ho/a$&%#&hp4aB&a'#&a$a:&"
+    "a'#&a&]&a'#&gN[&%#&-#&%#&hgB#&%#&hpA#&a'#&a&]&a'#&a&@&a'#&a&*&a'#&a$4&a'#&a&;&a'#&a&(&a'#&h)a>&%#&%1&%#"
+    "&i0,&a'#&a&a'&a'#&a$a,&a'#&a&%&a'#&a&1&a'#&a&$&a'#&a&]&a'#&a$[&a'#&a&%&a'#&a$$&a'#&a$,&a'#&a&a)&a'#&a&@"
+    "&a'#&G#&;a8&)'&'#(hP(.jG]&a'#&a&W&a'#&c12&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hmT$&%#&hlQ$&%#&$$&%#&$5&%#&$.&%#"
+    "&hlN)&%#&hs&_&a'#&a&W&a'#&a&.&a'#&c9&&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hn7$&%#&hsO1&a'#&a&X&a'#&W#&a'#&a&W&a"
+    "'#&c92&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hnL$&%#&hh^$&%#&$$&%#&$5&%#&$.&%#&$a'&%#&k&#&a'#&a&W&a'#&j@2&%#&$$&%"
+    "#&$5&%#&$.&%#&$a'&%#&k<a,&a'#&a&a-&a'#&a&W&a'#&a&.&a'#2{@D&#%&gw%K&%#&$%&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&"
+    "%#&$b-&%#&gw.aE&#%&gw=K&%#&$%&%#*gxCH&#%&gxRK&%#&$%&%#*gwKH&#%&gwZK&%#&$%&%#&$b-&%#&gx`aE&#%&gy1K&%#&$%"
+    "&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&%#&$b-&%#&gy>aE&#%&gyNK&%#&$%&%#&$b-&%#&gx>aE&#%&gxNK&%#&$%&%#*gySH&#%&g"
+    "z%K&%#&$%&%#*gxSH&#%&gy%K&%#&$%&%#&$b-&%#(gz*aC(gz;K(#%(#b-&gy.aE&#%&gy=K&%#&$%&%#&$b-&%#&gzCaE&#%&gzRK"
+    "&%#&$%&%#&$b-&%#&gzCb.%#%&+$%#%&'$%#%&'$%#%&/$%#%&/$%#%&+$%#%*gv1b3&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
+    "&%#&%#&%#&F#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&aJ#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
+    "&%#&gzOb(&#&&gzRb-&gzQ#&,#(-(&g}))&g~,b(&#&&#*%#%&#b3'a7{Y*z,{T&hvT)&gzM#&4#(5(&g}=)&g~Eb4%#%&'$%#%&#b3"
+    "&g~3b4&#%&#b-&g}*a`&#&&F*%#%*Eb-&F#&aIa`&#&&#*%#%(hb5$&#%&#b-&g~Ua`&#&&/*%#%&6H&#%&+aD&/#&a2a`&#&&#*%#%"
+    "&*J&y8K%#%%b:yI*hy@{Z&gz8#&-#(,(&g~=)&haUb4%#%&7$%#%&#b3%y0{Y)h{+#%%#iRha[#+|O#%6y]cOin1aD&'#K'#a&b##&+"
+    "#&&#aSaJ#.-#*)#UT#('#[R#*1#*'#()#SitA#(iu7#:K#&itM#&'#&iu;#&%#*=#&%#*)#&%#2)#&%#*1#&%#*)#&%#a.Z#&/#&%#&"
+    "'#aKaE#&%#&L#&%#2a'#&%#&%#&%#b#cwN{>%%#beLan*{@ap<ap7l{1('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#"
+    "%()$&#%()$&#%()$&#%()$&#%SaQ$8bZ#A@#('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#%()$&#%()$&#%()$&#%("
+    ")$&#%SaQ$*b=#&%#&%#&%#,9#a{nRlh*lf$'V)947%#%%biwX$%#%%bixM8%#%%#+%%#%%#%%#%%#%%#%%#''#%%#%%#%%#%%#''#''"
+    "#%%#''#%%#''#%%#%%#%%#%%#%M(%*/%7#%5#faQboyZbo|1('#C7#d:dLcJ&%#r$qRqV&#Vl2l7kV&#6(#=h<hBh'&%#awk-awk#aw"
+    "kT%%#%15%#%%#%%#%%#%bZc#<%%#%%5%%#%$%%%#";
+enum { TT__GRAPHEME_ROWS = 820 };
+static const char tt__grapheme_text[] =
+    "#h4aGhE,+&$#+iY}JdGaJd:kR$%$5$5$%]a>-bN$$Re93%aMaJ#*$a9%5$VE*$%Bf_aCbN_b-,%;V$b-$F$a)OFX:(b-Nf-#*#h5#)4"
+    "iQ#%#)#%$J#aZ#Z#'#9$aJ#b$%57b$$%#94e0$aQ$,&^%%$%#9#V%9%9#',%'<$,%5/</%%5#)]%$J#5'5%F&%B5&%.5#)4e0$aQ$<$"
+    "a0%%$J#a)$5#)$9#'758,#a9$%#94e0$aQ$<$a0%%$5#)#V%9%9#'*F'<$,%50,3%`%#)#%#9&J$J#%,%L%#J#%3e0$d,%%$F#Z$F$F"
+    "#'*5$M*5A%#9]%$)#5#)#%#9$F$V*5.52)/5#94j$#5$%#9#V$J$J#'#*+%-5A%#9a-%'%#9#F$%$aN#%59a$%$)#aJ/aZaJ%$)#b-."
+    "aJa05>%$%$%'9UcB#)#a)$5(bN$i9,%^k8%V#)#a9$'#%#9#5#,3aA#9#5#^#F#,&<*M#V#c8#%$)#5)%#,1%kOFoRV@FA5B5/mQ#5#"
+    ")#aJ#a_#%#9#b-#'#%,%QF#$#%a^5F%a_F#Z#5#J'9#%#a=#FcK5#9#%'n$#)#%#)#aJ$'$%%aZ#a=#b=%%Tl%%b_7V#))<)hM#b=#Z"
+    "#5#'#b$Bb-/5#)#gY#)#V#9#F#'#5#<.ML%#)#5#J#%#)#a)Ta_#aZ#9#5bDF$c1#)#aJ'%)%%)#5c5pVhO$#&#(#4;aI0+/+9d$aHh"
+    "FU+9+aBa@2;f*;/+bR+<bT'Lc6+cW;-+,+_]$a/,+%+%;%+'+%+$;%+&+&;+L(+$+(c'.;%+$;$+5+%;5a@$+$;&;(+%;';.;(;%+(;"
+    "$+$;7;(a@$]%+'+%+%a@$+%+$+$+)+&+)+-;2+%+'+$+'L$+.;TL,+1+1+f/;gOL6;W+'+fUFb8%aHh5i1a9#+/+aC5h@+$+pn0V$b="
+    "D5a75dD%&%'%:9#5#)'%a:9Vd)#5=dF0%JaZ<bN#)#%PF#)(M&iA#%#9#V#9#5#9#'Ca0#%$b4-a0Na9#9#5#9#5/%+%#)5d,$M),$%"
+    "$<T%$F%5(5$%BbU#)#5#9()#'c8g(+9#%#9#%#9$)#%kgX%l4d%3d%c>$bJ5a7b^hE%cR%bAa){U,#F$5(V#^$M$gI%F''bQ5iEVa(a"
+    ")e45a4a9a-bNUVb%)#%#)YcRM%%5-F#)QJ#V#9#5%*'%-*VF#iA#a)#)#a9#'#%2,#9#,O%/5#)TJ#b-#)#%$:(V$)#%aDJ#F#9#V)%"
+    "%%bI%#J#aZ85#9[5$%#)#%#Z%9%9#%,%-9%aJ&a).bE$,%,$j$%%#9#a9$%%%$F#)$9#5#'#*#%15a9J#aZ#9#F#)#%:%a8%#9#a9#)"
+    "#%#9#%#)#5#)#5c[%#9#V%Z#5#)#5>5a9J#aZ#9#%#)#5aR%#)#%#9#aZaM%#)#%%V#)#a)d3J#b-#)#5c4aQ%,%b$$<$f4#%#a-$9%"
+    "F#'#*#)#*#)#%b8J#V%5#Z#%&)>,#b=#jE#a9#)$V+'+,#a9#9#F#jE#a>#c1#)#%#'c5%#)#F#)#%#)c6)#aJ$a9#)#%a9eJ$)#aJ#"
+    ")#5#)#5b%a9&%$5$aJ#*#%a)a-$5$9#%#)#%eS5#9,5#*#)#c8$h^#9#a)&9#5#':%b|Yd$#%)cRfk'b_#J#FakHa)`aJq@%$nB*Va8"
+    "%.5j{*5$Ubr7l%%eZi%a)&a9#aY#aZ%aJBVb@Fab`n='m)+%1%9a)$cRvLaJ$d5%aJ$5$a)aL%bLaJf2%a$Vh@Vd15d&%%%*5(%gZaJ"
+    "aUaJ|M+K]aLc'2;2+1;IbDaX;/;1+%bD6nT>cX-+7+%b3$],f#)at#%}P%;$L%v#%L$]#a)#bgH$pL.a@$f3*;%b#/+%]%+';0;%++;"
+    ",+(L/L+L%+$+'+)+&+)vTTrD(b#%d;&+$a@%c7cJj#/]]b#-a@Lb#B;/]%cH,j3/l;$bD$as/a@b#1ahTd3ib;np{1h4#y9#acY#bcR"
+    "#aa}Q";
+enum {
+    TT__LOWER_RUNS = 182, TT__LOWER_LOOK_BACK = 3, TT__COMPAT_ROWS = 3678,
+    TT__COMPAT_POINTS = 5599
+};
+static const char tt__lower_text[] =
+    "a(c8a'b*b^#;U#Lf0a$VI#*a^#4e^#R#d&$Id'+#f_$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#fM%#fT$#'%#+$#&$#f['#g#$#'%#%$I"
+    "g()#g1$#g0%#g1&#g0%#g1$#g0%,g/%8g.'#g3$#g2'##++%&+#&+#&a^$4b0#6+%&#$%#c2$#a9$e,aZL#d8%b0d9;#k}T$#k}S%#e"
+    ">$#le-&#k}M%#fC$#hT$#'$a,b6d_8#)##,#cV*7bG&,$&7Z&#$%b,a$5a(#P#S,c$0@#b$&#b%%#2$#3&4d8&b$g#3d,aGa7d8a$Ng"
+    "$#Z#@$aM>2lI#aId^aFarSd^g~DK##)##l&jEaec7a7Mame.afM#0*eIcj4Q4#e:sUcj5bJ#hmW%lIhmXaP^43M#3^#3^#3M#4Y#2^#"
+    "D^#3^#3^#3,#%,b.%#b-/<bE'#bF/,%%,c&1,c'%,c>%#cB/,d$%,'%#cZd_#hj2'#|W$#d%*#if7Rb$:G#AmKc8Vaa)f4PaH#aE%#k"
+    "|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##qgFe^#a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&"
+    "8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPlk]c8a%tS"
+    "e03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&ar3d,#le7d,#aHc0,ql+d<1";
+static const char *const tt__compat_text[] = {
+    "aqNd2b*2xT5b)a0b6xLHB##$KxF#~RI~YyV#D#b%7b*icNicG%$icNicK%%icJicGadCc*%$a%%c6a8cF$a%bBb<s=sKoZu4t=cWPw#"
+    "%$aTu]%a%Pu]$U&$$a#$a%&$a$*$$]$a%*jUbIP$$aT$a%Paz;f,#p_#p^#1#q3#%#-#q<#%i6d$xP$$xR$$xX$$yX$$xJ$$xZHs/#p"
+    "S#/#+#r#anOy^zVbO6xF%$xT0v/{_#-#K$$e>$$e0#a'#0gBa&#/##5a>#]ZOc}*aP_bk*a>bF$a'a@$d/bQ$d.a;sw<b;Yah*#Yl$b"
+    "AG$$6mTaJaaVb#b,B7$b.BcyTb`aaeNheM#d;#d<5####j]#j[##############5$#oD#oE#%#%###%#5#p@###gqP#hd4#%###pJ#"
+    "%###pO5'#%#g9#g8#p+#gr5###hdC#)###hdB#gqM#pW#hdP#gg.#####F###|Q#3#'###{F###=#+##cZc@j/qC#pC#pF#k[#l)#pQ"
+    "#pT#%#)#'#####gt]#gs4#aI#gu-#gsE#aE#&#%#######'#5###g0#g9###gpN#gpO###qM#qR#####iRbe<aeSt-$Fv#bzOl<y-6&"
+    "y-$$zP%$xTa]c7:y-I%$y-G%$y-aFc]>y/K%$y/I%$y/aDc]>xT2%$xT0d0AxF$$y/5&#$#$#$#$#$#$#$#$#$#$aTib5aCibOz1cH%"
+    "$$#%$##b;Q[icD#%$##6%#%$##a0icY#6(xNb<P#$$`$a$a#c^ic-###b)ic[dT$#aXHaW###########A#is3#irO#O###b3#b(###"
+    "################A#is3#irO#O##5aT#)#5#3#p##pG#'#######%#'##c6aCa)z+b<aKaP%$aKb3#a$$cHcI7bIaOb+%$aOb7#j#6"
+    "gCcC#b>#a&#$#$#a%#f7#g<#$#'#a%5a&$$a)H$#####$#$I&.%#A1$$05+Z*Z[##5a'#a(##5-#a)#aoX#######ap07a0,R#}J#>#"
+    "a(#;#hsPa/irG#a%###)##aVb*icNicA%$icNic<&$icNicM$%$icNicI%#icLicI%&icNicE%#icLicE%#icJicE%#icHicE%*icNi"
+    "cC%)icFicC%,icNic>%%icJic>%%icFic>%%icBic>$0icN#R$$#%$##$$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3#Z$$#%$##$"
+    "$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3bPb8icPicIarIinD#%$##6%#%$##eqNjhM################$4$$$#$$%$$'$$)$$"
+    "+$$-$$/$$1$$3$#&%852%$74%$96%$;8%$=:%$@<%$B>%$DA%$FC&$5$0&$5#2&$5%4&$5'6&$5)8&$5+:&$5-<&$5/>&$51A&$53C&"
+    "$7&0$3($#*$#,$#.$#0$#2$#4$#6$#8%4$&%$#(%$%*%$',%$).%$+0%$-2%$/4%$16%$38%#&&%8aZaW%$a]aY%$a_a[%$b#a^%$b%"
+    "a`%$b'b$%$b)b&%$b+b(%$b-b*%$b/b,%$b1b.%$b3b0%$b5b2%$b7b4%$b9b6%$b;b8%$b=b:%$b@b<%$bBb>%$bDbA%$bFbC%$bHb"
+    "E%$bJbG%$bLbI%$bNbK%$bPbM#T###################################################/########################"
+    "###########################bAmc^hf-###~]iw(#)$'#%$##ee)oQ#Mbl5lp5b~ZqlDxZns;cHwf[#a5#=#3#V#a=#/#J#V#u@#"
+    "a1#-#P#J#L#aP#L#7#e+#c)#Z#+#_#3#X#;#T#aN#F#X#y-#b9#o5#P#1#7#F#bB#oX#aF#c_#P#H#N#aR#'#l%#5#9#;#cV#1#+#cX"
+    "#5#;#1#b##D#F#bJ#s7#aB#L#xJ#+#bP#B#;#L#a3#+#hX#R#a%#acV#b-#P#aZ#R#3#/#aN#+#a%#ae]#nX#9#+#)#1#F#%#bL#g-#"
+    "+#k3#5#aJ#/#3#1#c##/#gF#/#aH#D#aD#gX#/#D#jX#d-#-#f%#bX#aB#lF#d;#s)#X#aX#aL#b1#7#-#a'#bB#5#kB#/#3#3#B#@#"
+    ")#bH#)#-#abL#_#oH#9#P#i;#;#b7#aB#rX#@#@#a+#a/#fH#9#b/#h1#a##f]#L#+#g5#f)#d+#-#+#aa)#3#e-#e)#'#aD#c@#;#)"
+    "#/#c1#a)#-#=#eD#aL#)#f'#'#H#h9#aF#/#b5#5#'#5#_#m+#m5#5#a1#N#1#5#)#a5#)#D#+#;#X#@#1#a]#@#)lHaolAoZmq75i~"
+    "-#'##|UwvOmwJ$$mwLImv_'|CaQNnNib,###eH#eI#eJ###eM#####eL###########e.#M#####T#U###################bH###"
+    "######################################O#bE###eZ###)#%#+#)#%#f6#f;#%#fA###%#%###)#%#%#########'#)#5#/#+#"
+    "e@###e.#####a;###'#3###%#5#'Zqe%#dJ#d:#bo1#bo2#a+#a,#kd'#kaC#b,#U#ce-#pW#bl0|VvmMdwPdwM%$dwTdwQ%$dwVdwS"
+    "%$dwZdwW%$dw]dwY%$dw_dw[%$dx%dw`%$dx)dx&%$dx+dx(%$dx/dx,%$dx1dx.%$dx3dx0%$dx5dx2%$dx7dx4&$dwPc1dz[&$dwT"
+    "c-dz[&$dwVc+dz[&$dwZc'dz[&$dw]c%dz[&$dw_c#dz[&$dx%b]dz[&$dx)bXdz[&$dx+bVdz[&$dx/bRdz[&$dx1bPdz[&$dx3bNd"
+    "z[&$dx5bLdz[&$dx7bJdz[&$dx+c3d{8)$dx)c+c(b_b7d}:($dx)c+bYc'd{87&vd3vd0%$vh]vhY%$vdFvdC%$xsVxsS%$vi/vi,%"
+    "$wcBwc>%$vd9vd6%$wc=wc:%$vg9vg6%$ws)ws&%$}gX}gU%$aa{_aa{[%$~v#~u^%$}h]}hY%$akl_akl[%$xv)xv&%$||-||*%$}q"
+    "D}qA%$}gZ}gW%$adm3adm0%$wyZwyW%$aboBabo>%$ai|Nai|K%$adn5adn2%$wn;wn8%$vkVvkS%$w}Hw}E%$y|Hy|E%$acw-acw*%"
+    "$vlVvlS%$ai}_ai}[%$wsPwsM%$adnVadnS%$vm9vm6%$af{3af{0%$af{Faf{C#xfH#br3#a~'#fg_b=aea`+A$a$$$$#$$%$$'$$)"
+    "$$+$$-$$/$$1$#($$&$$$$$#$$%$$'#dw7#%###%#####%#%###%########$Ic1$%c-$#c+$%c'$#c%$#c#$%b]$%bX$#bV$%bR$#b"
+    "P$#bN$#bL$#bJ',bRbXf(cB&(c3c4cB$&c55qj)#dJ#d:#bo1#bjK#x3#},#}%#z(#akN#erP#bt'#ae`#am(#ld##ptY#df%#s7#iK"
+    "#ee7#jq:#hsF#gm-#en<#j}[#kc_#aiC#gz^#or_#q}O#s9#gg5#lgX#tvE#uF#gj%#hj>#a+#a,#do3#bx[#f,#bk5#aK#gxD#kj8#"
+    "qq)#pj2#as5$yhO)$$+$$-$$/$#*$$($$&$$$$$#$$%$$'$$)$$+$$-$#,$,}gF$#}gD$#}gB$#}g@$#}g=$#}g;$#}g9$#}g7$#}g5"
+    "%4$}gH%$#}gF%$%}gD$Pa%%]=8$$A%W3C#mv=#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'######"
+    "###%#%#%###########%######9bOaBaQc3aO&$b=OaO'$bNYb&3%$c#E'%a5a7b2O%$bJaK%%)b@(%F6bFaOaE&$bTbMbN%%b=a[%$"
+    "bP[%#0b7&$b'a2-&$b/(H&$GbT/&$Gc#M&%KHG&$KaLaJ&$aX-H($KbPa>a2c5$$b+($b+b&ObL4($b+:ZaOa-'$b+'a>-&%ObL4($O"
+    "bL4Sa=($b#aGa*9b=&$b'BaE%%bBb0%%aXa(&$b=a(b,&%E9b#'$b'aKa_['%aN5b2O%)aXaK%$aX",
+    "a<&)a2c5b0%/aAa#%%aEbP$$a=$%+%)8-%#a<a'($aQc3b,aXa<&$aQc3aW'$aSc5C$('aW3RBa-&$aWNb#%$aWV%$aYbP('aOb;a2-"
+    "aE&$aKb_aO($a`a;:Cb3%$L7''a8Db%E%$b&a-&$b&aJ1%$Ja4&$b&b_a['$b&c3b4`&$b(c5b$''b,7bJa<&$b.bPa,$$T'$b,b_a<"
+    "aE%$a)E%$a)4&'a[9b'%$a[b9%$Y;%$=a`'$Na`aH;&#aGb'/$$9($9YaSc5E%%aSG'$aSGaFa=&$ZaOa-&'TaOaE%$TE%%b2bN&)a4"
+    "-a-$$$&#UaWc3'$Fa4a`bP$#:($1a<QSc#%'a>-$my`aa~5$#aa~3$#aa~1$#aa~/$#aa~-$#aa~+$#aa~)$#aa~'$#aa~%$#aa~#%4"
+    "$aa~5%$#aa~3%$%aa~1%$'aa~/%$)aa~-%$+aa~+%$-aa~)%$/aa~'%$1aa~%%$3aa~#%#&aa~5%$$aa~3%$#aa~1%$%aa~/%$'aa~-"
+    "%aRSF$,($a.L%a'$F$;U$#<$<5%$5a^%$5a[$[;$zwB~V$beZd~<$cu,eeH$ct'az_&q_bqMdp,k}H$}o,aE$(aA$|-}M$|2a>$(a:$"
+    "a(4$%8$0,%Z&9&12&9$+a:$(a6$|-}C$$|<$|2.$(*$a.aL%a+a,aL%a$,aL%0%aL%;:aL$}%|2$|2$$63$/%$.1$1$$|-|0$|2#$87"
+    "$1'%%#a^%87a^$5a^%('a^%%#a[%87a[$5a[%('a[%%iq/ip`&$iq/ip`b,$`F%XYF%a$)F%05F%a;E)'$E)iqBip`($E)iqBip`b,$"
+    "()$(-$|-|$$|2/$'W$(S$|-|`$|2Q$(M$a$5$a+U$(Q$|-|^$|2O$(K$a$7$_{L$a$|L&JaMb)b($a&aF$a'#$$%&a(irHiq2*%$a@b"
+    ",$a'a*$`aL$a'0$a(3$a'-$a$#$$'$a%5$#%$$'%$)2$$;$#8%$*)%$'($`2&a%b.b)b(%a(#($$'$a+$$a(a-$)9%&iq_iq.%OirLi"
+    "q.$E|{X$#|{V$#|{T$#|{R$#|{P$#|{N$#|{L$#|{J$#|{H%4$|{Z%$#|{X%$%|{V%$'|{T%$)|{R%$+|{P%$-|{N%$/|{L%$1|{J%$"
+    "3|{H%#&|{Z%$$|{X%$#|{V%$%|{T%$'|{R%$)|{P%$+|{N%$-|{L%$/|{J%$1|{H%#(|{Z%$&|{X%aN.9iwl#aanW#%bc#ape'ajBaq"
+    "mA#a@hsTapf-#adJ#aq~<#ara3fwy0bkh$#$$)$$/%$#)%$#/$;%$$%cIal3'$$A$$4$52$80b;c9#I#'###/#####7#%#as&k*apZ;"
+    "#e7#$#5#$#$#$#'#$#$#$#%#$#$#$#0#$#$#$#+#$#$#$#0#$#$#$#a;#$#$#$#%#$#$#$#a,#$#$#$#&#$#$#$#'#$#$#$###$#$#$"
+    "#-#$#&#$#%#$#0#$#B#$#2#$#R#$#$#$#-#$#$#$#)#$#$#$#(#$#$#$#3#$###$#$#$$Vd4$$d4#M#$#$#$#*#$#$#$#J#$$$d.$$d"
+    ".iZb8#$#$#$#V#$#&#$#%#$$&bQ#)#$#0#$#)#$#/#$#$#$#dC#$%#7aA%$7aA%$7d5%$7d5%$7:%$7:%$7cV%$7cV%$7cT%$7cT%$7"
+    "cX%$7cX%$7d+%$7d+%$7d+%$78%$78%$78#d5#$#$#$%d87a6%$7a4%$7A%$78%$76$a,+$$-$$/$$_$$a)$$a+$%'$$)$$+$$Z$$a%"
+    "$$a'$#%$$X$$a#$$a%$#%$$V$#$$$T$#&$$$$$R$+0$$.$$,$$H$%2$$D$#6$$4$$2$$B$#6$$@$#=$#<$$;$#>$$9$/M$$K$$I$$+$"
+    "$3$$5$#M$$)$$1$$3$#[$$Q$$O$$M$$%$$'$$/$$1$#S$$Q$$O$$%$$-$$/$#U$$S$$Q$$#$$+$$-$#W$$U$$S$$$$$)$$+$#Y$$&$$"
+    "'$$)$'`$$^$$[$$,$$$$$#$Yb+$#b)$Ra5%avGavL-%$avN+%$avP)%$avR'%$avT%%$avVa%%avF7a,%$7a*%$7A%$7>%$78%$76$a"
+    ",5$$7$$_$$a#$$a)$$a+$%1$$3$$Z$$]$$a%$$a'$#/$$1$$X$$Z$$a#$$a%$N3$$5$#1$$3$#[$$%$$'$$/$$1$#%$$-$$/$#`$$#$"
+    "#M$$K$$$$$#$$)$$+$'a5$#U$$S$$,$$*$$$$$#%$7a6%$7a4%$7a2%$7A%$7<$a,+$$-$$/$$_$$a%$%'$$)$$+$$Z$$_$#X$#%$$V"
+    "$#$$$T$#&$$R$+0$$.$$,$$H$%2$$0$$D$#6$$4$$2$$B$#6$#=$#<$$;$#>$$9$/M$$K$$I$$+$#M$$)$#Q$$O$$M$$%$$'$#S$$Q$"
+    "$O$$%$$)$#U$$S$$Q$$#$#W$$U$$S$$$$$%$#Y$$&$$a9$'`$$^$$[$$,$$(%$7A%$7<$a,_$$a%$%Z$$_$#X$$]$1H$$L$#F$$J$@%"
+    "$$'$#%$%$$$%$),$$(%8@)%$B'%$D%$6H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F"
+    "$$($&&$%*$#,$#H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F$$($&&$%*$#,$(2$$0"
+    "$$.$$F$&L$#J$'@$,0$$.$$,$#2$$0$$.$'@$#=$Ga/$$a/e=C'V%$)$%$)$%$)T%$+R%$ZU%$ZS%$ZQ%%VS%$VS%#T-%$T+%-.$%$0"
+    "%%$0_%$HS%$HS%$HU%$H#%$H#%%2#%$2#%$D#%&0T%$0T%$2a#%$FQ%$FQ%$F#%$F#%%4]%$2R%$2R%#@S%$@S%$@#%$@-%%<V%$;#%"
+    "$;#%$;+%#9#%$9-%$9+%/IR%$IR%#)S%$)#%%QT%$Q_%$Q]%$S#%$S#%$OR%$OR%$%S%$%S%#S$%$ST%$S_%$U%%$UV%$Q&%$QRJ(U'"
+    "%%&U%$&#%&UT%$U]%$WV%$WV%$W_%$$-%$$+%),#%$,#%a,/]%%'a#%$'_%$+]%$+Z%$Z-%$Z+%%V-%$%]%$V+%/,Z%%2_%&0_%%4_%"
+    "=Sa#%$%-%-^_%$`a#%$,-%.#-%*)-%)U_%,)S%%QT%:;-%5'-%'W%%&Q]%&SV%&'#%#SV%%W%%Y%_%#$a#%RUa#%,+-%W-_%X'#%8<V"
+    "%,D#%(,]%HWa#l%a[BdP%;'dP&[_#)&$]Y5&_STO&EB8;&,'N*&19/(&@MF%%KB-4$B-avEau=_#)avAav%9/(avAavDMF%*6Tav:au"
+    "HT^_)&+e-eA_eNav$#mr+###mqQ###Y#_#mr/##%mrW##fIQ##ib-#&#h~E#$#aW###bN#%#mp'###.###2###*###'######Hmq,#%"
+    "$b&xN$$xN$$xN$$xN#b'#$#$#aO#mr+#mr*59#&#+#a$#ibH#ib<###bN#%#mp'###ms,#'#)###%#@#%#&5_#aY###Xa0a0avJ$av1"
+    "9$av4avL6&avN6&avP$av1@$av4avR$av1B$av4avT$av1D$av4avV$av1F$av4avX$av1H#a&$-a@$$a@$$aB$$aB$a';$$;$a*aD$"
+    "$aD$a+7$$7$$7$$7#a.#$###$#$#$###$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$###$###$###$###$#$#$###$#$"
+    "#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$#/#$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#"
+    "$#$###$###$###$#$#$%0^a@%$^a@%$^aB%$^aB%$^aD%$^aD$$^$$^a/avC###########################################"
+    "#######################################################################################################"
+    "#########################################kt'###ay5#5###<#h5#6#bO#%#%#%#%#aZ#%#",
+    "%#a0#aX#c$#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'#########%#%#%###########%#)#c$##"
+    "#hzA#c0###eH#eI#eJ###eM#####eL###########e.#M#####T#U##################ZbB##########H&##########H&#####"
+    "#####H&####ZdwM###3$dMxL#d=#&#ic-5ag%#}<#######adD#a;rbzNbj}`##########################################"
+    "#########/###################################################a[########################################"
+    "###########/############5####################################a[########################################"
+    "###########/###################################################a[5###H#H###H#######5################/##"
+    "####5#5#############5######################a[###################################################/######"
+    "#############################################a[##5#######H###############5#############5/##############"
+    "#####################################a[##5#######5#########5#Z#############5/##########################"
+    "#########################a[###################################################/########################"
+    "###########################a[###################################################/######################"
+    "#############################a[###################################################/####################"
+    "###############################a[###################################################/##################"
+    "#################################a[###################################################/################"
+    "###################################a[###################################################/##############"
+    "#####################################f'#hNHk=#################################6#7#############hs)#hrY##"
+    "###############################################hqX#hrG#'#%#9#.#&#aG#################################6#7"
+    "#############hs)#hrY#################################################hqX#hrG#'#%#9#.#&#aG##############"
+    "###################6#7#############hs)#hrY#################################################hqX#hrG#'#%#"
+    "9#.#&#aG#################################6#7#############hs)#hrY#######################################"
+    "##########hqX#hrG#'#%#9#.#&#aG#################################6#7#############hs)#hrY#################"
+    "################################hqX#hrG#'#%#9#.#&#Z##Haa>###################6###################6######"
+    "#############6###################6##################aziHdq,###)#'5R#Q#.#5#H#2#######K#-#1#<#;#G#'#8###'"
+    "#%#-#%#%#aN#bB#W#aM5b<#)5VH^5Z#2#######K#-#1#<#;5C#8###'5/5'aTMa/*5Z525##K#-5.#;5CH45/5'5d/5bE5b<#)5VH^"
+    "#5#H#25####K#-#1#<#;5C#8###'5/#%#%#aN5aJ5d*###)#'#R###Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%aBS#)#'5"
+    "R#Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%ex$bjY&$$*$#,$#.$#0$#2$#4$#6$#8$#:$#<aDQVS%$XU%$ZW%$]Y%$_[%$"
+    "a#^%$a%`%$a'a$%$a)a&%$a+a(%$a-a*%$a/a,%$a1a.%$a3a0%$a5a2%$a7a4%$a9a6%$a;a8%$a=a:%$a@a<%$aBa>%$aDaA%$aFa"
+    "C%$aHaE%$aJaG%$aLaI%mrZmqAmqD#mr&#@$C%$J)5S##################################################$I@$+5$-A$"
+    "$#%*#/$/KgUa06$$4jUaC/ac6mqNaG$aV##%cZnbL#a}8#bd:$i|YaA#hn%#b~%#mz3#myU#b}S#ft9#ccX#ch<#enM#cw##c}>#euT"
+    "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
+    "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
+
+/* Bits of a code point, as the regular expressions and splitters of `tokenizers` tell them apart. */
+enum {
+    TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
+    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
+    TT__IS_ACCENT = 128                      /* a combining mark */
+};
+
+/* What BERT's normalizer does to a code point. */
+enum { TT__BERT_DROP = 1 /* controls, private use and U+FFFD */, TT__BERT_ACCENT };
+
+/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
+   as that makes no difference to what asks. */
+enum {
+    TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
+    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
+    TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
+    TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
+    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
+};
+
+/* The tables, unpacked. */
+typedef struct tt__unicode {
+    uint8_t bits[0x110000];               /* TT__IS_... */
+    uint8_t bert[0x110000];               /* TT__BERT_..., or 0 */
+    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
+    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
+    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
+    uint32_t cjk[TT__CJK_POINTS];         /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
+    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
+    uint32_t lower[TT__LOWER_RUNS][2];        /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 +
+                                                 step; to what */
+    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
+    uint32_t compat_points[TT__COMPAT_POINTS];
+} tt__unicode;
+
+/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
+static uint32_t tt__unicode_number(const char **at)
+{
+    for (uint32_t n = 0;;) {
+        char c = *(*at)++;
+        uint32_t digit = (uint32_t)(c - '#' - (c > '?') - (c > '\\'));
+        if (digit < 60) return n * 60 + digit;
+        n = n * 30 + digit - 60 + 1;
+    }
+}
+
+/* Adds a number that may be negative to `before`. */
+static uint32_t tt__unicode_from(uint32_t before, const char **at)
+{
+    uint32_t n = tt__unicode_number(at);
+    return before + ((n >> 1) ^ (0u - (n & 1)));
+}
+/* Sets `to` from rows of runs: the distance from the end of the row before, and last - first << shift | bits.
+   texts: one string, or several. */
+static void tt__unicode_bits(uint8_t *to, int rows, int shift, const char *const *texts)
+{
+    const char *at = *texts;
+    for (uint32_t c = 0; rows; rows--) {
+        if (!*at) at = *++texts;
+        c += tt__unicode_number(&at);
+        if (!*at) at = *++texts;
+        const uint32_t more = tt__unicode_number(&at);
+        memset(to + c, (int)(more & ((1u << shift) - 1)), (more >> shift) + 1);
+        c += (more >> shift) + 1;
+    }
+}
+
+static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
+{
+    const tt__unicode *u = (const tt__unicode *)arg;
+    const uint32_t *a = u->pairs[x], *b = u->pairs[y];
+    return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
+}
+
+/* Reads compatibility decompositions. */
+static void tt__unicode_compat(tt__unicode *u)
+{
+    const char *at = tt__compat_text[0];
+    uint32_t c = 0, a = 0, b;
+    for (uint32_t k = 0, text = 0, count = 0; k < TT__COMPAT_ROWS; k++) {
+        if (!*at) at = tt__compat_text[++text];
+        const uint32_t more = tt__unicode_number(&at), n = more % 18 + 1, distance = more / 18 + 1;
+        c += distance;
+        u->compat[k][0] = c << 11;
+        u->compat[k][1] = count << 5 | n;
+        b = a + distance;
+        for (uint32_t i = 0; i < n; i++) {
+            if (!*at) at = tt__compat_text[++text];
+            u->compat_points[count++] = b = tt__unicode_from(b, &at);
+            if (!i) a = b;
+        }
+    }
+}
+
+static tt__unicode *tt__unicode_new(tt_context *ctx) /* to be freed */
+{
+    static const char *const bert = tt__bert_text;
+    tt__unicode *u = (tt__unicode *)tt__calloc(ctx, sizeof *u);
+    if (!u) return NULL;
+    tt__unicode_bits(u->bits, TT__LETTER_ROWS, 8, tt__letter_text);
+    tt__unicode_bits(u->bert, TT__BERT_ROWS, 2, &bert);
+    const char *at = tt__mark_text;
+    uint32_t c = 0, a = 0, b = 0, to = 0;
+    for (int k = 0; k < TT__MARK_ROWS; k++) {
+        c += tt__unicode_number(&at);
+        const uint32_t more = tt__unicode_number(&at);
+        u->marks[k][0] = c << 11 | more >> 6;
+        u->marks[k][1] = more & 63;
+        c += (more >> 6) + 1;
+    }
+    at = tt__pair_text;
+    c = 0;
+    for (uint32_t k = 0, composed = 0; k < TT__PAIRS; k++) {
+        const uint32_t distance = tt__unicode_number(&at);
+        c += distance >> 1;
+        u->pairs[k][0] = c << 11 | (distance & 1);
+        u->pairs[k][1] = a = tt__unicode_from(a, &at);
+        u->pairs[k][2] = b = tt__unicode_from(b, &at);
+        if (distance & 1) u->by_pair[composed++] = k;
+    }
+    tt__sort_indices(u->by_pair, TT__COMPOSED_PAIRS, tt__pair_less, u);
+    at = tt__cjk_text;
+    for (int k = 0; k < TT__CJK_POINTS; k++) u->cjk[k] = to = tt__unicode_from(to, &at);
+    at = tt__grapheme_text;
+    c = 0;
+    for (int k = 0; k < TT__GRAPHEME_ROWS; k++) {
+        c += tt__unicode_number(&at);
+        const uint32_t more = tt__unicode_number(&at);
+        u->graphemes[k][0] = c << 11;
+        c += more >> 4;
+        u->graphemes[k][1] = c++ << 4 | (more & 15);
+    }
+    at = tt__lower_text;
+    c = to = 0;
+    for (int k = 0; k < TT__LOWER_RUNS; k++) {
+        const uint32_t distance = tt__unicode_number(&at);
+        c += distance;
+        u->lower[k][0] = c << 11 | tt__unicode_number(&at);
+        u->lower[k][1] = to = tt__unicode_from(to + distance, &at);
+    }
+    tt__unicode_compat(u);
+    return u;
+}
+
+/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
+static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
+{
+    int low = 0, high = rows;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (table[middle * columns] >> 11 <= c) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
+   package `tokenizers`, which is the reference, by a typing error; so it is here. */
+static bool tt__is_cjk(uint32_t c)
+{
+    return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
+           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) ||
+           (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
+}
+
+static int tt__grapheme_class(const tt__unicode *u, uint32_t c)
+{
+    if ((c >= 0x1100 && c < 0x1160) || (c >= 0xA960 && c < 0xA97D)) return TT__GRAPHEME_L;
+    if ((c >= 0x1160 && c < 0x11A8) || (c >= 0xD7B0 && c < 0xD7C7)) return TT__GRAPHEME_V;
+    if ((c >= 0x11A8 && c < 0x1200) || (c >= 0xD7CB && c < 0xD7FC)) return TT__GRAPHEME_T;
+    if (c >= 0xAC00 && c < 0xD7A4) return (c - 0xAC00) % 28 ? TT__GRAPHEME_LVT : TT__GRAPHEME_LV;
+    const int row = tt__rows_to(&u->graphemes[0][0], TT__GRAPHEME_ROWS, 2, c) - 1;
+    if (row < 0 || c > u->graphemes[row][1] >> 4) return TT__GRAPHEME_OTHER;
+    return (int)(u->graphemes[row][1] & 15);
+}
+
+/* 0 of a starter; marks of a higher combining class have a higher rank. */
+static uint32_t tt__mark_rank(const tt__unicode *u, uint32_t c)
+{
+    int row = c < 0x300 ? -1 : tt__rows_to(&u->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
+    return row >= 0 && c - (u->marks[row][0] >> 11) <= (u->marks[row][0] & 0x7FF) ? u->marks[row][1] : 0;
+}
+
+/* Lower case of a code point: 1, or 2 of U+0130. */
+static size_t tt__lower_case(const tt__unicode *u, uint32_t c, uint32_t out[2])
+{
+    out[0] = c;
+    if (c == 0x130) return out[0] = 'i', out[1] = 0x307, 2;
+    /* The run with c is one of the last that begin before it. */
+    const int row = tt__rows_to(&u->lower[0][0], TT__LOWER_RUNS, 2, c) - 1;
+    for (int k = row; k >= 0 && k >= row - TT__LOWER_LOOK_BACK; k--) {
+        const uint32_t run = u->lower[k][0], offset = c - (run >> 11);
+        const uint32_t stride = (run & 7) / 3 + 1, step = (run & 7) % 3;
+        if (offset <= (run >> 3 & 255) && offset % stride == 0)
+            return out[0] = u->lower[k][1] + offset / stride * step, 1;
+    }
+    return 1;
+}
+
+/* Decomposes a code point, also by compatibility (NFKD) if asked; Hangul by arithmetic: the Unicode Standard,
+   section 3.12. Returns how many result: 1 to 18, without `compat` 1 to 4. */
+enum { TT__DECOMPOSED = 18 };
+static size_t tt__decompose(const tt__unicode *u, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
+{
+    size_t n = 0;
+    uint32_t last[4]; /* what is taken off the end, from the last on */
+    int taken = 0;
+    const int at = compat && c >= 0xA0 ? tt__rows_to(&u->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
+    if (at >= 0 && u->compat[at][0] >> 11 == c) {
+        n = u->compat[at][1] & 31;
+        memcpy(out, u->compat_points + (u->compat[at][1] >> 5), n * sizeof *out);
+        return n;
+    }
+    while (c >= 0xC0) {
+        uint32_t cjk = c >= 0xF900 && c <= 0xFAFF ? u->cjk[c - 0xF900]
+                     : c >= 0x2F800 && c <= 0x2FA1F ? u->cjk[c - 0x2F800 + 512] : c;
+        if (cjk != c) { c = cjk; break; }
+        if (c >= 0xAC00 && c <= 0xD7A3) {
+            uint32_t s = c - 0xAC00;
+            if (s % 28) last[taken++] = 0x11A7 + s % 28;
+            last[taken++] = 0x1161 + s % 588 / 28;
+            c = 0x1100 + s / 588;
+            break;
+        }
+        int row = tt__rows_to(&u->pairs[0][0], TT__PAIRS, 3, c) - 1;
+        if (row < 0 || u->pairs[row][0] >> 11 != c) break;
+        if (u->pairs[row][2]) last[taken++] = u->pairs[row][2];
+        c = u->pairs[row][1];
+    }
+    out[n++] = c;
+    while (taken) out[n++] = last[--taken];
+    return n;
+}
+
+/* What two code points compose to; 0: nothing. */
+static uint32_t tt__compose(const tt__unicode *u, uint32_t a, uint32_t b)
+{
+    if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
+    if (a - 0xAC00 < 11172 && (a - 0xAC00) % 28 == 0 && b - 0x11A8 < 27) return a + b - 0x11A7;
+    size_t low = 0, high = TT__COMPOSED_PAIRS;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const uint32_t *pair = u->pairs[u->by_pair[middle]];
+        if (pair[1] == a && pair[2] == b) return pair[0] >> 11;
+        if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
+        else high = middle;
+    }
+    return 0;
+}
+
+/* ===========================================================================================================
    FORMATS                                                                                           >>formats
-   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode's tables.
+   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode.
    Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
    loop worse than n log n.
    ======================================================================================================== */
@@ -26966,451 +27510,29 @@ static tt_status tt__safetensors_end(tt_safetensors_writer *w, tt_status status)
     return tt_safetensors_end(w);
 }
 
-/* ----------------------------------------------------------------------------------------------- Unicode */
+/* --------------------------------------------------------------------------------------- tokenizer: parts */
 
-/* Classes of code points, as BERT's tokenizer tells them apart. A space ends a word. Controls, private use
-   and U+FFFD are dropped. Punctuation is a word of its own. Accents are dropped from uncased text. Marks are
-   not, but decomposition (NFD) sorts a run of marks and accents by combining class: a mark of a higher
-   combining class has a higher number here, from TT__CLASS_MARK on. Starters have no combining class and end
-   such a run; some accents are starters. */
-enum {
-    TT__CLASS_LETTER = 0, TT__CLASS_SPACE, TT__CLASS_DROP, TT__CLASS_PUNCTUATION, TT__CLASS_ACCENT,
-    TT__CLASS_STARTER_ACCENT, TT__CLASS_MARK
-};
+/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py and compare_bpe.py compare the
+   two. A text is cut at the added tokens that are spelled out in it; the rest is normalized, cut at the added
+   tokens that are spelled out then, and cut into words by splitters; a model makes tokens of each word:
+   WordPiece, byte-pair encoding or Unigram; the post-processor's ids go around all. */
+#define TT__IDS_LIMIT (1 << 22)     /* a larger id is refused: memory is by id */
+#define TT__ADDED_BYTES 4096        /* a longer added token is refused: it is looked for at every byte */
 
-/* The tables of >>unicode, unpacked, and what they tell. */
-typedef struct tt__unicode tt__unicode;
-static tt__unicode *tt__unicode_new(tt_context *ctx);              /* to be freed */
-static int tt__class(const tt__unicode *u, uint32_t c);            /* a TT__CLASS_... */
-static bool tt__is_cjk(uint32_t c);                                /* a word of its own */
-/* Decomposes c (NFD), drops accents and lower-cases; c itself is no accent. Returns how many code points
-   result: 1 to 3. */
-static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3]);
-
-/* What byte-pair tokenizers ask: bits of a code point, as the regular expressions and splitters of
-   `tokenizers` tell them apart, and canonical composition. */
-enum {
-    TT__IS_LETTER = 1, TT__IS_NUMBER = 2, TT__IS_SPACE = 4, TT__IS_PUNCTUATION = 8, TT__IS_WORD = 16,
-    TT__IS_DIGIT = 32, TT__IS_UNSTABLE = 64, /* NFC may change it, or what is before it */
-    TT__IS_ACCENT = 128                      /* a combining mark */
-};
-typedef struct tt__letters tt__letters;
-static tt__letters *tt__letters_new(tt_context *ctx);              /* to be freed */
-static const uint8_t *tt__letters_bits(const tt__letters *l);      /* (0x110000) bits TT__IS_... */
-/* NFC of the code points of a text, in place: up to four times as many must fit into `points`, and into
-   `spare`. Returns how many there are. */
-static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
-static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b); /* 0: they do not */
-/* Sorts each run of marks by combining class, in place; spare has room for as many. */
-static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare);
-static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c); /* 0: none, or one that nothing moves over */
-/* Decomposes a code point, also by compatibility (NFKD) if asked. Returns how many result: 1 to 18. */
-enum { TT__DECOMPOSED = 18 };
-static size_t tt__decompose(const tt__letters *l, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED]);
-static size_t tt__lower_case(const tt__letters *l, uint32_t c, uint32_t out[2]); /* 1, or 2 of U+0130 */
-/* How a code point breaks graphemes: the Unicode Standard, annex 29. Two regional indicators are apart here,
-   as that makes no difference to what asks. */
-enum {
-    TT__GRAPHEME_OTHER, TT__GRAPHEME_CONTROL, TT__GRAPHEME_EXTEND,
-    TT__GRAPHEME_EXTEND_ALONE, /* does not stand between consonants that are together */
-    TT__GRAPHEME_LINKER, TT__GRAPHEME_JOINER, TT__GRAPHEME_SPACING, TT__GRAPHEME_PREPEND,
-    TT__GRAPHEME_PICTURE, TT__GRAPHEME_CONSONANT,
-    TT__GRAPHEME_L, TT__GRAPHEME_V, TT__GRAPHEME_T, TT__GRAPHEME_LV, TT__GRAPHEME_LVT /* of Hangul */
-};
-static int tt__grapheme_class(const tt__letters *l, uint32_t c);
-
-/* --------------------------------------------------------------------------------------------- tokenizer */
-
-/* As the Rust package `tokenizers` does it; tests/golden/compare_tokens.py compares the two. A word is looked
-   up whole, then by ever shorter starts; the hashes of all starts come from one pass over its bytes (FNV-1a).
-   Pieces that continue a word ("##ing") have the same table and another seed. */
-#define TT__WORD_CHARS 100 /* a longer word is [UNK] */
-#define TT__WORD_BYTES (TT__WORD_CHARS * 4)
-#define TT__WORD_SEED 2166136261u
-#define TT__PIECE_SEED 3735928559u
-#define TT__LOW 0x3000 /* alphabets, punctuation, jamo */
 #define TT__VOCAB_BYTES ((size_t)1 << 28) /* a larger vocab.txt is refused; offsets into it have 32 bits */
+#define TT__NO_TOKEN UINT32_MAX
 
-static uint32_t tt__hash_byte(uint32_t hash, unsigned char byte) { return (hash ^ byte) * 16777619u; }
 
-/* A text that spells out one of these has that token there. The first three must be in the vocabulary. */
-static const char *const tt__special_tokens[] = {"[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"};
-enum { TT__UNK, TT__CLS, TT__SEP };
-
-/* In the file, without ##. */
-typedef struct tt__wordpiece { uint32_t start, bytes; bool continues; } tt__wordpiece;
-typedef struct tt__bucket { uint32_t hash; int32_t id; } tt__bucket;              /* id -1: free */
-
-typedef struct tt__bpe tt__bpe; /* a tokenizer of a tokenizer.json: byte-pair or Unigram */
-enum { TT__AROUND = 16 };       /* ids that stand before or behind those of a text, at most */
-
-struct tt_tokenizer {
-    tt_context *ctx;
-    tt__bpe *bpe;             /* NULL: words and pieces of them, as the following */
-    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
-    int n_before, n_behind;
-    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
-    tt__unicode *unicode;
-    tt__file_bytes file;      /* vocab.txt with a NUL behind each token */
-    tt__wordpiece *pieces;      /* by id */
-    tt__bucket *slots;        /* open addressing, at most half full */
-    uint32_t mask;
-    int size, capacity, longest;
-    int special[TT__COUNT(tt__special_tokens)]; /* ids; -1: absent */
-    bool lowercase;
-    uint8_t classes[256];     /* a TT__CLASS_..., or a letter or digit, folded; 0: "[", or beyond ASCII */
-    uint8_t low[TT__LOW];     /* TT__CLASS_... of the code points that most words have */
-    int32_t punctuation[128]; /* id of the words that are one ASCII punctuation character */
-};
-
-/* The slot that holds the piece, or the free one where it belongs. */
-static uint32_t tt__vocab_slot(const tt_tokenizer *k, const char *text, uint32_t bytes, bool continues,
-                               uint32_t hash)
-{
-    uint32_t at = (hash ^ hash >> 15) & k->mask;
-    for (; k->slots[at].id >= 0; at = (at + 1) & k->mask) {
-        if (k->slots[at].hash != hash) continue;
-        const tt__wordpiece *piece = &k->pieces[k->slots[at].id];
-        if (piece->bytes == bytes && piece->continues == continues &&
-            memcmp(k->file.bytes + piece->start, text, bytes) == 0)
-            break;
-    }
-    return at;
-}
-
-static uint32_t tt__vocab_hash(const char *text, size_t bytes, bool continues)
-{
-    uint32_t hash = continues ? TT__PIECE_SEED : TT__WORD_SEED;
-    for (size_t i = 0; i < bytes; i++) hash = tt__hash_byte(hash, (unsigned char)text[i]);
-    return hash;
-}
-
-static int tt__vocab_find(const tt_tokenizer *k, const char *token)
-{
-    size_t bytes = strlen(token);
-    bool continues = bytes > 2 && token[0] == '#' && token[1] == '#';
-    if (continues) { token += 2; bytes -= 2; }
-    if (bytes > TT__VOCAB_BYTES) return -1;
-    return k->slots[tt__vocab_slot(k, token, (uint32_t)bytes, continues, tt__vocab_hash(token, bytes,
-        continues))].id;
-}
-
-static tt_status tt__vocab_read(tt_tokenizer *k, const char *path)
-{
-    tt_context *ctx = k->ctx;
-    tt_status status = tt__file_open(ctx, path, &k->file);
-    if (status != TT_OK) return status;
-    char *text = k->file.bytes;
-    if (k->file.size > TT__VOCAB_BYTES)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read", path,
-                        k->file.size, TT__VOCAB_BYTES);
-    for (size_t at = 0; at < k->file.size;) {
-        const char *newline = (const char *)memchr(text + at, '\n', k->file.size - at);
-        size_t start = at, end = newline ? (size_t)(newline - text) : k->file.size;
-        at = end + 1;
-        size_t invalid = tt__utf8_invalid(text + start, end - start);
-        if (invalid < end - start || memchr(text + start, 0, end - start))
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary "
-                            "has one token a line", path, k->size + 1);
-        while (end > start) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
-            size_t last = tt__utf8_last(text, end), next = last;
-            uint32_t c = tt__utf8_next(text, end, &next);
-            bool white = (c >= 9 && c <= 13) || c == 0x85 || tt__class(k->unicode, c) == TT__CLASS_SPACE;
-            if (!white) break;
-            end = last;
-        }
-        text[end] = 0;
-        if (!TT__GROW(ctx, k->pieces, k->size, k->capacity))
-            return tt__fail(ctx, TT_ERR_MEMORY, "out of memory for the %d tokens of '%s'", k->size + 1, path);
-        tt__wordpiece *piece = &k->pieces[k->size++];
-        piece->continues = end - start > 2 && text[start] == '#' && text[start + 1] == '#';
-        piece->start = (uint32_t)(start + (piece->continues ? 2 : 0));
-        piece->bytes = (uint32_t)(end - piece->start);
-    }
-    size_t slots = 64;
-    while (slots < (size_t)k->size * 2) slots *= 2;
-    k->mask = (uint32_t)(slots - 1);
-    k->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *k->slots);
-    if (!k->slots) return TT_ERR_MEMORY;
-    memset(k->slots, 0xFF, slots * sizeof *k->slots);
-    /* a token that is there twice has the id of the last, as in transformers */
-    for (int id = 0; id < k->size; id++) {
-        const tt__wordpiece *piece = &k->pieces[id];
-        const char *token = text + piece->start;
-        uint32_t hash = tt__vocab_hash(token, piece->bytes, piece->continues);
-        tt__bucket *slot = &k->slots[tt__vocab_slot(k, token, piece->bytes, piece->continues, hash)];
-        slot->hash = hash;
-        slot->id = id;
-        if (piece->bytes <= TT__WORD_BYTES) k->longest = (int)tt__max(k->longest, (int64_t)piece->bytes);
-    }
-    for (int i = 0; i < TT__COUNT(tt__special_tokens); i++) {
-        k->special[i] = tt__vocab_find(k, tt__special_tokens[i]);
-        if (i <= TT__SEP && k->special[i] < 0)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt of "
-                            "a BERT, one token a line?", path, tt__special_tokens[i], k->size);
-    }
-    return TT_OK;
-}
-
-tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
-{
-    tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
-    if (!k) return NULL;
-    k->ctx = ctx;
-    k->lowercase = lowercase;
-    k->unicode = tt__unicode_new(ctx);
-    if (!k->unicode || tt__vocab_read(k, vocab_path) != TT_OK) {
-        tt_tokenizer_free(k);
-        return NULL;
-    }
-    for (uint32_t c = 0; c < 128; c++) {
-        char one[2] = {(char)c, 0};
-        bool upper = c >= 'A' && c <= 'Z';
-        k->classes[c] = (uint8_t)tt__class(k->unicode, c);
-        if (k->classes[c] == TT__CLASS_LETTER) k->classes[c] = (uint8_t)(upper && lowercase ? c + 32 : c);
-        int id = c ? tt__vocab_find(k, one) : -1;
-        k->punctuation[c] = id < 0 ? k->special[TT__UNK] : id;
-    }
-    for (uint32_t c = 0; c < TT__LOW; c++) k->low[c] = (uint8_t)tt__class(k->unicode, c);
-    k->classes[(int)'['] = TT__CLASS_LETTER; /* it may begin a special token */
-    static const int roles[TT__COUNT(tt__special_tokens)] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP,
-                                                             TT_TOKEN_PAD, TT_TOKEN_MASK};
-    for (int i = 0; i < TT_TOKEN_COUNT; i++) k->roles[i] = -1;
-    for (int i = 0; i < TT__COUNT(roles); i++) k->roles[roles[i]] = k->special[i];
-    k->before[0] = k->special[TT__CLS];
-    k->behind[0] = k->special[TT__SEP];
-    k->n_before = k->n_behind = 1;
-    return k;
-}
-
-/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
-   freed in any case. */
-static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
-                                        const char *file)
-{
-    bool there = false;
-    memset(j, 0, sizeof *j);
-    tt_status status = tt__path_join(ctx, path, folder, file);
-    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, &there);
-    return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
-}
-
-/* What of tokenizer_config.json changes ids. */
-static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
-{
-    tt_status status = TT_OK;
-    bool accents = true, cjk = true, basic = true, split_special = false;
-    const struct { const char *key; bool *to; } members[] = {
-        {"do_lower_case", lowercase}, {"strip_accents", &accents}, {"tokenize_chinese_chars", &cjk},
-        {"do_basic_tokenize", &basic}, {"split_special_tokens", &split_special}};
-    if (j->nodes[0].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
-                        tt__json_kind_name(j, 0));
-    for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
-        status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
-        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
-    }
-    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
-                            : !cjk                  ? "\"tokenize_chinese_chars\" is false"
-                            : !basic                ? "\"do_basic_tokenize\" is false"
-                            : split_special         ? "\"split_special_tokens\" is true" : NULL;
-    if (status != TT_OK || !unsupported) return status;
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
-                    unsupported);
-}
-
-typedef struct tt__word {     /* the word that is being read, and the ids so far */
-    const tt_tokenizer *k;
-    int32_t *ids;
-    int count, limit;
-    int chars, bytes;         /* chars TT__WORD_CHARS + 1: too long, the rest is not kept */
-    int barrier;              /* no mark moves before this byte: a starter was dropped there */
-    uint32_t hash[TT__WORD_BYTES]; /* of the first i + 1 bytes */
-    char text[TT__WORD_BYTES];
-} tt__word;
-
-static void tt__word_id(tt__word *w, int id)
-{
-    if (w->count < w->limit) w->ids[w->count] = id;
-    if (w->count < INT_MAX) w->count++;
-}
-
-static void tt__word_end(tt__word *w)
-{
-    const tt_tokenizer *k = w->k;
-    int n = w->bytes, at = 0, first = w->count;
-    if (!w->chars) return;
-    if (w->chars > TT__WORD_CHARS) at = -1;
-    /* to the end even when there is room for no more ids: a word without a match is one [UNK] */
-    while (at >= 0 && at < n) {
-        int end = (int)tt__min(n, at + (int64_t)k->longest), id = -1;
-        if (at > 0) {
-            uint32_t hash = TT__PIECE_SEED;
-            for (int i = at; i < end; i++) w->hash[i] = hash = tt__hash_byte(hash, (unsigned char)w->text[i]);
-        }
-        for (; end > at; end--) {
-            if (end < n && ((unsigned char)w->text[end] & 0xC0) == 0x80) continue; /* within a character */
-            id = k->slots[tt__vocab_slot(k, w->text + at, (uint32_t)(end - at), at > 0, w->hash[end - 1])].id;
-            if (id >= 0) break;
-        }
-        if (id >= 0) tt__word_id(w, id);
-        at = id >= 0 ? end : -1;
-    }
-    if (at < 0) {
-        w->count = first;
-        tt__word_id(w, k->special[TT__UNK]);
-    }
-    w->chars = w->bytes = w->barrier = 0;
-}
-
-static void tt__word_add(tt__word *w, uint32_t c)
-{
-    if (w->chars >= TT__WORD_CHARS) { w->chars = TT__WORD_CHARS + 1; return; }
-    uint32_t hash = w->bytes ? w->hash[w->bytes - 1] : TT__WORD_SEED;
-    int end = w->bytes + tt__utf8_put(c, w->text + w->bytes);
-    for (int i = w->bytes; i < end; i++) w->hash[i] = hash = tt__hash_byte(hash, (unsigned char)w->text[i]);
-    w->bytes = end;
-    w->chars++;
-}
-
-/* The class of a code point, which `low` tells faster for most. */
-static int tt__word_class(const tt__word *w, uint32_t c)
-{
-    return c < TT__LOW ? w->k->low[c] : tt__class(w->k->unicode, c);
-}
-
-/* Adds a mark of uncased text where NFD puts it: before the marks of higher classes that the word ends in. */
-static void tt__word_mark(tt__word *w, uint32_t mark, int mark_class)
-{
-    uint32_t moved[TT__WORD_CHARS];
-    int n = 0;
-    while (w->bytes > w->barrier && w->chars <= TT__WORD_CHARS) {
-        size_t last = tt__utf8_last(w->text, (size_t)w->bytes), next = last;
-        uint32_t c = tt__utf8_next(w->text, (size_t)w->bytes, &next);
-        if (tt__class(w->k->unicode, c) <= mark_class) break;
-        moved[n++] = c;
-        w->bytes = (int)last;
-        w->chars--;
-    }
-    tt__word_add(w, mark);
-    while (n) tt__word_add(w, moved[--n]);
-}
-
-/* Adds a character beyond ASCII, in the reference's order: clean, split CJK, strip accents and lower-case,
-   split punctuation. */
-static void tt__word_other(tt__word *w, uint32_t c)
-{
-    uint32_t folded[3] = {c, 0, 0};
-    int n = 1, first_class = c == TT__INVALID ? (int)TT__CLASS_DROP : tt__word_class(w, c);
-    bool cjk = tt__is_cjk(c), uncased = w->k->lowercase;
-    if (first_class == TT__CLASS_DROP) return;
-    if (first_class == TT__CLASS_SPACE || cjk) tt__word_end(w);
-    if (first_class == TT__CLASS_SPACE) return;
-    if (uncased && (first_class == TT__CLASS_ACCENT || first_class == TT__CLASS_STARTER_ACCENT)) {
-        if (first_class == TT__CLASS_STARTER_ACCENT) w->barrier = w->bytes;
-        return;
-    }
-    if (uncased) n = tt__fold(w->k->unicode, c, folded);
-    for (int i = 0; i < n; i++) {
-        int folded_class = folded[i] == c ? first_class : tt__word_class(w, folded[i]);
-        bool alone = folded_class == TT__CLASS_PUNCTUATION;
-        if (alone) tt__word_end(w);
-        if (uncased && folded_class >= TT__CLASS_MARK) tt__word_mark(w, folded[i], folded_class);
-        else tt__word_add(w, folded[i]);
-        if (alone) tt__word_end(w);
-    }
-    if (cjk) tt__word_end(w);
-}
-
-/* Adds the special token that a text begins with, or else its first character, "[". Returns its bytes. */
-static size_t tt__word_bracket(tt__word *w, const char *text, size_t bytes)
-{
-    const tt_tokenizer *k = w->k;
-    tt__word_end(w);
-    for (int i = 0; i < TT__COUNT(tt__special_tokens); i++) {
-        size_t n = strlen(tt__special_tokens[i]);
-        if (k->special[i] < 0 || n > bytes || memcmp(text, tt__special_tokens[i], n) != 0) continue;
-        tt__word_id(w, k->special[i]);
-        return n;
-    }
-    tt__word_id(w, k->punctuation[(int)'[']);
-    return 1;
-}
-
-/* The ids of a text, of which `room` are kept. Returns how many there are: of those beyond room, all if
-   `whole`, else some. */
-static int tt__wordpieces(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int room,
-                          bool whole)
-{
-    tt__word w;
-    w.k = k;
-    w.ids = ids;
-    w.count = w.chars = w.bytes = w.barrier = 0;
-    w.limit = room;
-    for (size_t at = 0; at < bytes && (whole || w.count < w.limit);) {
-        unsigned char byte = (unsigned char)text[at];
-        uint8_t c = k->classes[byte];
-        if (c > TT__CLASS_PUNCTUATION) { /* a run of ASCII letters and digits: most of a text */
-            uint32_t hash = w.bytes ? w.hash[w.bytes - 1] : TT__WORD_SEED;
-            for (; c > TT__CLASS_PUNCTUATION && w.chars < TT__WORD_CHARS;
-                 c = at < bytes ? k->classes[(unsigned char)text[at]] : (uint8_t)TT__CLASS_LETTER) {
-                hash = tt__hash_byte(hash, c);
-                w.hash[w.bytes] = hash;
-                w.text[w.bytes++] = (char)c;
-                w.chars++;
-                at++;
-            }
-            if (c > TT__CLASS_PUNCTUATION) { w.chars = TT__WORD_CHARS + 1; at++; }
-        } else if (c != TT__CLASS_LETTER) {
-            at++;
-            if (c == TT__CLASS_DROP) continue;
-            tt__word_end(&w);
-            if (c == TT__CLASS_PUNCTUATION) tt__word_id(&w, k->punctuation[byte]);
-        } else if (byte == '[') {
-            at += tt__word_bracket(&w, text + at, bytes - at);
-        } else {
-            tt__word_other(&w, tt__utf8_next(text, bytes, &at));
-        }
-    }
-    tt__word_end(&w);
-    return w.count;
-}
-
-typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
-
-/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
-static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
-{
-    size_t bytes;
-    if (!tt__mul_size(n, item, &bytes)) return NULL;
-    if (bytes > b->bytes || !b->memory) {
-        tt__free(ctx, b->memory);
-        b->memory = tt__try_alloc(ctx, bytes);
-        b->bytes = bytes;
-    }
-    return b->memory;
-}
-
-/* ----------------------------------------------------------------------- byte-pair and Unigram tokenizers */
-
-/* A tokenizer.json with byte-pair encoding (Sennrich et al. 2016) or with Unigram (see tt__unigram_word), as
-   the Rust package `tokenizers` does it; tests/golden/compare_bpe.py compares the two. A text is cut at the
-   added tokens that are spelled out in it; the rest is normalized, cut at the added tokens that are spelled
-   out then, and cut into words by splitters; the symbols of a word are merged, those of the earliest merge
-   first; the post-processor's ids go around all. Most words are one token: whether the merges make it of its
-   text is found out when it is first met. */
-#define TT__BPE_IDS (1 << 22)       /* a larger id is refused: memory is by id */
-#define TT__BPE_TOKEN_BYTES 4096    /* a longer added token is refused: it is looked for at every byte */
-#define TT__BPE_NONE UINT32_MAX
 enum {
-    TT__BPE_STAGES = 16, /* normalizers, splitters or decoders in a row */
-    TT__BPE_SHORT = 64   /* bytes of a word whose merges are found by looking through all */
+    TT__STAGES = 16,   /* normalizers, splitters or decoders in a row */
+    TT__AROUND = 16,   /* ids that stand before or behind those of a text, at most */
+    TT__FEW = 4096     /* bytes of a text that needs no memory from the heap */
 };
 
 typedef enum tt__stage_kind {
-    TT__STAGE_NFC, TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM,
-    TT__STAGE_PRECOMPILED, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER,
-    TT__STAGE_CLEAN, TT__STAGE_CJK, TT__STAGE_NONSPACING,            /* normalizers, of BERT these three */
+    TT__STAGE_NFC, TT__STAGE_NFD, TT__STAGE_NFKD, TT__STAGE_ACCENTS, TT__STAGE_LOWER, TT__STAGE_CLEAN,
+    TT__STAGE_CJK, TT__STAGE_NONSPACING,                            /* normalizers, of BERT the last three */
+    TT__STAGE_PREPEND, TT__STAGE_REPLACE, TT__STAGE_SPACES, TT__STAGE_TRIM, TT__STAGE_PRECOMPILED,  /* too */
     TT__STAGE_REGEX, TT__STAGE_TRIPLES, TT__STAGE_DIGITS, TT__STAGE_PUNCTUATION, TT__STAGE_WHITE,
     TT__STAGE_METASPACE, TT__STAGE_BERT, TT__STAGE_BYTES,                                   /* splitters */
     TT__STAGE_BYTE_FALLBACK, TT__STAGE_FUSE, TT__STAGE_STRIP, TT__STAGE_WORDPIECE           /* decoders */
@@ -27425,22 +27547,6 @@ typedef struct tt__pattern {
     bool line_ends;  /* others take line ends behind them; white space ends at its last line end */
     int digits;      /* at most so many together; 0: any number, and a space before them */
 } tt__pattern;
-
-static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
-    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
-     {false, false, false, 0}}, /* GPT-2 */
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
-    {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
-    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
-     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
-     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
-};
-static const char tt__three_digits[] = "[0-9][0-9][0-9]"; /* Falcon's */
-
 typedef struct tt__stage {
     tt__stage_kind kind;
     tt__pattern pattern;
@@ -27457,7 +27563,11 @@ typedef struct tt__stage {
     int64_t start, stop;           /* STRIP: characters at most */
 } tt__stage;
 
-typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__BPE_NONE: there is none */
+typedef struct tt__stage_list { tt__stage all[TT__STAGES]; int n; } tt__stage_list;
+
+typedef struct tt__slice { uint32_t start, bytes; } tt__slice; /* bytes TT__NO_TOKEN: there is none */
+/* The first 8 bytes of a text, with zeros behind a shorter one, and how many it has; id -1: free. */
+typedef struct tt__bucket { uint64_t head; uint32_t bytes; int32_t id; } tt__bucket;
 
 /* Texts to ids: open addressing, at most half full. */
 typedef struct tt__ids_by_text {
@@ -27467,15 +27577,13 @@ typedef struct tt__ids_by_text {
     uint32_t mask;
 } tt__ids_by_text;
 
-/* Pair UINT64_MAX: free. */
-typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
-
 /* A tree of the bytes of added tokens. */
 typedef struct tt__trie_node { int32_t child, sibling, added; uint8_t byte; } tt__trie_node; /* -1: none */
 typedef struct tt__trie {
     int32_t root[256];
     tt__trie_node *nodes;
     int count, capacity;
+    int first;             /* the byte that all begin with; -1: they begin with several */
 } tt__trie;
 
 /* A tree of the bytes of all tokens: node 0 is its root. An edge is in a hash table with open addressing, at
@@ -27496,59 +27604,82 @@ typedef struct tt__added {
     bool skipped;      /* special, and its text is as the file has it: left out of what is decoded */
 } tt__added;
 
+/* Pair UINT64_MAX: free. */
+typedef struct tt__bpe_rule { uint64_t pair; uint32_t rank; int32_t id; } tt__bpe_rule;
+
 typedef struct tt__kept_file { const char *name; tt__file_bytes file; } tt__kept_file;
 
-struct tt__bpe {
-    tt_context *ctx;
-    tt__letters *letters;
-    const uint8_t *bits;
-    tt__unicode *unicode;         /* of BERT's stages; NULL: there are none */
-    uint8_t *low;                 /* (TT__LOW) what it says of the code points that most words have */
-    tt__chunk *chunks;            /* the texts of stages and added tokens */
-    tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
-    int n_kept;
-    char *texts, *words_text;     /* of all tokens; what they stand for in a text */
+typedef struct tt__vocab {
+    char *texts, *words;          /* of all tokens; what they stand for in a text, which may be the same */
     tt__slice *text, *word;       /* (size) */
-    int vocab;                    /* ids below this may be the vocabulary's; others are added */
+    int own;                      /* ids below this may be the vocabulary's; others are added */
     tt__ids_by_text by_text, by_word;
-    uint8_t *whole;               /* (vocab) does its text become this token? 0: not known, 1: yes, 2: no */
     uint32_t longest;             /* bytes of a word of the vocabulary */
+} tt__vocab;
+
+typedef enum tt__model_kind { TT__MODEL_BPE, TT__MODEL_UNIGRAM, TT__MODEL_WORDPIECE } tt__model_kind;
+
+typedef struct tt__model {
+    tt__model_kind kind;
+    int unk;                      /* -1: what has no token is left out */
+    bool byte_fallback;           /* of byte-pair encoding and Unigram */
+    int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
+    tt__prefixes prefixes;        /* of WordPiece and Unigram */
+    int64_t word_chars;           /* WordPiece: a word of more is unknown */
+    const char *piece;            /* what the tokens that continue a word begin with */
+    int32_t piece_node;           /* where the tree has that; -1: no token continues a word */
+    double *scores;               /* (vocab.own) of Unigram */
+    double unk_score;
+    bool fuse_unk, ignore_merges; /* of byte-pair encoding, as all that follows */
+    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
+    uint8_t *whole;               /* (size) does its text become this token? 0: not known, 1: yes, 2: no */
     tt__bpe_rule *merges;
     int merge_shift;
     uint64_t merge_mask;
-    bool wordpiece;
-    const char *piece;            /* what the tokens that continue a word begin with, of so many bytes */
-    size_t piece_bytes;
-    int64_t word_chars;           /* a word of more is unknown */
-    bool unigram;
-    tt__prefixes prefixes;        /* of Unigram, as the two that follow */
-    double *scores;               /* (vocab) */
-    double unk_score;
-    bool fuse_unk, byte_fallback, ignore_merges;
-    int unk;                      /* -1: what has no token is left out */
-    int32_t bytes[256];           /* BYTES: the token of a byte; -1: none */
-    int32_t fallback[256];        /* "<0x0A>" and the like; -1: none */
     bool cuts;                    /* no merge is across the start of a run of U+2581: words end there */
-    tt__stage normalizers[TT__BPE_STAGES], splitters[TT__BPE_STAGES], decoders[TT__BPE_STAGES];
-    int n_normalizers, n_splitters, n_decoders;
-    int mapped_at;                /* splitters from here on see bytes as characters; n_splitters: none */
-    bool decodes;                 /* there is a decoder; else tokens are joined by spaces */
+} tt__model;
+
+typedef struct tt__finisher {
+    int32_t before[TT__AROUND], behind[TT__AROUND]; /* ids around those of a text */
+    int n_before, n_behind;
+    int32_t roles[TT_TOKEN_COUNT]; /* by tt_special_token; -1: none */
+    tt__stage_list decode;
+    bool decodes;                  /* there is a decoder; else tokens are joined by spaces */
+} tt__finisher;
+
+struct tt_tokenizer {
+    tt_context *ctx;
+    tt__unicode *unicode;
+    tt__chunk *chunks;            /* the texts of stages and added tokens */
+    tt__stage_list normalize, split;
+    bool maps_ascii;              /* `ascii` is all that normalizers do to ASCII; above 0x7F: they drop it */
+    uint8_t ascii[128];
+    int mapped_at;                /* splitters from here on see bytes as characters; split.n: none */
+    tt__vocab vocab;
+    tt__model model;
+    tt__finisher finish;
+    int size;                     /* the largest id, and 1 */
     tt__added *added;
     int n_added, cap_added;
     int32_t *added_of;            /* (size) which of these an id is; -1: none */
     tt__trie tries[2];            /* those looked for before and after normalization */
+    bool lowercase;               /* of a vocab.txt, of which nothing is kept */
+    tt__kept_file kept[6];        /* what tt_tokenizer_save writes */
+    int n_kept;
 };
 
-static void tt__bpe_free(tt__bpe *b)
+void tt_tokenizer_free(tt_tokenizer *k)
 {
-    if (!b) return;
-    tt__chunks_free(b->ctx, &b->chunks);
-    for (int i = 0; i < b->n_kept; i++) tt__file_close(b->ctx, &b->kept[i].file);
-    void *const owned[] = {b->letters, b->unicode, b->low, b->texts, b->words_text, b->text, b->word,
-                           b->by_text.slots, b->by_word.slots, b->whole, b->merges, b->added,
-                           b->added_of, b->tries[0].nodes, b->tries[1].nodes, b->prefixes.edges,
-                           b->prefixes.ids, b->scores, b};
-    tt__free_all(b->ctx, owned, TT__COUNT(owned));
+    if (!k) return;
+    tt__chunks_free(k->ctx, &k->chunks);
+    for (int i = 0; i < k->n_kept; i++) tt__file_close(k->ctx, &k->kept[i].file);
+    if (k->vocab.words != k->vocab.texts) tt__free(k->ctx, k->vocab.words);
+    if (k->vocab.word != k->vocab.text) tt__free(k->ctx, k->vocab.word);
+    void *const owned[] = {k->unicode, k->vocab.texts, k->vocab.text, k->vocab.by_text.slots,
+                           k->vocab.by_word.slots, k->model.whole, k->model.merges, k->model.prefixes.edges,
+                           k->model.prefixes.ids, k->model.scores, k->added, k->added_of,
+                           k->tries[0].nodes, k->tries[1].nodes, k};
+    tt__free_all(k->ctx, owned, TT__COUNT(owned));
 }
 
 /* ---- bytes as characters (GPT-2): the printable ones of Latin-1 are themselves, others U+0100 to U+0143 */
@@ -27571,216 +27702,69 @@ static int tt__char_byte(uint32_t c) /* -1: of none */
     return (int)(c < 33 ? c : c < 67 ? c - 33 + 0x7F : 0xAD);
 }
 
-/* ---- lookups */
+/* ---- texts */
 
-static uint32_t tt__bpe_hash(const char *text, size_t bytes)
+/* Where the run of characters ends from `at` on whose bits & mask are `value`. */
+static inline size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
+                                  size_t at)
 {
-    uint64_t hash = 0x9E3779B97F4A7C15u ^ bytes, word;
+    for (size_t next;; at = next) {
+        while (at < bytes && (uint8_t)text[at] < 0x80 && (bits[(uint8_t)text[at]] & mask) == value) at++;
+        next = at;
+        if (at == bytes || (uint8_t)text[at] < 0x80) return at;
+        if ((bits[tt__utf8_next(text, bytes, &next)] & mask) != value) return at;
+    }
+}
+
+static bool tt__is_ascii(const char *text, size_t bytes)
+{
+    uint64_t all = 0, word;
     for (; bytes >= 8; bytes -= 8, text += 8) {
         memcpy(&word, text, 8);
-        hash = (hash ^ word) * 0xFF51AFD7ED558CCDu;
-        hash ^= hash >> 32;
+        all |= word;
     }
-    word = 0;
-    for (size_t i = 0; i < bytes; i++) word |= (uint64_t)(uint8_t)text[i] << 8 * i;
-    hash = (hash ^ word) * 0xFF51AFD7ED558CCDu;
-    return (uint32_t)(hash >> 32 ^ hash);
+    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
+    return !(all & 0x8080808080808080u);
 }
 
-static tt__bucket *tt__bpe_slot(const tt__ids_by_text *t, const char *text, size_t bytes, uint32_t hash)
+
+/* ---- lookups */
+
+/* The first 8 bytes of a text, or zeros behind it. `readable` bytes may be read. */
+static inline uint64_t tt__token_head(const char *text, size_t bytes, size_t readable)
 {
-    for (uint32_t at = hash & t->mask;; at = (at + 1) & t->mask) {
+    uint64_t head = 0;
+    if (readable >= 8) {
+        memcpy(&head, text, 8);
+        return bytes < 8 ? head & ((UINT64_C(1) << 8 * bytes) - 1) : head;
+    }
+    for (size_t i = 0; i < bytes; i++) head |= (uint64_t)(uint8_t)text[i] << 8 * i;
+    return head;
+}
+
+/* The slot that holds a text, or the free one where it belongs. */
+static inline tt__bucket *tt__token_slot(const tt__ids_by_text *t, const char *text, size_t bytes,
+                                         uint64_t head)
+{
+    uint64_t hash = (0x9E3779B97F4A7C15u ^ bytes ^ head) * 0xFF51AFD7ED558CCDu, word;
+    for (size_t i = 8; i < bytes; i += 8) {
+        word = tt__token_head(text + i, bytes - i, bytes - i);
+        hash = (hash ^ hash >> 32 ^ word) * 0xFF51AFD7ED558CCDu;
+    }
+    for (uint32_t at = (uint32_t)(hash >> 32 ^ hash) & t->mask;; at = (at + 1) & t->mask) {
         tt__bucket *slot = &t->slots[at];
         if (slot->id < 0) return slot;
-        if (slot->hash != hash) continue;
-        const tt__slice *slice = &t->slices[slot->id];
-        if (slice->bytes == bytes && memcmp(t->base + slice->start, text, bytes) == 0) return slot;
+        if (slot->head != head || slot->bytes != bytes) continue;
+        const char *own = t->base + t->slices[slot->id].start;
+        if (bytes <= 8 || memcmp(own + 8, text + 8, bytes - 8) == 0) return slot;
     }
 }
 
-static int tt__bpe_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
+static int tt__token_find(const tt__ids_by_text *t, const char *text, size_t bytes) /* -1: none */
 {
-    return tt__bpe_slot(t, text, bytes, tt__bpe_hash(text, bytes))->id;
+    return tt__token_slot(t, text, bytes, tt__token_head(text, bytes, bytes))->id;
 }
 
-/* Pair UINT64_MAX: none. */
-static const tt__bpe_rule *tt__bpe_merge(const tt__bpe *b, int32_t left, int32_t right)
-{
-    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    uint64_t at = pair * 0x9E3779B97F4A7C15u >> b->merge_shift;
-    while (b->merges[at].pair != pair && b->merges[at].pair != UINT64_MAX) at = (at + 1) & b->merge_mask;
-    return &b->merges[at];
-}
-
-/* ---- a text's way to ids */
-
-typedef struct tt__encoder {
-    const tt__bpe *b;
-    int32_t *ids;
-    int64_t count, room;   /* ids so far, of which `room` are kept */
-    bool whole;            /* count all ids; else some of those beyond room */
-    bool failed;           /* out of memory */
-    const char *origin;    /* the text at hand, normalized, of so many bytes */
-    size_t origin_bytes;
-    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
-                              a splitter's that begins with one of them is the text's first */
-    tt__buffer clean, normal[2], points, spare, stages[TT__BPE_STAGES], symbols, heap;
-} tt__encoder;
-
-static void tt__encoder_id(tt__encoder *e, int32_t id)
-{
-    if (e->count < e->room) e->ids[e->count] = id;
-    e->count++;
-}
-
-static bool tt__encoder_done(const tt__encoder *e) { return e->failed || (!e->whole && e->count >= e->room); }
-
-static void *tt__encoder_room(tt__encoder *e, tt__buffer *buffer, size_t n, size_t item)
-{
-    void *memory = tt__buffer_get(e->b->ctx, buffer, n ? n : 1, item);
-    e->failed |= !memory;
-    return memory;
-}
-
-/* The next character, of bytes that stand for one each if `mapped`. */
-static uint32_t tt__bpe_char(bool mapped, const char *text, size_t bytes, size_t *at)
-{
-    return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
-}
-
-/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
-   *unknown for more of its kind. Returns how many are added. */
-static size_t tt__bpe_symbol(const tt__bpe *b, uint32_t c, int32_t *to, bool *unknown)
-{
-    char text[4];
-    size_t n = 0, bytes = (size_t)tt__utf8_put(c, text), missing = 0;
-    int id = -1;
-    if (b->mapped_at == b->n_splitters) id = tt__bpe_find(&b->by_word, text, bytes);
-    else if (tt__char_byte(c) >= 0) id = b->bytes[tt__char_byte(c)];
-    if (id >= 0) {
-        if (*unknown) to[n++] = b->unk;
-        *unknown = false;
-        to[n++] = id;
-        return n;
-    }
-    for (size_t i = 0; i < bytes; i++) missing += b->fallback[(uint8_t)text[i]] < 0;
-    if (b->byte_fallback && !missing) {
-        for (size_t i = 0; i < bytes; i++) to[n++] = b->fallback[(uint8_t)text[i]];
-    } else if (b->unk >= 0) {
-        if (*unknown && !b->fuse_unk) to[n++] = b->unk;
-        *unknown = true;
-    }
-    return n;
-}
-
-/* The symbols of a word: at most 2 for each byte, and one. */
-static size_t tt__bpe_symbols(const tt__bpe *b, const char *text, size_t bytes, int32_t *to)
-{
-    const bool mapped = b->mapped_at < b->n_splitters;
-    bool unknown = false;
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
-        int32_t id = mapped && !unknown ? b->bytes[(uint8_t)text[at]] : -1;
-        if (id >= 0) to[n++] = id, at++;
-        else n += tt__bpe_symbol(b, tt__bpe_char(mapped, text, bytes, &at), to + n, &unknown);
-    }
-    if (unknown) to[n++] = b->unk;
-    return n;
-}
-
-/* Merges the symbols of a short word in place. Returns how many are left. */
-static size_t tt__bpe_merge_short(const tt__bpe *b, int32_t *symbols, size_t n)
-{
-    const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
-    for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(b, symbols[i], symbols[i + 1]);
-    while (n > 1) {
-        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
-        size_t at = 0;
-        for (size_t i = 0; i + 1 < n; i++)
-            if (merges[i]->rank < best) best = merges[i]->rank, at = i;
-        if (best == UINT32_MAX) break;
-        symbols[at] = merges[at]->id;
-        n--;
-        for (size_t i = at + 1; i < n; i++) {
-            symbols[i] = symbols[i + 1];
-            merges[i - 1] = merges[i];
-        }
-        if (at + 1 < n) merges[at] = tt__bpe_merge(b, symbols[at], symbols[at + 1]);
-        if (at > 0) merges[at - 1] = tt__bpe_merge(b, symbols[at - 1], symbols[at]);
-    }
-    return n;
-}
-
-typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
-typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
-
-static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
-{
-    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
-}
-
-static void tt__bpe_push(const tt__bpe *b, tt__bpe_pair *heap, size_t *n, const tt__bpe_link *links,
-                         int32_t at)
-{
-    if (at < 0 || links[at].after < 0) return;
-    const tt__bpe_rule *m = tt__bpe_merge(b, links[at].id, links[links[at].after].id);
-    if (m->pair == UINT64_MAX) return;
-    const tt__bpe_pair pair = {m->rank, at, m->id};
-    size_t to = (*n)++;
-    for (; to && tt__bpe_earlier(&pair, &heap[(to - 1) / 2]); to = (to - 1) / 2)
-        heap[to] = heap[(to - 1) / 2];
-    heap[to] = pair;
-}
-
-static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
-{
-    const tt__bpe_pair top = heap[0], last = heap[--*n];
-    size_t to = 0;
-    for (size_t child = 1; child < *n; child = 2 * to + 1) {
-        if (child + 1 < *n && tt__bpe_earlier(&heap[child + 1], &heap[child])) child++;
-        if (!tt__bpe_earlier(&heap[child], &last)) break;
-        heap[to] = heap[child];
-        to = child;
-    }
-    heap[to] = last;
-    return top;
-}
-
-/* The same of a word of any length, in n log n. */
-static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
-{
-    const tt__bpe *b = e->b;
-    size_t pairs = 0, left = 0;
-    if (n > INT32_MAX / 2) { e->failed = true; return 0; }
-    tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, &e->points, n, sizeof *links);
-    /* each symbol begins a pair, and each merge makes two */
-    tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, &e->heap, 3 * n, sizeof *heap);
-    if (e->failed) return 0;
-    for (size_t i = 0; i < n; i++) {
-        const tt__bpe_link link = {symbols[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
-        links[i] = link;
-    }
-    for (size_t i = 0; i + 1 < n; i++) tt__bpe_push(b, heap, &pairs, links, (int32_t)i);
-    while (pairs) {
-        const tt__bpe_pair top = tt__bpe_pop(heap, &pairs);
-        tt__bpe_link *first = &links[top.at];
-        if (first->id < 0 || first->after < 0) continue;
-        tt__bpe_link *second = &links[first->after];
-        const tt__bpe_rule *m = tt__bpe_merge(b, first->id, second->id);
-        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
-        first->id = top.id;
-        first->after = second->after;
-        second->id = -1;
-        if (first->after >= 0) links[first->after].before = top.at;
-        tt__bpe_push(b, heap, &pairs, links, first->before);
-        tt__bpe_push(b, heap, &pairs, links, top.at);
-    }
-    for (size_t i = 0; i < n; i++)
-        if (links[i].id >= 0) symbols[left++] = links[i].id;
-    return left;
-}
-
-/* ---- Unigram */
 
 static size_t tt__prefix_slot(const tt__prefixes *t, uint64_t key) /* key: parent << 8 | byte */
 {
@@ -27795,426 +27779,234 @@ static int32_t tt__prefix_next(const tt__prefixes *t, int32_t node, char byte) /
     return edge == UINT64_MAX ? -1 : (int32_t)(edge & 0xFFFFFFF);
 }
 
-/* The best way to spell a word up to a byte, and from it on. */
-typedef struct tt__spelling {
-    double score;
-    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
-    int32_t to, next;      /* the next token of the best way through the word: where it ends */
-} tt__spelling;
+/* ---- a text's way to ids */
 
-static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
+typedef struct tt__buffer { void *memory; size_t bytes; } tt__buffer;
+
+/* Room for n items of which the contents do not matter. NULL leaves no error: loader threads use it. */
+static void *tt__buffer_get(tt_context *ctx, tt__buffer *b, size_t n, size_t item)
 {
-    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
-    s->score = score;
-    s->from = (int32_t)from;
-    s->id = id;
+    size_t bytes;
+    if (!tt__mul_size(n, item, &bytes)) return NULL;
+    if (bytes > b->bytes || !b->memory) {
+        tt__free(ctx, b->memory);
+        b->memory = tt__try_alloc(ctx, bytes);
+        b->bytes = bytes;
+    }
+    return b->memory;
 }
 
-/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
-static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
+enum { /* buffers of an encoder: of normalized texts two in turn, of splitters' one for each */
+    TT__CLEAN_TEXT, TT__NORMAL_TEXT, TT__SPLIT_TEXT = TT__NORMAL_TEXT + 2,
+    TT__POINTS = TT__SPLIT_TEXT + TT__STAGES, TT__SYMBOLS, TT__HEAP, TT__BUFFERS
+};
+
+typedef struct tt__encoder tt__encoder;
+struct tt__encoder {
+    const tt_tokenizer *k;
+    void (*word)(tt__encoder *e, const char *text, size_t bytes); /* adds the ids of a word */
+    int32_t *ids;
+    int64_t count, room;   /* ids so far, of which `room` are kept */
+    bool whole;            /* count all ids; else some of those beyond room */
+    bool failed;           /* out of memory */
+    bool ascii;            /* all of the text is */
+    const char *origin;    /* the text at hand, normalized, of so many bytes */
+    size_t origin_bytes;
+    size_t front;          /* so many bytes at its front stand for its first character before that: a part of
+                              a splitter's that begins with one of them is the text's first */
+    tt__buffer buffers[TT__BUFFERS];
+    char few[TT__SPLIT_TEXT][TT__FEW]; /* the first of these texts, while they are short */
+};
+
+static void tt__encoder_init(tt__encoder *e, const tt_tokenizer *k)
 {
-    const tt__bpe *b = e->b;
-    const int id = tt__bpe_find(&b->by_word, text, bytes);
-    bool fallback = b->byte_fallback && id < 0;
-    for (size_t i = 0; i < bytes && fallback; i++) fallback = b->fallback[(uint8_t)text[i]] >= 0;
-    if (!fallback) tt__encoder_id(e, id >= 0 ? id : b->unk);
-    for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, b->fallback[(uint8_t)text[i]]);
+    memset(e, 0, offsetof(tt__encoder, few));
+    e->k = k;
 }
 
-/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
-   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
-static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
+static void tt__encoder_free(tt__encoder *e)
 {
-    const tt__bpe *b = e->b;
-    tt__spelling *best = bytes < INT32_MAX
-                       ? (tt__spelling *)tt__encoder_room(e, &e->heap, bytes + 1, sizeof *best) : NULL;
-    if (!best) { e->failed = true; return; }
-    for (size_t i = 0; i <= bytes; i++) best[i].from = -1;
-    best[0].score = 0;
-    for (size_t at = 0, next = 0; at < bytes; at = next) {
-        const double score = best[at].score;
-        int32_t node = 0;
-        bool known = false;
-        tt__utf8_next(text, bytes, &next);
-        for (size_t i = at; i < bytes; i++) {
-            node = tt__prefix_next(&b->prefixes, node, text[i]);
-            if (node < 0) break;
-            const int32_t id = b->prefixes.ids[node];
-            if (id < 0) continue;
-            tt__spelling_try(&best[i + 1], b->scores[id] + score, at, id);
-            known |= i + 1 == next;
-        }
-        if (!known) tt__spelling_try(&best[next], b->unk_score + score, at, b->unk);
-    }
-    for (int32_t to = (int32_t)bytes; to > 0; to = best[to].from) {
-        best[best[to].from].to = to;
-        best[best[to].from].next = best[to].id;
-    }
-    for (size_t at = 0, to; at < bytes && !tt__encoder_done(e); at = to) {
-        to = (size_t)best[at].to;
-        if (best[at].next != b->unk) {
-            tt__encoder_id(e, best[at].next);
-            continue;
-        }
-        while (to < bytes && best[to].next == b->unk) to = (size_t)best[to].to;
-        tt__unigram_unknown(e, text + at, to - at);
-    }
+    for (int i = 0; i < TT__COUNT(e->buffers); i++)
+        if (e->buffers[i].memory) tt__free(e->k->ctx, e->buffers[i].memory);
 }
 
-/* WordPiece: the longest token that a word begins with, the longest that goes on behind it, and so on. */
-static void tt__bpe_pieces(tt__encoder *e, const char *text, size_t bytes)
+static void tt__encoder_id(tt__encoder *e, int32_t id)
 {
-    const tt__bpe *b = e->b;
-    const int64_t before = e->count;
-    const size_t front = b->piece_bytes;
-    int64_t chars = 0;
-    for (size_t at = 0; at < bytes && chars <= b->word_chars; chars++) tt__utf8_next(text, bytes, &at);
-    char *rest = chars <= b->word_chars ? (char *)tt__encoder_room(e, &e->heap, front + bytes, 1) : NULL;
-    bool known = rest != NULL;
-    if (known && front) memcpy(rest, b->piece, front);
-    for (size_t at = 0, end; at < bytes && known; at = end) {
-        const size_t skip = at ? front : 0, most = b->longest > skip ? b->longest - skip : 0;
-        const size_t left = bytes - at < most ? bytes - at : most;
-        const char *from = at ? rest : text;
-        int id = -1;
-        if (at) memcpy(rest + front, text + at, left);
-        for (end = at + left; end > at; end--) {
-            if (end < bytes && ((uint8_t)text[end] & 0xC0) == 0x80) continue; /* within a character */
-            id = tt__bpe_find(&b->by_word, from, skip + end - at);
-            if (id >= 0) break;
-        }
-        known = id >= 0;
-        if (known) tt__encoder_id(e, id);
-    }
-    if (known || e->failed) return;
-    e->count = before;
-    tt__encoder_id(e, b->unk);
+    if (e->count < e->room) e->ids[e->count] = id;
+    e->count++;
 }
 
-static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
+static bool tt__encoder_done(const tt__encoder *e) { return e->failed || (!e->whole && e->count >= e->room); }
+
+static void *tt__encoder_room(tt__encoder *e, int buffer, size_t n, size_t item)
 {
-    const tt__bpe *b = e->b;
-    if (b->wordpiece) {
-        tt__bpe_pieces(e, text, bytes);
-        return;
-    }
-    if (b->unigram) {
-        tt__unigram_word(e, text, bytes);
-        return;
-    }
-    int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
-    const int id = bytes <= b->longest ? tt__bpe_find(&b->by_word, text, bytes) : -1;
-    if (id >= 0 && (b->ignore_merges || __atomic_load_n(&b->whole[id], __ATOMIC_RELAXED) == 1)) {
-        tt__encoder_id(e, id);
-        return;
-    }
-    if (bytes > TT__BPE_SHORT) symbols = (int32_t *)tt__encoder_room(e, &e->symbols, 2 * bytes + 1, 4);
-    if (!symbols) return;
-    size_t n = tt__bpe_symbols(b, text, bytes, symbols);
-    n = bytes > TT__BPE_SHORT ? tt__bpe_merge_long(e, symbols, n) : tt__bpe_merge_short(b, symbols, n);
-    if (id >= 0 && !e->failed)
-        __atomic_store_n(&b->whole[id], (uint8_t)(n == 1 && symbols[0] == id ? 1 : 2), __ATOMIC_RELAXED);
-    for (size_t i = 0; i < n; i++) tt__encoder_id(e, symbols[i]);
+    void *memory = tt__buffer_get(e->k->ctx, &e->buffers[buffer], n ? n : 1, item);
+    e->failed |= !memory;
+    return memory;
 }
 
-/* Words that no splitter made. */
-static void tt__bpe_words(tt__encoder *e, const char *text, size_t bytes)
-{
-    size_t from = 0;
-    bool mark = true;
-    for (size_t at = 0; e->b->cuts && at + 2 < bytes && !tt__encoder_done(e);) {
-        const bool here = memcmp(text + at, "\xE2\x96\x81", 3) == 0;
-        if (here && !mark) {
-            tt__bpe_word(e, text + from, at - from);
-            from = at;
-        }
-        mark = here;
-        at += here ? 3 : 1;
-    }
-    if (!tt__encoder_done(e)) tt__bpe_word(e, text + from, bytes - from);
-}
+/* The token that a word of a text stands for; -1: none. */
+static inline int tt__word_token(const tt__encoder *e, const char *text, size_t bytes)
 
-/* ---- splitters */
-
-/* Where the run of characters ends from `at` on whose bits & mask are `value`; at most `most` of them. */
-static size_t tt__bits_end(const uint8_t *bits, int mask, int value, const char *text, size_t bytes,
-                           size_t at,
-                           size_t most)
-{
-    for (size_t next; at < bytes && most; at = next, most--) {
-        const uint8_t byte = (uint8_t)text[at];
-        next = at + 1;
-        const uint32_t c = byte < 0x80 ? byte : (next = at, tt__utf8_next(text, bytes, &next));
-        if ((bits[c] & mask) != value) break;
-    }
-    return at;
-}
-
-static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
-
-/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
-static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
-{
-    const char other = any_case ? 0x20 : 0;
-    const char a = (char)(bytes ? text[0] | (text[0] >= 'A' && text[0] <= 'Z' ? other : 0) : 0);
-    const char b = (char)(bytes > 1 ? text[1] | (text[1] >= 'A' && text[1] <= 'Z' ? other : 0) : 0);
-    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 1;
-    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 2;
-    return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
-}
-
-/* Where the match that begins at `at` ends; every character is in one. */
-static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
-                              size_t at)
-{
-    const int kinds = TT__IS_LETTER | TT__IS_NUMBER | TT__IS_SPACE;
-    size_t next = at, after = at, end;
-    const uint32_t c = tt__utf8_next(text, bytes, &next);
-    const int kind = bits[c] & kinds;
-    int then = -1; /* what is behind c; -1: the end */
-    if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
-    if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next, SIZE_MAX);
-    if (kind == TT__IS_NUMBER)
-        return tt__bits_end(bits, kinds, kind, text, bytes, next,
-                            p->digits ? (size_t)p->digits - 1 : SIZE_MAX);
-    after = next;
-    if (next < bytes) then = bits[tt__utf8_next(text, bytes, &after)] & kinds;
-    const bool prefix = c == ' ' || (p->any_prefix && !(c == '\n' || c == '\r'));
-    if (prefix && then == TT__IS_LETTER) return tt__bits_end(bits, kinds, then, text, bytes, next, SIZE_MAX);
-    if (c == ' ' && then == TT__IS_NUMBER && !p->digits)
-        return tt__bits_end(bits, kinds, then, text, bytes, next, SIZE_MAX);
-    if (!kind || (c == ' ' && then == 0)) {
-        end = tt__bits_end(bits, kinds, 0, text, bytes, next, SIZE_MAX);
-        while (p->line_ends && end < bytes && tt__is_line_end(text[end])) end++;
-        return end;
-    }
-    end = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, next, SIZE_MAX);
-    for (size_t last = end; p->line_ends && last > at; last--)
-        if (tt__is_line_end(text[last - 1])) return last;
-    if (end == bytes || end == next) return end;
-    return tt__utf8_last(text, end);
-}
-
-static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first);
-
-/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
-static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
 {
     const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
-    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+    const size_t readable = at < e->origin_bytes ? e->origin_bytes - at : bytes;
+    if (bytes > e->k->vocab.longest) return -1;
+    return tt__token_slot(&e->k->vocab.by_word, text, bytes, tt__token_head(text, bytes, readable))->id;
 }
 
-/* Runs of characters of a class, or each of them, and the runs between them. */
-static void tt__bpe_split_class(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+/* The next character, of bytes that stand for one each if `mapped`. */
+static uint32_t tt__next_char(bool mapped, const char *text, size_t bytes, size_t *at)
 {
-    const tt__bpe *b = e->b;
-    const tt__stage *s = &b->splitters[stage];
-    const bool mapped = stage > b->mapped_at;
-    const int mask = s->kind == TT__STAGE_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
-    size_t from = 0, at = 0;
-    bool inside = false;
-    while (at < bytes && !tt__encoder_done(e)) {
-        const size_t start = at;
-        const bool is = (b->bits[tt__bpe_char(mapped, text, bytes, &at)] & mask) != 0;
-        if (start > from && (is != inside || (is && s->each))) {
-            tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
-            from = start;
-        }
-        inside = is;
-    }
-    if (!tt__encoder_done(e))
-        tt__bpe_split(e, stage + 1, text + from, bytes - from, tt__is_first(e, first, text, from));
+    return mapped ? tt__byte_char((uint8_t)text[(*at)++]) : tt__utf8_next(text, bytes, at);
 }
 
-/* Words between white space. */
-static void tt__bpe_split_white(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const uint8_t *bits = e->b->bits;
-    for (size_t from = 0, at = 0; at < bytes && !tt__encoder_done(e); from = at) {
-        from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, from, SIZE_MAX);
-        at = tt__bits_end(bits, TT__IS_SPACE, 0, text, bytes, from, SIZE_MAX);
-        tt__bpe_split(e, stage + 1, text + from, at - from, tt__is_first(e, first, text, from));
-    }
-}
+/* --------------------------------------------------------------------------------- tokenizer: normalizers */
 
-static int tt__bpe_class_of(const tt__bpe *b, uint32_t c) /* a TT__CLASS_... */
-{
-    return c < TT__LOW ? b->low[c] : tt__class(b->unicode, c);
-}
+/* A new text that a normalizer makes of an old one, and how much of the new one's front stands for the front
+   of the old one (see tt__encoder), as `tokenizers` aligns them (NormalizedString): what is put with a change
+   of 0 stands for the old text's next character, with a change of -n for the n characters behind that too,
+   and with a change of 1 for the same as what was put before. */
+typedef struct tt__rewrite {
+    tt__encoder *e;
+    tt__buffer *to;
+    char *out;             /* the new text so far, n bytes */
+    size_t n, room;
+    bool aligns;           /* does the front matter? Else the rest is not used. */
+    const char *text;      /* the old text */
+    size_t bytes, front;
+    size_t at, to_front;   /* what of the old text is passed; the new front, so far */
+    size_t size;           /* of what was put last, whose change may still become less; 0: of none */
 
-/* Words between white space, and each character of punctuation. */
-static void tt__bpe_split_bert(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const tt__bpe *b = e->b;
-    size_t from = 0;
-    for (size_t at = 0; at <= bytes && !tt__encoder_done(e);) {
-        const size_t start = at;
-        const uint32_t c = at < bytes ? tt__utf8_next(text, bytes, &at) : (at++, (uint32_t)' ');
-        const bool alone = tt__bpe_class_of(b, c) == TT__CLASS_PUNCTUATION;
-        if (!alone && !(b->bits[c] & TT__IS_SPACE)) continue;
-        tt__bpe_split(e, stage + 1, text + from, start - from, tt__is_first(e, first, text, from));
-        if (alone && !tt__encoder_done(e))
-            tt__bpe_split(e, stage + 1, text + start, at - start, tt__is_first(e, first, text, start));
-        from = at;
-    }
-}
-
-/* Three digits are a word. */
-static void tt__bpe_split_triples(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    size_t from = 0;
-    for (size_t at = 0; at < bytes && !tt__encoder_done(e);) {
-        size_t n = 0;
-        while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
-        if (n < 3) { at += n + 1; continue; }
-        if (at > from)
-            tt__bpe_split(e, stage + 1, text + from, at - from, tt__is_first(e, first, text, from));
-        tt__bpe_split(e, stage + 1, text + at, 3, tt__is_first(e, first, text, at));
-        from = at += 3;
-    }
-    if (from < bytes && !tt__encoder_done(e))
-        tt__bpe_split(e, stage + 1, text + from, bytes - from, tt__is_first(e, first, text, from));
-}
-
-/* Replaces every `from` by `to`. Room for all is in `out`. Returns the bytes. */
-static size_t tt__replace(const tt__stage *s, const char *text, size_t bytes, char *out)
-{
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
-        const bool here = bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0;
-        if (here) memcpy(out + n, s->to, s->to_bytes);
-        else out[n] = text[at];
-        n += here ? s->to_bytes : 1;
-        at += here ? s->from_bytes : 1;
-    }
-    return n;
-}
-
-/* The bytes that tt__replace needs at most; SIZE_MAX: too many. */
-static size_t tt__replace_bytes(const tt__stage *s, size_t bytes)
-{
-    size_t room;
-    if (s->to_bytes <= s->from_bytes) return bytes;
-    return tt__mul_size(bytes / s->from_bytes + 1, s->to_bytes, &room) && room < SIZE_MAX / 2 - bytes
-         ? room + bytes : SIZE_MAX;
-}
-
-static void tt__bpe_split_metaspace(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const tt__stage *s = &e->b->splitters[stage];
-    const size_t room = tt__replace_bytes(s, bytes);
-    char *out = room < SIZE_MAX - s->to_bytes
-              ? (char *)tt__encoder_room(e, &e->stages[stage], room + s->to_bytes, 1) : NULL;
-    if (!out) { e->failed = true; return; }
-    size_t n = tt__replace(s, text, bytes, out + s->to_bytes), from = 0;
-    char *begin = out + s->to_bytes;
-    const bool marked = n >= s->to_bytes && memcmp(begin, s->to, s->to_bytes) == 0;
-    if (!marked && (s->prefix_always || (s->prefix_first && first))) {
-        begin = out;
-        memcpy(begin, s->to, s->to_bytes);
-        n += s->to_bytes;
-    }
-    for (size_t at = 1; s->splits && at + s->to_bytes <= n && !tt__encoder_done(e); at++) {
-        if (memcmp(begin + at, s->to, s->to_bytes) != 0) continue;
-        tt__bpe_split(e, stage + 1, begin + from, at - from, first && !from);
-        from = at;
-    }
-    if (!tt__encoder_done(e)) tt__bpe_split(e, stage + 1, begin + from, n - from, first && !from);
-}
-
-/* Splits a text by the splitters from `stage` on. first: see tt__is_first. */
-static void tt__bpe_split(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
-{
-    const tt__bpe *b = e->b;
-    const tt__stage *s = &b->splitters[stage];
-    if (!bytes) return;
-    if (stage == b->n_splitters) {
-        tt__bpe_words(e, text, bytes);
-        return;
-    }
-    const tt__pattern *pattern = s->kind == TT__STAGE_REGEX ? &s->pattern : NULL;
-    switch (s->kind) {
-    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION:
-        tt__bpe_split_class(e, stage, text, bytes, first);
-        return;
-    case TT__STAGE_TRIPLES: tt__bpe_split_triples(e, stage, text, bytes, first); return;
-    case TT__STAGE_METASPACE: tt__bpe_split_metaspace(e, stage, text, bytes, first); return;
-    case TT__STAGE_WHITE: tt__bpe_split_white(e, stage, text, bytes, first); return;
-    case TT__STAGE_BERT: tt__bpe_split_bert(e, stage, text, bytes, first); return;
-    default: break;
-    }
-    if (s->kind == TT__STAGE_BYTES) {
-        if (s->prefix_space && text[0] != ' ') {
-            char *out = (char *)tt__encoder_room(e, &e->stages[stage], bytes + 1, 1);
-            if (!out) return;
-            out[0] = ' ';
-            memcpy(out + 1, text, bytes++);
-            text = out;
-        }
-        if (s->splits) pattern = &tt__patterns[0].pattern;
-    }
-    for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
-        end = pattern ? tt__pattern_end(b->bits, pattern, text, bytes, at) : bytes;
-        if (stage + 1 == b->n_splitters) tt__bpe_words(e, text + at, end - at);
-        else tt__bpe_split(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
-    }
-}
-
-/* ---- normalizers */
-
-/* What becomes of the front of a text (see tt__encoder), as `tokenizers` aligns it (NormalizedString): a
-   normalizer gives new characters, one by one. One with a change of 0 stands for the old text's next
-   character, one of -n for the n behind that too, and one of 1 for what the one before it stands for. */
-typedef struct tt__aligner {
-    const char *text;
-    size_t bytes, front;  /* of the old text */
-    size_t at, to;        /* what of it is passed; the new front, so far */
-    size_t size;          /* of the new character at hand, whose change may still become less; 0: none is */
     int64_t change;
-} tt__aligner;
+} tt__rewrite;
 
-static void tt__front_pass(tt__aligner *f)
+/* Room for so many bytes more. False: there is none, now or before. */
+static bool tt__rewrite_room(tt__rewrite *w, size_t more)
 {
-    const bool with = f->change > 0 ? !f->at || f->at - 1 < f->front : f->at < f->front;
-    if (!f->size) return;
-    if (with) f->to += f->size;
-    for (int64_t n = f->change; n <= 0 && f->at < f->bytes; n++) tt__utf8_next(f->text, f->bytes, &f->at);
-    f->size = 0;
+    tt_context *ctx = w->e->k->ctx;
+    if (!w->e->failed && w->room - w->n >= more) return true;
+    const bool fits = more < SIZE_MAX / 8 && w->room < SIZE_MAX / 8 && !w->e->failed;
+    const size_t room = 2 * (w->room + more);
+    char *larger = fits ? (char *)tt__try_alloc(ctx, room) : NULL;
+    w->e->failed = !larger;
+    if (!larger) return false;
+    if (w->n) memcpy(larger, w->out, w->n);
+    tt__free(ctx, w->to->memory);
+    w->to->memory = w->out = larger;
+    w->to->bytes = w->room = room;
+    return true;
 }
 
-static void tt__front_put(tt__aligner *f, size_t size, int64_t change)
+/* Begins a text in one of the encoder's buffers. */
+static tt__rewrite tt__rewrite_begin(tt__encoder *e, int buffer, const char *text, size_t bytes, bool aligns)
 {
-    tt__front_pass(f);
-    f->size = size;
-    f->change = change;
+    tt__rewrite w = {e, &e->buffers[buffer], NULL, 0, 0, aligns, text, bytes, e->front, 0, 0, 0, 0};
+    const bool few = buffer < TT__SPLIT_TEXT && !w.to->memory;
+    w.out = few ? e->few[buffer] : (char *)w.to->memory;
+    w.room = few ? (size_t)TT__FEW : w.to->bytes;
+    tt__rewrite_room(&w, bytes);
+    return w;
 }
 
-/* Is all passed that the front can be? */
-static bool tt__front_done(const tt__aligner *f) { return f->at > f->front; }
+/* Passes what was put last. */
+static void tt__rewrite_pass(tt__rewrite *w)
+{
+    const bool with = w->change > 0 ? !w->at || w->at - 1 < w->front : w->at < w->front;
+    if (!w->size) return;
+    if (with) w->to_front += w->size;
+    for (int64_t n = w->change; n <= 0 && w->at < w->bytes; n++) tt__utf8_next(w->text, w->bytes, &w->at);
+    w->size = 0;
+}
 
-/* Characters that stand for a part of the old text together; to NULL: the part itself. */
-static void tt__front_part(tt__aligner *f, const char *part, size_t bytes, const char *to, size_t to_bytes)
+static void tt__rewrite_put(tt__rewrite *w, const char *text, size_t bytes, int64_t change)
+{
+    if (!tt__rewrite_room(w, bytes)) return;
+    if (bytes) memcpy(w->out + w->n, text, bytes);
+    w->n += bytes;
+    if (!w->aligns) return;
+    tt__rewrite_pass(w);
+    w->size = bytes;
+    w->change = change;
+}
+
+static void tt__rewrite_point(tt__rewrite *w, uint32_t c, int64_t change)
+{
+    char text[4];
+    tt__rewrite_put(w, text, (size_t)tt__utf8_put(c, text), change);
+}
+
+/* Leaves out bytes of the old text. */
+static void tt__rewrite_skip(tt__rewrite *w, size_t bytes)
+{
+    tt__rewrite_pass(w);
+    w->at += bytes;
+}
+
+/* Puts a text that stands for a part of the old one; to NULL: the part itself. */
+static void tt__rewrite_part(tt__rewrite *w, const char *part, size_t bytes, const char *to, size_t to_bytes)
 {
     int64_t old = 0, made = 0;
+    if (!to) to = part, to_bytes = bytes;
+    if (!w->aligns) {
+        tt__rewrite_put(w, to, to_bytes, 0);
+        return;
+    }
     for (size_t at = 0; at < bytes; old++) tt__utf8_next(part, bytes, &at);
     for (size_t at = 0, from = 0; at < to_bytes; from = at) {
-        tt__utf8_next(to ? to : part, to_bytes, &at);
-        tt__front_put(f, at - from, made++ >= old);
+        tt__utf8_next(to, to_bytes, &at);
+        tt__rewrite_put(w, to + from, at - from, made++ >= old);
     }
-    if (made < old) f->change -= old - made; /* of none, where the text begins with what is taken away */
+    if (made < old) w->change -= old - made; /* of none, where the text begins with what is taken away */
 }
 
-typedef struct tt__changed { uint32_t point; int64_t change; } tt__changed;
+/* Ends the new text. */
+static const char *tt__rewrite_end(tt__rewrite *w, size_t *bytes)
+{
+    tt__rewrite_pass(w);
+    if (w->aligns) w->e->front = w->to_front;
+    *bytes = w->n;
+    return w->out;
+}
 
-/* NFC composes these, which are decomposed and sorted. Returns how many remain. */
-static size_t tt__front_compose(const tt__letters *l, tt__changed *c, size_t count)
+/* ---- composition and decomposition: the Unicode Standard, section 3.11 */
+
+typedef struct tt__changed { uint32_t point; int32_t change; } tt__changed;
+
+/* Sorts each run of marks by combining class; spare has room for as many. */
+static void tt__sort_marks(const tt__unicode *u, tt__changed *c, size_t n, tt__changed *spare)
+{
+    for (size_t i = 0, end; i < n; i = end + 1) {
+        size_t to = i;
+        uint32_t lowest = UINT32_MAX, rank, before = 0;
+        bool sorted = true;
+        for (end = i; end < n && (rank = tt__mark_rank(u, c[end].point)) > 0; end++) {
+            sorted &= rank >= before;
+            lowest = rank < lowest ? rank : lowest;
+            before = rank;
+        }
+        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
+            uint32_t next = UINT32_MAX;
+            for (size_t k = i; k < end; k++) {
+                rank = tt__mark_rank(u, c[k].point);
+                if (rank == lowest) spare[to++] = c[k];
+                else if (rank > lowest && rank < next) next = rank;
+            }
+            lowest = next;
+        }
+        if (!sorted) memcpy(c + i, spare + i, (end - i) * sizeof *c);
+    }
+}
+
+/* Composes what is decomposed and sorted. Returns how many remain. */
+static size_t tt__compose_all(const tt__unicode *u, tt__changed *c, size_t count)
 {
     size_t kept = 0, starter = SIZE_MAX;
     uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
     for (size_t i = 0; i < count; i++) {
-        const uint32_t rank = tt__mark_rank(l, c[i].point);
+        const uint32_t rank = tt__mark_rank(u, c[i].point);
         const bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
-        const uint32_t composed = free_way ? tt__compose(l, c[starter].point, c[i].point) : 0;
+        const uint32_t composed = free_way ? tt__compose(u, c[starter].point, c[i].point) : 0;
         if (composed) {
             c[starter].point = composed;
             c[starter].change += c[i].change - 1;
@@ -28226,90 +28018,65 @@ static size_t tt__front_compose(const tt__letters *l, tt__changed *c, size_t cou
     }
     return kept;
 }
-
-/* NFC, NFD and NFKD: of the start of the text up to where nothing moves or composes over. */
-static void tt__front_decomposed(tt__encoder *e, const tt__stage *s, tt__aligner *f)
+/* Puts a part of the old text decomposed, and composed again for NFC. Nothing moves or composes over the ends
+   of the part. */
+static void tt__rewrite_decomposed(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__letters *l = e->b->letters;
-    const bool composes = s->kind == TT__STAGE_NFC, compat = s->kind == TT__STAGE_NFKD;
-    uint32_t to[TT__DECOMPOSED];
-    size_t end = 0, count = 0, sorted = 0;
-    for (size_t next = 0; next < f->bytes; end = next) {
-        const uint32_t c = tt__utf8_next(f->text, f->bytes, &next);
-        tt__decompose(l, c, compat, to);
-        const bool stands = composes ? !(e->b->bits[c] & TT__IS_UNSTABLE) : !tt__mark_rank(l, to[0]);
-        if (end >= f->front && stands) break;
+    const tt__unicode *u = w->e->k->unicode;
+    tt__changed few[2][640], *c = few[0], *spare = few[1];
+    /* Characters but the first have two bytes at least. */
+    size_t count = 0, most = (size_t)(kind == TT__STAGE_NFKD ? TT__DECOMPOSED : 4) * (bytes / 2 + 1);
+    if (bytes > INT32_MAX) { w->e->failed = true; return; }
+    if (most > TT__COUNT(few[0])) {
+        c = (tt__changed *)tt__encoder_room(w->e, TT__POINTS, 2 * most, sizeof *c);
+        if (!c) return;
+        spare = c + most;
     }
-    if (end > SIZE_MAX / 1024) { e->failed = true; return; }
-    tt__changed *c = (tt__changed *)tt__encoder_room(e, &e->points, TT__DECOMPOSED * end, sizeof *c);
-    tt__changed *spare = (tt__changed *)tt__encoder_room(e, &e->spare, TT__DECOMPOSED * end, sizeof *c);
-    if (e->failed) return;
-    for (size_t at = 0; at < end;) {
-        const size_t n = tt__decompose(l, tt__utf8_next(f->text, end, &at), compat, to);
+    for (size_t at = 0; at < bytes;) {
+        uint32_t to[TT__DECOMPOSED];
+        const size_t n = tt__decompose(u, tt__utf8_next(text, bytes, &at), kind == TT__STAGE_NFKD, to);
         for (size_t i = 0; i < n; i++) c[count].point = to[i], c[count++].change = i > 0;
     }
-    for (size_t run = 0, stop; run < count; run = stop + 1) { /* of marks, a pass for each rank there is */
-        uint32_t rank, lowest = UINT32_MAX;
-        for (stop = run; stop < count && (rank = tt__mark_rank(l, c[stop].point)) > 0; stop++)
-            lowest = rank < lowest ? rank : lowest;
-        for (sorted = run; sorted < stop;) {
-            uint32_t next = UINT32_MAX;
-            for (size_t i = run; i < stop; i++) {
-                rank = tt__mark_rank(l, c[i].point);
-                if (rank == lowest) spare[sorted++] = c[i];
-                else if (rank > lowest && rank < next) next = rank;
-            }
-            lowest = next;
-        }
-        memcpy(c + run, spare + run, (stop - run) * sizeof *c);
-    }
-    if (composes) count = tt__front_compose(l, c, count);
-    for (size_t i = 0; i < count && !tt__front_done(f); i++) {
-        char spelled[4];
-        tt__front_put(f, (size_t)tt__utf8_put(c[i].point, spelled), c[i].change);
+    tt__sort_marks(u, c, count, spare);
+    if (kind == TT__STAGE_NFC) count = tt__compose_all(u, c, count);
+    for (size_t i = 0; i < count; i++) tt__rewrite_point(w, c[i].point, c[i].change);
+}
+
+/* Does nothing move or compose over the start of this character? */
+static bool tt__stands(const tt__unicode *u, tt__stage_kind kind, uint32_t c)
+{
+    uint32_t to[TT__DECOMPOSED];
+    if (c < 0x300) return true;
+    if (kind == TT__STAGE_NFC) return !(u->bits[c] & TT__IS_UNSTABLE);
+    tt__decompose(u, c, kind == TT__STAGE_NFKD, to);
+    return !tt__mark_rank(u, to[0]);
+}
+
+/* NFC, NFD and NFKD. */
+static void tt__rewrite_composition(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
+{
+    const tt__unicode *u = w->e->k->unicode;
+    for (size_t at = 0, end = 0; at < bytes && !w->e->failed; at = end) {
+        const uint32_t c = tt__utf8_next(text, bytes, &end);
+        bool same = kind == TT__STAGE_NFC ? !(u->bits[c] & TT__IS_UNSTABLE) : c < 0x80;
+        for (size_t next = end; next < bytes; end = next, same = false)
+            if (tt__stands(u, kind, tt__utf8_next(text, bytes, &next))) break;
+        if (same) tt__rewrite_put(w, text + at, end - at, 0);
+        else tt__rewrite_decomposed(w, kind, text + at, end - at);
     }
 }
 
-/* NFC of a text that has an unstable character at `at`. Only what is around those is looked at. */
-static const char *tt__bpe_nfc(tt__encoder *e, const char *text, size_t *bytes, tt__buffer *to)
-{
-    const uint8_t *bits = e->b->bits;
-    const size_t all = *bytes;
-    /* U+1D160: 4 to 12. */
-    char *out = all < SIZE_MAX / 3 ? (char *)tt__encoder_room(e, to, 3 * all, 1) : NULL;
-    size_t copied = 0, last = 0, n = 0;
-    if (!out) { e->failed = true; return NULL; }
-    for (size_t at = 0; at < all;) {
-        size_t from = at, count = 0;
-        if (!(bits[tt__utf8_next(text, all, &at)] & TT__IS_UNSTABLE)) { last = from; continue; }
-        size_t end = at; /* of the unstable run */
-        for (size_t next = at; next < all; end = next)
-            if (!(bits[tt__utf8_next(text, all, &next)] & TT__IS_UNSTABLE)) break;
-        memcpy(out + n, text + copied, last - copied);
-        n += last - copied;
-        if (end - last > SIZE_MAX / 16) { e->failed = true; return NULL; }
-        uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, 4 * (end - last), 4);
-        uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, 4 * (end - last), 4);
-        if (e->failed) return NULL;
-        for (size_t next = last; next < end;) points[count++] = tt__utf8_next(text, end, &next);
-        count = tt__nfc(e->b->letters, points, count, spare);
-        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(points[i], out + n);
-        copied = last = at = end;
-    }
-    memcpy(out + n, text + copied, all - copied);
-    *bytes = n + all - copied;
-    return out;
-}
+/* ---- Precompiled */
 
 /* Where the grapheme that begins at `at` ends. */
-static size_t tt__grapheme_end(const tt__letters *l, const char *text, size_t bytes, size_t at)
+static size_t tt__grapheme_end(const tt__unicode *u, const char *text, size_t bytes, size_t at)
 {
     bool picture = false, joined = false;     /* a picture and what extends it; and a joiner */
     bool consonant = false, linked = false;   /* a consonant and what extends it, with a linker in that */
     int before = TT__GRAPHEME_OTHER;
     for (size_t end = at, next = at; end < bytes; end = next) {
         const uint32_t c = tt__utf8_next(text, bytes, &next);
-        const int kind = tt__grapheme_class(l, c);
+        const int kind = tt__grapheme_class(u, c);
         const bool extends = kind == TT__GRAPHEME_EXTEND || kind == TT__GRAPHEME_EXTEND_ALONE ||
                              kind == TT__GRAPHEME_LINKER;
         if (end > at) {
@@ -28368,17 +28135,14 @@ static const char *tt__precompiled_find(const tt__stage *s, const char *text, si
 }
 
 /* A Precompiled, as `tokenizers` applies it: to graphemes of less than 6 bytes, of which it replaces all by
-   what it has for their start, and to the characters of others. Returns the bytes; out NULL: only these.
-   front, or NULL: is told what the characters stand for, as long as that may be the text's front. */
-static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *text, size_t bytes, char *out,
-                              tt__aligner *front)
+   what it has for their start, and to the characters of others. */
+static void tt__rewrite_precompiled(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
 {
-    size_t n = 0;
     for (size_t at = 0; at < bytes;) {
         size_t end = at + 1, to_bytes = 0;
         const bool ascii = (uint8_t)text[at] < 0x80 && text[at] != '\r' &&
                            (end == bytes || (uint8_t)text[end] < 0x80);
-        if (!ascii) end = tt__grapheme_end(b->letters, text, bytes, at);
+        if (!ascii) end = tt__grapheme_end(w->e->k->unicode, text, bytes, at);
         const char *to = end - at < 6 ? tt__precompiled_find(s, text + at, end - at, &to_bytes) : NULL;
         while (at < end) {
             size_t next = end;
@@ -28387,89 +28151,87 @@ static size_t tt__precompiled(const tt__bpe *b, const tt__stage *s, const char *
                 tt__utf8_next(text, end, &next);
                 to = tt__precompiled_find(s, text + at, next - at, &to_bytes);
             }
-            if (!to) to_bytes = next - at;
-            if (front && tt__front_done(front)) return n;
-            if (front) tt__front_part(front, text + at, next - at, to, to_bytes);
-            if (out) memcpy(out + n, to ? to : text + at, to_bytes);
-            n += to_bytes;
+            tt__rewrite_part(w, text + at, next - at, to, to_bytes);
             at = next;
             to = NULL;
         }
     }
-    return n;
 }
 
-/* What a character becomes by NFD, NFKD, StripAccents, Lowercase or one of BERT's: so many code points. */
-static size_t tt__mapped(const tt__bpe *b, tt__stage_kind kind, uint32_t c, uint32_t to[TT__DECOMPOSED])
+/* ---- normalizers of single characters, and of strings */
+
+/* What a character becomes by StripAccents, Lowercase or one of BERT's: so many code points. */
+static size_t tt__mapped(const tt__unicode *u, tt__stage_kind kind, uint32_t c, uint32_t to[3])
 {
-    if (kind == TT__STAGE_LOWER) return tt__lower_case(b->letters, c, to);
-    if (kind <= TT__STAGE_NFKD) return tt__decompose(b->letters, c, kind == TT__STAGE_NFKD, to);
-    const int of = kind >= TT__STAGE_CLEAN ? tt__bpe_class_of(b, c) : (int)TT__CLASS_LETTER;
     to[0] = c;
     switch (kind) {
+    case TT__STAGE_LOWER: return tt__lower_case(u, c, to);
     case TT__STAGE_CLEAN:
-        if (of == TT__CLASS_SPACE) to[0] = ' ';
-        return of == TT__CLASS_DROP || c == 0xFFFD ? 0 : 1;
+        if (u->bits[c] & TT__IS_SPACE) to[0] = ' ';
+        return u->bert[c] == TT__BERT_DROP ? 0 : 1;
     case TT__STAGE_CJK:
         to[1] = c;
         if (tt__is_cjk(c)) to[0] = to[2] = ' ';
         return tt__is_cjk(c) ? 3 : 1;
-    case TT__STAGE_NONSPACING: return of == TT__CLASS_ACCENT || of == TT__CLASS_STARTER_ACCENT ? 0 : 1;
-    default: return b->bits[c] & TT__IS_ACCENT ? 0 : 1;
+    case TT__STAGE_NONSPACING: return u->bert[c] == TT__BERT_ACCENT ? 0 : 1;
+    default: return u->bits[c] & TT__IS_ACCENT ? 0 : 1;
     }
 }
 
-/* Applies such a normalizer, without sorting marks. Returns the bytes; out NULL: only these. */
-static size_t tt__map(const tt__bpe *b, tt__stage_kind kind, const char *text, size_t bytes, char *out)
+/* The same of ASCII, of which there is most; above 0x7F: it is dropped. */
+static uint8_t tt__mapped_ascii(tt__stage_kind kind, uint8_t c)
 {
-    size_t n = 0;
-    for (size_t at = 0; at < bytes;) {
-        uint32_t to[TT__DECOMPOSED];
-        char spelled[4];
-        const size_t count = tt__mapped(b, kind, tt__utf8_next(text, bytes, &at), to);
-        for (size_t i = 0; i < count; i++) n += (size_t)tt__utf8_put(to[i], out ? out + n : spelled);
-    }
-    return n;
+    if (kind == TT__STAGE_LOWER) return (uint8_t)(c >= 'A' && c <= 'Z' ? c + 32 : c);
+    if (kind != TT__STAGE_CLEAN || (c >= ' ' && c != 0x7F)) return c;
+    return c == '\t' || c == '\n' || c == '\r' ? ' ' : 0x80;
 }
 
-/* Sorts the runs of marks of a text that is decomposed. */
-static void tt__sort_text(tt__encoder *e, char *text, size_t bytes)
+static void tt__rewrite_mapped(tt__rewrite *w, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__letters *l = e->b->letters;
-    for (size_t at = 0; at < bytes;) {
-        size_t next = at, count = 0; /* of the run; `next` is behind the character that ends it */
-        while (next < bytes && tt__mark_rank(l, tt__utf8_next(text, bytes, &next))) count++;
-        if (count > 1) {
-            uint32_t *points = (uint32_t *)tt__encoder_room(e, &e->points, count, 4);
-            uint32_t *spare = (uint32_t *)tt__encoder_room(e, &e->spare, count, 4);
-            if (e->failed) return;
-            for (size_t i = 0, from = at; i < count; i++) points[i] = tt__utf8_next(text, bytes, &from);
-            tt__sort_marks(l, points, count, spare);
-            for (size_t i = 0; i < count; i++) at += (size_t)tt__utf8_put(points[i], text + at);
+    for (size_t at = 0, from = 0; at < bytes; from = at) {
+        uint32_t to[3];
+        while (!w->aligns && at < bytes && (uint8_t)text[at] < 0x80) at++;
+        if (at > from && tt__rewrite_room(w, at - from)) {
+            char *out = w->out + w->n;
+            for (; from < at; from++) {
+                const uint8_t c = tt__mapped_ascii(kind, (uint8_t)text[from]);
+                *out = (char)c;
+                out += c < 0x80;
+            }
+            w->n = (size_t)(out - w->out);
         }
-        at = next;
+        if (at == bytes || w->e->failed) break;
+        const size_t n = tt__mapped(w->e->k->unicode, kind, tt__utf8_next(text, bytes, &at), to);
+        for (size_t i = 0; i < n; i++) tt__rewrite_point(w, to[i], i > 0);
+        if (!n) tt__rewrite_skip(w, at - from);
     }
 }
 
-/* Replaces runs of two and more spaces; out has room for all. Returns the bytes. */
-static size_t tt__replace_spaces(const tt__stage *s, const char *text, size_t bytes, char *out)
+/* Replaces every `from` of a stage, or runs of two and more spaces: the replacement stands for the last
+   character. */
+static void tt__rewrite_replaced(tt__rewrite *w, const tt__stage *s, const char *text, size_t bytes)
 {
-    size_t n = 0;
-    for (size_t at = 0, end; at < bytes; at = end) {
-        end = at + 1;
-        while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
-        const bool run = end - at > 1;
-        memcpy(out + n, run ? s->to : text + at, run ? s->to_bytes : 1);
-        n += run ? s->to_bytes : 1;
+    size_t from = 0; /* what is not in the new text yet */
+    for (size_t at = 0, n; at < bytes; at += n ? n : 1) {
+        n = 0;
+        if (text[at] != s->from[0]) continue;
+        if (s->kind == TT__STAGE_SPACES) while (at + n < bytes && text[at + n] == ' ') n++;
+        else if (bytes - at >= s->from_bytes && memcmp(text + at, s->from, s->from_bytes) == 0)
+            n = s->from_bytes;
+        if (n < s->from_bytes) continue;
+        tt__rewrite_part(w, text + from, at - from, NULL, 0);
+        tt__rewrite_skip(w, n);
+        tt__rewrite_put(w, s->to, s->to_bytes, 1);
+        from = at + n;
     }
-    return n;
+    tt__rewrite_part(w, text + from, bytes - from, NULL, 0);
 }
 
 static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text, size_t *bytes)
 {
-    const uint8_t *bits = e->b->bits;
+    const uint8_t *bits = e->k->unicode->bits;
     size_t from = 0, end = *bytes;
-    if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0, SIZE_MAX);
+    if (s->left) from = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, end, 0);
     while (s->right && end > from) {
         const size_t last = tt__utf8_last(text, end);
         size_t next = last;
@@ -28477,133 +28239,527 @@ static const char *tt__trim(tt__encoder *e, const tt__stage *s, const char *text
         end = last;
     }
     *bytes = end - from;
+    e->front = e->front > from ? e->front - from : 0;
     return text + from;
 }
 
-/* Sets e->front to what a normalizer will make of it. */
-static void tt__front_after(tt__encoder *e, const tt__stage *s, const char *text, size_t bytes)
+/* Does a normalizer leave the text as it is? */
+static bool tt__is_normal(const tt__unicode *u, tt__stage_kind kind, const char *text, size_t bytes)
 {
-    const tt__bpe *b = e->b;
-    tt__aligner f = {text, bytes, e->front, 0, 0, 0, 0};
-    size_t at = 0, end = 0;
-    switch (s->kind) {
-    case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD: tt__front_decomposed(e, s, &f); break;
-    case TT__STAGE_PRECOMPILED: tt__precompiled(b, s, text, bytes, NULL, &f); break;
-    case TT__STAGE_ACCENTS: case TT__STAGE_LOWER: case TT__STAGE_CLEAN: case TT__STAGE_CJK:
-    case TT__STAGE_NONSPACING: f.to = tt__map(b, s->kind, text, e->front, NULL); break;
-    case TT__STAGE_PREPEND: f.to = e->front ? e->front + s->to_bytes : 0; break;
-    case TT__STAGE_TRIM:
-        if (s->left) at = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, 0, SIZE_MAX);
-        f.to = e->front > at ? e->front - at : 0;
-        break;
-    default: /* REPLACE, SPACES: what replaces stands for the last of what it replaces */
-        for (; at < e->front; at = end) {
-            bool here = s->kind == TT__STAGE_REPLACE && bytes - at >= s->from_bytes &&
-                        memcmp(text + at, s->from, s->from_bytes) == 0;
-            end = at + (here ? s->from_bytes : 1);
-            if (s->kind == TT__STAGE_SPACES) {
-                while (text[at] == ' ' && end < bytes && text[end] == ' ') end++;
-                here = end - at > 1;
-            }
-            if (end <= e->front) f.to += here ? s->to_bytes : 1;
-        }
-    }
-    tt__front_pass(&f);
-    e->front = f.to;
+    if (kind > TT__STAGE_NONSPACING || kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN) return false;
+    if (kind != TT__STAGE_NFC) return tt__is_ascii(text, bytes);
+    return tt__bits_end(u->bits, TT__IS_UNSTABLE, 0, text, bytes, 0) == bytes;
 }
 
-static bool tt__is_ascii(const char *text, size_t bytes)
+/* What all normalizers do to ASCII, of which there is most. */
+static void tt__normalize_ascii_by(tt_tokenizer *k)
 {
-    uint8_t all = 0;
-    for (size_t i = 0; i < bytes; i++) all |= (uint8_t)text[i];
-    return all < 0x80;
+    bool maps = false, others = false;
+    for (uint8_t c = 0; c < 128; c++) k->ascii[c] = c;
+    for (int i = 0; i < k->normalize.n; i++) {
+        const tt__stage_kind kind = k->normalize.all[i].kind;
+        maps |= kind == TT__STAGE_LOWER || kind == TT__STAGE_CLEAN;
+        others |= kind > TT__STAGE_NONSPACING;
+        for (uint8_t c = 0; c < 128; c++)
+            if (k->ascii[c] < 128) k->ascii[c] = tt__mapped_ascii(kind, k->ascii[c]);
+    }
+    k->maps_ascii = maps && !others;
 }
 
 /* Returns what the normalizers make of a text, which stays where it is if they change nothing. */
-static const char *tt__bpe_normalize(tt__encoder *e, const char *text, size_t *bytes)
+static const char *tt__normalize(tt__encoder *e, const char *text, size_t *bytes)
 {
-    const tt__bpe *b = e->b;
-    bool fronts = false; /* does it matter what is the text's front? */
-    for (int i = 0; i < b->n_splitters; i++) fronts |= b->splitters[i].prefix_first;
+    const tt_tokenizer *k = e->k;
+    bool aligns = false; /* does it matter what is the text's front? */
+    for (int i = 0; i < k->split.n; i++) aligns |= k->split.all[i].prefix_first;
     e->front = 0;
     if (*bytes) tt__utf8_next(text, *bytes, &e->front);
-    for (int i = 0, turn = 0; i < b->n_normalizers && *bytes && !e->failed; i++) {
-        const tt__stage *s = &b->normalizers[i];
-        tt__buffer *to = &e->normal[turn]; /* the text may be in the other one */
-        const char *before = text;
-        char *out = NULL;
-        const bool decomposes = s->kind == TT__STAGE_NFD || s->kind == TT__STAGE_NFKD;
-        const bool marks = s->kind == TT__STAGE_ACCENTS || s->kind == TT__STAGE_NONSPACING;
-        if ((decomposes || marks || s->kind == TT__STAGE_CJK) && tt__is_ascii(text, *bytes)) continue;
-        if (fronts) tt__front_after(e, s, text, *bytes);
-        if (e->failed) break;
-        if (s->kind == TT__STAGE_NFC) {
-            bool stable = true;
-            for (size_t at = 0; at < *bytes && stable;)
-                stable = (uint8_t)text[at] < 0x80 ? (at++, true)
-                       : !(b->bits[tt__utf8_next(text, *bytes, &at)] & TT__IS_UNSTABLE);
-            if (!stable) text = tt__bpe_nfc(e, text, bytes, to);
-        } else if (s->kind == TT__STAGE_PREPEND) {
-            if (*bytes < SIZE_MAX - s->to_bytes)
-                out = (char *)tt__encoder_room(e, to, *bytes + s->to_bytes, 1);
-            if (!out) { e->failed = true; break; }
-            memcpy(out, s->to, s->to_bytes);
-            memcpy(out + s->to_bytes, text, *bytes);
-            *bytes += s->to_bytes;
-            text = out;
-        } else if (s->kind == TT__STAGE_TRIM) {
-            text = tt__trim(e, s, text, bytes);
-        } else if (s->kind == TT__STAGE_PRECOMPILED) {
-            out = (char *)tt__encoder_room(e, to, tt__precompiled(b, s, text, *bytes, NULL, NULL), 1);
-            if (!out) break;
-            *bytes = tt__precompiled(b, s, text, *bytes, out, NULL);
-            text = out;
-        } else if (s->kind >= TT__STAGE_NFD && s->kind <= TT__STAGE_NONSPACING) {
-            out = (char *)tt__encoder_room(e, to, tt__map(b, s->kind, text, *bytes, NULL), 1);
-            if (!out) break;
-            *bytes = tt__map(b, s->kind, text, *bytes, out);
-            if (s->kind <= TT__STAGE_NFKD) tt__sort_text(e, out, *bytes);
-            text = out;
-        } else {
-            const size_t room = tt__replace_bytes(s, *bytes);
-            if (room < SIZE_MAX) out = (char *)tt__encoder_room(e, to, room, 1);
-            if (!out) { e->failed = true; break; }
-            *bytes = s->kind == TT__STAGE_SPACES ? tt__replace_spaces(s, text, *bytes, out)
-                                                 : tt__replace(s, text, *bytes, out);
-            text = out;
+    if (e->ascii && k->maps_ascii && !aligns) {
+        tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT, text, *bytes, false);
+        for (size_t i = 0; i < *bytes && !e->failed; i++) {
+            const uint8_t c = k->ascii[(uint8_t)text[i]];
+            w.out[w.n] = (char)c;
+            w.n += c < 128;
         }
-        turn ^= s->kind != TT__STAGE_TRIM && text != before;
+        return tt__rewrite_end(&w, bytes);
+    }
+    for (int i = 0, turn = 0; i < k->normalize.n && *bytes && !e->failed; i++) {
+        const tt__stage *s = &k->normalize.all[i];
+        if (s->kind == TT__STAGE_TRIM) text = tt__trim(e, s, text, bytes);
+        if (s->kind == TT__STAGE_TRIM || tt__is_normal(k->unicode, s->kind, text, *bytes)) continue;
+        /* the text may be in the other one */
+        tt__rewrite w = tt__rewrite_begin(e, TT__NORMAL_TEXT + turn, text, *bytes, aligns);
+        size_t first = 0;
+        switch (s->kind) {
+        case TT__STAGE_NFC: case TT__STAGE_NFD: case TT__STAGE_NFKD:
+            tt__rewrite_composition(&w, s->kind, text, *bytes);
+            break;
+        case TT__STAGE_PREPEND:
+            tt__utf8_next(text, *bytes, &first);
+            tt__rewrite_put(&w, s->to, s->to_bytes, 0);
+            tt__rewrite_put(&w, text, first, 1);
+            tt__rewrite_part(&w, text + first, *bytes - first, NULL, 0);
+            break;
+        case TT__STAGE_PRECOMPILED: tt__rewrite_precompiled(&w, s, text, *bytes); break;
+        case TT__STAGE_REPLACE: case TT__STAGE_SPACES: tt__rewrite_replaced(&w, s, text, *bytes); break;
+        default: tt__rewrite_mapped(&w, s->kind, text, *bytes);
+        }
+        text = tt__rewrite_end(&w, bytes);
+        turn ^= 1;
     }
     return text;
 }
 
-/* ---- added tokens */
+/* ----------------------------------------------------------------------------------- tokenizer: splitters */
 
-static bool tt__bpe_word_at(const tt__bpe *b, const char *text, size_t bytes, size_t at)
+static bool tt__is_line_end(char c) { return c == '\n' || c == '\r'; }
+
+/* The bytes of a contraction behind its apostrophe; 0: there is none. U+017F is an s in another case. */
+static size_t tt__contraction(const char *text, size_t bytes, bool any_case)
 {
-    return at < bytes && (b->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
+    const char other = any_case ? 0x20 : 0;
+    const char a = (char)(bytes ? text[0] | (text[0] >= 'A' && text[0] <= 'Z' ? other : 0) : 0);
+    const char b = (char)(bytes > 1 ? text[1] | (text[1] >= 'A' && text[1] <= 'Z' ? other : 0) : 0);
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 1;
+    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l')) return 2;
+    return any_case && bytes > 1 && memcmp(text, "\xC5\xBF", 2) == 0 ? 2 : 0;
+}
+
+/* Where the match that begins at `at` ends; every character is in one. */
+static size_t tt__pattern_end(const uint8_t *bits, const tt__pattern *p, const char *text, size_t bytes,
+                              size_t at)
+{
+    const int kinds = TT__IS_LETTER | TT__IS_NUMBER | TT__IS_SPACE;
+    size_t next = at, after, end;
+    const uint32_t c = tt__utf8_next(text, bytes, &next);
+    const int kind = bits[c] & kinds;
+    int then = -1; /* what is behind c; -1: the end */
+    after = next;
+    if (c == '\'' && (end = tt__contraction(text + next, bytes - next, p->any_case)) > 0) return next + end;
+    if (kind == TT__IS_LETTER) return tt__bits_end(bits, kinds, kind, text, bytes, next);
+    if (kind == TT__IS_NUMBER && !p->digits) return tt__bits_end(bits, kinds, kind, text, bytes, next);
+    if (kind == TT__IS_NUMBER) {
+        for (int n = 1; n < p->digits && next < bytes; n++, next = after)
+            if ((bits[tt__utf8_next(text, bytes, &after)] & kinds) != kind) break;
+        return next;
+    }
+    if (next < bytes) then = bits[tt__utf8_next(text, bytes, &after)] & kinds;
+    const bool prefix = c == ' ' || (p->any_prefix && !(c == '\n' || c == '\r'));
+    if (prefix && then == TT__IS_LETTER) return tt__bits_end(bits, kinds, then, text, bytes, next);
+    if (c == ' ' && then == TT__IS_NUMBER && !p->digits)
+        return tt__bits_end(bits, kinds, then, text, bytes, next);
+    if (!kind || (c == ' ' && then == 0)) {
+        end = tt__bits_end(bits, kinds, 0, text, bytes, next);
+        while (p->line_ends && end < bytes && tt__is_line_end(text[end])) end++;
+        return end;
+    }
+    end = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, next);
+    for (size_t last = end; p->line_ends && last > at; last--)
+        if (tt__is_line_end(text[last - 1])) return last;
+    if (end == bytes || end == next) return end;
+    return tt__utf8_last(text, end);
+}
+
+static bool tt__are_digits(const char *text, size_t bytes, size_t at) /* three of them */
+{
+    size_t n = 0;
+    while (n < 3 && at + n < bytes && text[at + n] >= '0' && text[at + n] <= '9') n++;
+    return n == 3;
+}
+
+/* Where the piece ends that a splitter makes at *at, which it moves over white space that it drops. */
+static size_t tt__piece_end(const tt_tokenizer *k, int stage, const char *text, size_t bytes, size_t *begin)
+{
+    static const tt__pattern gpt2 = {false, false, false, 0};
+    const tt__stage *s = &k->split.all[stage];
+    const uint8_t *bits = k->unicode->bits;
+    const bool mapped = stage > k->mapped_at;
+    const size_t at = *begin;
+    size_t next = at;
+    switch (s->kind) {
+    case TT__STAGE_DIGITS: case TT__STAGE_PUNCTUATION: {
+        const int mask = s->kind == TT__STAGE_DIGITS ? TT__IS_DIGIT : TT__IS_PUNCTUATION;
+        const int is = bits[tt__next_char(mapped, text, bytes, &next)] & mask;
+        for (size_t end = next; next < bytes && !(is && s->each); next = end)
+            if ((bits[tt__next_char(mapped, text, bytes, &end)] & mask) != is) break;
+        return next;
+    }
+    case TT__STAGE_TRIPLES: /* three digits are a word */
+        if (tt__are_digits(text, bytes, at)) return at + 3;
+        while (next < bytes && !tt__are_digits(text, bytes, next)) next++;
+        return next;
+    case TT__STAGE_WHITE: case TT__STAGE_BERT: { /* words between white space; of BERT, also punctuation */
+        const int ends = TT__IS_SPACE | (s->kind == TT__STAGE_BERT ? TT__IS_PUNCTUATION : 0);
+        *begin = next = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, at);
+        next = tt__bits_end(bits, ends, 0, text, bytes, next);
+        if (next > *begin || next == bytes) return next;
+        if ((uint8_t)text[next] < 0x80) return next + 1; /* punctuation */
+        tt__utf8_next(text, bytes, &next);
+        return next;
+    }
+    case TT__STAGE_METASPACE:
+        for (next++; s->splits && next + s->to_bytes <= bytes; next++)
+            if (memcmp(text + next, s->to, s->to_bytes) == 0) return next;
+        return bytes;
+    case TT__STAGE_BYTES: return s->splits ? tt__pattern_end(bits, &gpt2, text, bytes, at) : bytes;
+    default: return tt__pattern_end(bits, &s->pattern, text, bytes, at);
+    }
+}
+
+/* Is the part that begins at text + from the text's first? first: so could be one that begins with `text`. */
+static bool tt__is_first(const tt__encoder *e, bool first, const char *text, size_t from)
+{
+    const size_t at = (size_t)((uintptr_t)text - (uintptr_t)e->origin);
+    return first && (at < e->origin_bytes ? at + from < e->front : !from); /* or in a splitter's copy */
+}
+
+/* Cuts a text into words by the splitters from `stage` on. first: see tt__is_first. */
+static void tt__split_text(tt__encoder *e, int stage, const char *text, size_t bytes, bool first)
+{
+    const tt_tokenizer *k = e->k;
+    const tt__stage *s = &k->split.all[stage];
+    if (!bytes) return;
+    if (stage == k->split.n) {
+        e->word(e, text, bytes);
+        return;
+    }
+    const bool metaspace = s->kind == TT__STAGE_METASPACE;
+    const bool marked = *text == ' ' ||
+                        (metaspace && bytes >= s->to_bytes && memcmp(text, s->to, s->to_bytes) == 0);
+    const bool prefix = s->prefix_space || s->prefix_always || (s->prefix_first && first);
+    if (metaspace || (prefix && !marked)) {
+        tt__rewrite w = tt__rewrite_begin(e, TT__SPLIT_TEXT + stage, text, bytes, false);
+        if (prefix && !marked) tt__rewrite_put(&w, metaspace ? s->to : " ", metaspace ? s->to_bytes : 1, 0);
+        if (metaspace) tt__rewrite_replaced(&w, s, text, bytes);
+        else tt__rewrite_put(&w, text, bytes, 0);
+        text = tt__rewrite_end(&w, &bytes);
+    }
+    for (size_t at = 0, end; at < bytes && !tt__encoder_done(e); at = end) {
+        end = tt__piece_end(k, stage, text, bytes, &at);
+        if (end == at) break; /* there was white space alone */
+        if (stage + 1 == k->split.n) e->word(e, text + at, end - at);
+        else tt__split_text(e, stage + 1, text + at, end - at, tt__is_first(e, first, text, at));
+    }
+}
+
+/* ----------------------------------------------------------------------------------- tokenizer: WordPiece */
+
+/* Devlin et al. 2019: the longest token that a word begins with, the longest that goes on behind it, and so
+   on; one unknown token where that ends before the word does. */
+static void tt__wordpiece_pieces(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt__model *m = &e->k->model;
+    const int64_t before = e->count;
+    int64_t chars = 0;
+    const bool counts = bytes > (uint64_t)m->word_chars;
+    for (size_t at = 0; counts && at < bytes && chars <= m->word_chars; chars++)
+        tt__utf8_next(text, bytes, &at);
+    bool known = chars <= m->word_chars;
+    for (size_t at = 0, end = 0; at < bytes && known; at = end) {
+        int32_t node = at ? m->piece_node : 0, id = -1;
+        for (size_t i = at; i < bytes && node >= 0; i++) {
+            node = tt__prefix_next(&m->prefixes, node, text[i]);
+            if (node >= 0 && m->prefixes.ids[node] >= 0) id = m->prefixes.ids[node], end = i + 1;
+        }
+        known = id >= 0;
+        if (known) tt__encoder_id(e, id);
+    }
+    if (known) return;
+    e->count = before;
+    tt__encoder_id(e, m->unk);
+}
+
+static void tt__wordpiece_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    const bool few = bytes <= (uint64_t)e->k->model.word_chars;
+    const int id = few ? tt__word_token(e, text, bytes) : -1; /* most words are one token */
+    if (id >= 0) tt__encoder_id(e, id);
+    else tt__wordpiece_pieces(e, text, bytes);
+}
+
+/* -------------------------------------------------------------------------- tokenizer: byte-pair encoding */
+
+/* Sennrich et al. 2016: the symbols of a word are merged, those of the earliest merge first. Most words are
+   one token: whether the merges make the token of its text is found out when the word is first met. */
+enum { TT__BPE_SHORT = 64 }; /* bytes of a word whose merges are found by looking through all */
+
+/* Pair UINT64_MAX: none. */
+static const tt__bpe_rule *tt__bpe_merge(const tt_tokenizer *k, int32_t left, int32_t right)
+{
+    const tt__model *m = &k->model;
+    const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint64_t at = pair * 0x9E3779B97F4A7C15u >> m->merge_shift;
+    while (m->merges[at].pair != pair && m->merges[at].pair != UINT64_MAX) at = (at + 1) & m->merge_mask;
+    return &m->merges[at];
+}
+
+/* The symbols of one character: its token, else those of its bytes, else an unknown one, which waits in
+   *unknown for more of its kind. Returns how many are added. */
+static size_t tt__bpe_symbol(const tt_tokenizer *k, uint32_t c, int32_t *to, bool *unknown)
+{
+    char text[4];
+    size_t n = 0, bytes = (size_t)tt__utf8_put(c, text), missing = 0;
+    int id = -1;
+    if (k->mapped_at == k->split.n) id = tt__token_find(&k->vocab.by_word, text, bytes);
+    else if (tt__char_byte(c) >= 0) id = k->model.bytes[tt__char_byte(c)];
+    if (id >= 0) {
+        if (*unknown) to[n++] = k->model.unk;
+        *unknown = false;
+        to[n++] = id;
+        return n;
+    }
+    for (size_t i = 0; i < bytes; i++) missing += k->model.fallback[(uint8_t)text[i]] < 0;
+    if (k->model.byte_fallback && !missing) {
+        for (size_t i = 0; i < bytes; i++) to[n++] = k->model.fallback[(uint8_t)text[i]];
+    } else if (k->model.unk >= 0) {
+        if (*unknown && !k->model.fuse_unk) to[n++] = k->model.unk;
+        *unknown = true;
+    }
+    return n;
+}
+
+/* The symbols of a word: at most 2 for each byte, and one. */
+static size_t tt__bpe_symbols(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *to)
+{
+    const bool mapped = k->mapped_at < k->split.n;
+    bool unknown = false;
+    size_t n = 0;
+    for (size_t at = 0; at < bytes;) {
+        int32_t id = mapped && !unknown ? k->model.bytes[(uint8_t)text[at]] : -1;
+        if (id >= 0) to[n++] = id, at++;
+        else n += tt__bpe_symbol(k, tt__next_char(mapped, text, bytes, &at), to + n, &unknown);
+    }
+    if (unknown) to[n++] = k->model.unk;
+    return n;
+}
+
+/* Merges the symbols of a short word in place. Returns how many are left. */
+static size_t tt__bpe_merge_short(const tt_tokenizer *k, int32_t *symbols, size_t n)
+{
+    const tt__bpe_rule *merges[2 * TT__BPE_SHORT + 1];
+    for (size_t i = 0; i + 1 < n; i++) merges[i] = tt__bpe_merge(k, symbols[i], symbols[i + 1]);
+    while (n > 1) {
+        uint32_t best = UINT32_MAX; /* the rank where there is no merge */
+        size_t at = 0;
+        for (size_t i = 0; i + 1 < n; i++)
+            if (merges[i]->rank < best) best = merges[i]->rank, at = i;
+        if (best == UINT32_MAX) break;
+        symbols[at] = merges[at]->id;
+        n--;
+        for (size_t i = at + 1; i < n; i++) {
+            symbols[i] = symbols[i + 1];
+            merges[i - 1] = merges[i];
+        }
+        if (at + 1 < n) merges[at] = tt__bpe_merge(k, symbols[at], symbols[at + 1]);
+        if (at > 0) merges[at - 1] = tt__bpe_merge(k, symbols[at - 1], symbols[at]);
+    }
+    return n;
+}
+
+typedef struct tt__bpe_link { int32_t id, before, after; } tt__bpe_link;      /* id -1: merged into another */
+typedef struct tt__bpe_pair { uint32_t rank; int32_t at, id; } tt__bpe_pair;  /* in a heap */
+
+static bool tt__bpe_earlier(const tt__bpe_pair *a, const tt__bpe_pair *b)
+{
+    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
+}
+
+static void tt__bpe_push(const tt_tokenizer *k, tt__bpe_pair *heap, size_t *n, const tt__bpe_link *links,
+                         int32_t at)
+{
+    if (at < 0 || links[at].after < 0) return;
+    const tt__bpe_rule *m = tt__bpe_merge(k, links[at].id, links[links[at].after].id);
+    if (m->pair == UINT64_MAX) return;
+    const tt__bpe_pair pair = {m->rank, at, m->id};
+    size_t to = (*n)++;
+    for (; to && tt__bpe_earlier(&pair, &heap[(to - 1) / 2]); to = (to - 1) / 2)
+        heap[to] = heap[(to - 1) / 2];
+    heap[to] = pair;
+}
+
+static tt__bpe_pair tt__bpe_pop(tt__bpe_pair *heap, size_t *n)
+{
+    const tt__bpe_pair top = heap[0], last = heap[--*n];
+    size_t to = 0;
+    for (size_t child = 1; child < *n; child = 2 * to + 1) {
+        if (child + 1 < *n && tt__bpe_earlier(&heap[child + 1], &heap[child])) child++;
+        if (!tt__bpe_earlier(&heap[child], &last)) break;
+        heap[to] = heap[child];
+        to = child;
+    }
+    heap[to] = last;
+    return top;
+}
+
+/* The same of a word of any length, in n log n. */
+static size_t tt__bpe_merge_long(tt__encoder *e, int32_t *symbols, size_t n)
+{
+    const tt_tokenizer *k = e->k;
+    size_t pairs = 0, left = 0;
+    if (n > INT32_MAX / 2) { e->failed = true; return 0; }
+    tt__bpe_link *links = (tt__bpe_link *)tt__encoder_room(e, TT__POINTS, n, sizeof *links);
+    /* each symbol begins a pair, and each merge makes two */
+    tt__bpe_pair *heap = (tt__bpe_pair *)tt__encoder_room(e, TT__HEAP, 3 * n, sizeof *heap);
+    if (e->failed) return 0;
+    for (size_t i = 0; i < n; i++) {
+        const tt__bpe_link link = {symbols[i], (int32_t)i - 1, i + 1 < n ? (int32_t)i + 1 : -1};
+        links[i] = link;
+    }
+    for (size_t i = 0; i + 1 < n; i++) tt__bpe_push(k, heap, &pairs, links, (int32_t)i);
+    while (pairs) {
+        const tt__bpe_pair top = tt__bpe_pop(heap, &pairs);
+        tt__bpe_link *first = &links[top.at];
+        if (first->id < 0 || first->after < 0) continue;
+        tt__bpe_link *second = &links[first->after];
+        const tt__bpe_rule *m = tt__bpe_merge(k, first->id, second->id);
+        if (m->pair == UINT64_MAX || m->id != top.id) continue; /* one of the two is another by now */
+        first->id = top.id;
+        first->after = second->after;
+        second->id = -1;
+        if (first->after >= 0) links[first->after].before = top.at;
+        tt__bpe_push(k, heap, &pairs, links, first->before);
+        tt__bpe_push(k, heap, &pairs, links, top.at);
+    }
+    for (size_t i = 0; i < n; i++)
+        if (links[i].id >= 0) symbols[left++] = links[i].id;
+    return left;
+}
+
+/* The ids of a word without the start of a run of U+2581 inside. */
+static void tt__bpe_part(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
+    const tt__model *m = &k->model;
+    int32_t few[2 * TT__BPE_SHORT + 1], *symbols = few;
+    const int id = tt__word_token(e, text, bytes);
+    if (id >= 0 && (m->ignore_merges || __atomic_load_n(&m->whole[id], __ATOMIC_RELAXED) == 1)) {
+        tt__encoder_id(e, id);
+        return;
+    }
+    if (bytes > TT__BPE_SHORT) symbols = (int32_t *)tt__encoder_room(e, TT__SYMBOLS, 2 * bytes + 1, 4);
+    if (!symbols) return;
+    size_t n = tt__bpe_symbols(k, text, bytes, symbols);
+    n = bytes > TT__BPE_SHORT ? tt__bpe_merge_long(e, symbols, n) : tt__bpe_merge_short(k, symbols, n);
+    if (id >= 0 && !e->failed)
+        __atomic_store_n(&m->whole[id], (uint8_t)(n == 1 && symbols[0] == id ? 1 : 2), __ATOMIC_RELAXED);
+    for (size_t i = 0; i < n; i++) tt__encoder_id(e, symbols[i]);
+}
+
+static void tt__bpe_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    size_t from = 0;
+    bool mark = true;
+    for (size_t at = 0; e->k->model.cuts && at + 2 < bytes && !tt__encoder_done(e);) {
+        const bool here = memcmp(text + at, "\xE2\x96\x81", 3) == 0;
+        if (here && !mark) {
+            tt__bpe_part(e, text + from, at - from);
+            from = at;
+        }
+        mark = here;
+        at += here ? 3 : 1;
+    }
+    if (!tt__encoder_done(e)) tt__bpe_part(e, text + from, bytes - from);
+}
+
+/* ------------------------------------------------------------------------------------- tokenizer: Unigram */
+
+/* The best way to spell a word up to a byte, and from it on. */
+typedef struct tt__spelling {
+    double score;
+    int32_t from, id;      /* the last token: where it begins; -1: there is no way yet */
+    int32_t to, next;      /* the next token of the best way through the word: where it ends */
+} tt__spelling;
+
+static void tt__spelling_try(tt__spelling *s, double score, size_t from, int32_t id)
+{
+    if (s->from >= 0 && !(score > s->score)) return; /* of two with the same score the first stays */
+    s->score = score;
+    s->from = (int32_t)from;
+    s->id = id;
+}
+
+/* The ids of characters that no token spells: a token that is all of them, else their bytes, else one id. */
+static void tt__unigram_unknown(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
+    const int id = tt__token_find(&k->vocab.by_word, text, bytes);
+    bool fallback = k->model.byte_fallback && id < 0;
+    for (size_t i = 0; i < bytes && fallback; i++) fallback = k->model.fallback[(uint8_t)text[i]] >= 0;
+    if (!fallback) tt__encoder_id(e, id >= 0 ? id : k->model.unk);
+    for (size_t i = 0; i < bytes && fallback; i++) tt__encoder_id(e, k->model.fallback[(uint8_t)text[i]]);
+}
+
+/* Unigram (Kudo 2018, section 3.2): the tokens whose scores have the largest sum, by the algorithm of Viterbi
+   over the bytes of a word. Where no token is the character at hand, an unknown one is tried too. */
+static void tt__unigram_word(tt__encoder *e, const char *text, size_t bytes)
+{
+    const tt_tokenizer *k = e->k;
+    tt__spelling *best = bytes < INT32_MAX
+                       ? (tt__spelling *)tt__encoder_room(e, TT__HEAP, bytes + 1, sizeof *best) : NULL;
+    if (!best) { e->failed = true; return; }
+    for (size_t i = 0; i <= bytes; i++) best[i].from = -1;
+    best[0].score = 0;
+    for (size_t at = 0, next = 0; at < bytes; at = next) {
+        const double score = best[at].score;
+        int32_t node = 0;
+        bool known = false;
+        tt__utf8_next(text, bytes, &next);
+        for (size_t i = at; i < bytes; i++) {
+            node = tt__prefix_next(&k->model.prefixes, node, text[i]);
+            if (node < 0) break;
+            const int32_t id = k->model.prefixes.ids[node];
+            if (id < 0) continue;
+            tt__spelling_try(&best[i + 1], k->model.scores[id] + score, at, id);
+            known |= i + 1 == next;
+        }
+        if (!known) tt__spelling_try(&best[next], k->model.unk_score + score, at, k->model.unk);
+    }
+    for (int32_t to = (int32_t)bytes; to > 0; to = best[to].from) {
+        best[best[to].from].to = to;
+        best[best[to].from].next = best[to].id;
+    }
+    for (size_t at = 0, to; at < bytes && !tt__encoder_done(e); at = to) {
+        to = (size_t)best[at].to;
+        if (best[at].next != k->model.unk) {
+            tt__encoder_id(e, best[at].next);
+            continue;
+        }
+        while (to < bytes && best[to].next == k->model.unk) to = (size_t)best[to].to;
+        tt__unigram_unknown(e, text + at, to - at);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------- tokenizer: ids */
+
+static bool tt__is_word_at(const tt_tokenizer *k, const char *text, size_t bytes, size_t at)
+{
+    return at < bytes && (k->unicode->bits[tt__utf8_next(text, bytes, &at)] & TT__IS_WORD);
 }
 
 /* Cuts a text at the added tokens of a trie: 0 before normalization, 1 after it. */
-static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
+static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first);
 
-static void tt__bpe_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_between(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
 {
     if (trie == 1) {
-        tt__bpe_split(e, 0, text, bytes, first);
+        tt__split_text(e, 0, text, bytes, first);
         return;
     }
-    text = e->origin = tt__bpe_normalize(e, text, &bytes);
+    text = e->origin = tt__normalize(e, text, &bytes);
     e->origin_bytes = bytes;
-    if (!e->failed) tt__bpe_cut(e, 1, text, bytes, first);
+    if (!e->failed) tt__cut_text(e, 1, text, bytes, first);
 }
 
-static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
+static void tt__cut_text(tt__encoder *e, int trie, const char *text, size_t bytes, bool first)
 {
-    const tt__bpe *b = e->b;
-    const tt__trie *t = &b->tries[trie];
+    const tt_tokenizer *k = e->k;
+    const tt__trie *t = &k->tries[trie];
+    const uint8_t *bits = k->unicode->bits;
     size_t from = 0, white_to = 0; /* what is before white_to, and behind a token, is white space */
     for (size_t at = 0; t->count && at < bytes && !tt__encoder_done(e);) {
+        const char *next = t->first < 0 ? text + at : (const char *)memchr(text + at, t->first, bytes - at);
+        if (!next) break;
+        at = (size_t)(next - text);
         size_t start = at, stop = at, i = at;
         int32_t found = -1;
         for (int32_t node = t->root[(uint8_t)text[at]]; node >= 0;) {
@@ -28613,63 +28769,94 @@ static void tt__bpe_cut(tt__encoder *e, int trie, const char *text, size_t bytes
                 node = t->nodes[node].sibling;
         }
         if (found < 0) { at++; continue; }
-        const tt__added *a = &b->added[found];
+        const tt__added *a = &k->added[found];
         at = stop;
-        if (a->single_word &&
-            ((start && tt__bpe_word_at(b, text, start, tt__utf8_last(text, start))) ||
-             tt__bpe_word_at(b, text, bytes, stop)))
+        if (a->single_word && ((start && tt__is_word_at(k, text, start, tt__utf8_last(text, start))) ||
+                               tt__is_word_at(k, text, bytes, stop)))
             continue;
         while (a->lstrip && start > from) {
             const size_t last = tt__utf8_last(text, start);
             size_t next = last;
-            if (!(b->bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
+            if (!(bits[tt__utf8_next(text, start, &next)] & TT__IS_SPACE)) break;
             start = last;
         }
         if (a->rstrip && stop >= white_to)
-            white_to = tt__bits_end(b->bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop, SIZE_MAX);
+            white_to = tt__bits_end(bits, TT__IS_SPACE, TT__IS_SPACE, text, bytes, stop);
         if (a->rstrip) stop = white_to;
         const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-        if (from < start) tt__bpe_between(e, trie, text + from, start - from, starts);
+        if (from < start) tt__cut_between(e, trie, text + from, start - from, starts);
         if (!e->failed) tt__encoder_id(e, a->id);
         from = stop;
     }
     const bool starts = trie ? tt__is_first(e, first, text, from) : first && !from;
-    if (from < bytes && !tt__encoder_done(e)) tt__bpe_between(e, trie, text + from, bytes - from, starts);
+    if (from < bytes && !tt__encoder_done(e)) tt__cut_between(e, trie, text + from, bytes - from, starts);
 }
 
-/* The ids of a text without those around it: `room` are kept. Returns how many there are, all if `whole`; -1:
-   out of memory. */
-static int64_t tt__bpe_encode(const tt__bpe *b, const char *text, size_t bytes, int32_t *ids, int64_t room,
-                              bool whole)
+/* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
+   beyond room, all if `whole`, else some. -1: out of memory. */
+static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
+                          bool whole)
 {
+    static void (*const words[])(tt__encoder *, const char *, size_t) = {tt__bpe_word, tt__unigram_word,
+                                                                        tt__wordpiece_word};
     tt__encoder e;
-    memset(&e, 0, sizeof e);
-    e.b = b;
+    tt__encoder_init(&e, k);
+    e.word = words[k->model.kind];
     e.ids = ids;
     e.room = room;
     e.whole = whole;
-    size_t invalid = tt__utf8_invalid(text, bytes);
-    if (invalid < bytes) {
-        char *out = bytes < SIZE_MAX / 3 ? (char *)tt__encoder_room(&e, &e.clean, 3 * bytes, 1) : NULL;
-        size_t n = invalid;
-        if (!out) return -1;
-        memcpy(out, text, invalid);
-        for (size_t at = invalid; at < bytes;) {
+    e.ascii = tt__is_ascii(text, bytes);
+    const size_t valid = e.ascii ? bytes : tt__utf8_invalid(text, bytes);
+    if (valid < bytes) { /* U+FFFD for what is no UTF-8 */
+        tt__rewrite w = tt__rewrite_begin(&e, TT__CLEAN_TEXT, text, bytes, false);
+        tt__rewrite_put(&w, text, valid, 0);
+        for (size_t at = valid; at < bytes;) {
             const uint32_t c = tt__utf8_next(text, bytes, &at);
-            n += (size_t)tt__utf8_put(c == TT__INVALID ? 0xFFFD : c, out + n);
+            tt__rewrite_point(&w, c == TT__INVALID ? 0xFFFD : c, 0);
         }
-        text = out;
-        bytes = n;
+        text = tt__rewrite_end(&w, &bytes);
     }
-    if (bytes) tt__bpe_cut(&e, 0, text, bytes, true);
-    tt__buffer *const buffers[] = {&e.clean, &e.normal[0], &e.normal[1], &e.points, &e.spare, &e.symbols,
-                                   &e.heap};
-    for (int i = 0; i < TT__COUNT(buffers); i++) tt__free(b->ctx, buffers[i]->memory);
-    for (int i = 0; i < TT__BPE_STAGES; i++) tt__free(b->ctx, e.stages[i].memory);
+    if (bytes && !e.failed) tt__cut_text(&e, 0, text, bytes, true);
+    tt__encoder_free(&e);
     return e.failed ? -1 : e.count;
 }
 
-/* ---- decoding */
+/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it
+   has: of those beyond max_tokens, all if `whole`, else some. */
+static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
+                        bool whole)
+{
+    const int around = k->finish.n_before + k->finish.n_behind, room = max_tokens - around;
+    if (room < 0) return 0;
+    const int64_t n = tt__encode(k, text, bytes, ids + k->finish.n_before, room, whole);
+    const int64_t kept = tt__min(n, room);
+    if (n < 0) return -1;
+    for (int i = 0; i < k->finish.n_before; i++) ids[i] = k->finish.before[i];
+    for (int i = 0; i < k->finish.n_behind; i++) ids[k->finish.n_before + kept + i] = k->finish.behind[i];
+    return (int)tt__min(n + around, INT_MAX);
+}
+
+int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
+{
+    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
+}
+
+int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
+                            int64_t room)
+{
+    int64_t count = 0;
+    for (int i = 0; special && i < k->finish.n_before; i++, count++)
+        if (count < room) ids[count] = k->finish.before[i];
+    const int64_t left = tt__max(0, room - count);
+    const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
+    if (n < 0) return -1;
+    count += n;
+    for (int i = 0; special && i < k->finish.n_behind; i++, count++)
+        if (count < room) ids[count] = k->finish.behind[i];
+    return count;
+}
+
+/* --------------------------------------------------------------------------------------- tokenizer: texts */
 
 /* Parts of a text, one behind the other. */
 typedef struct tt__parts {
@@ -28851,1467 +29038,39 @@ static void tt__decode_stage(const tt__stage *s, const tt__parts *from, tt__part
 }
 
 /* The text of an id as decoders get it; NULL: it has none. */
-static const char *tt__bpe_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
+static const char *tt__id_text(const tt_tokenizer *k, int32_t id, bool skip_special, size_t *bytes)
 {
-    const tt__bpe *b = k->bpe;
     if (id < 0 || id >= k->size) return NULL;
-    const tt__added *a = b->added_of[id] < 0 ? NULL : &b->added[b->added_of[id]];
+    const tt__added *a = k->added_of[id] < 0 ? NULL : &k->added[k->added_of[id]];
     if (a) return *bytes = a->bytes, skip_special && a->skipped ? NULL : a->text;
-    *bytes = b->text[id].bytes;
-    return b->text[id].bytes == TT__BPE_NONE ? NULL : b->texts + b->text[id].start;
-}
+    *bytes = k->vocab.text[id].bytes;
+    return k->vocab.text[id].bytes == TT__NO_TOKEN ? NULL : k->vocab.texts + k->vocab.text[id].start;
 
-/* Decodes into `p`. False: out of memory. */
-static bool tt__bpe_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
-                           tt__parts *p)
-{
-    const tt__bpe *b = k->bpe;
-    tt__parts other = {b->ctx, NULL, 0, 0, NULL, 0, 0, false};
-    for (int64_t i = 0; i < n; i++) {
-        size_t bytes;
-        const char *text = tt__bpe_text(k, ids[i], skip_special, &bytes);
-        if (!text) continue;
-        if (!b->decodes && p->n) tt__parts_add(p, " ", 1);
-        tt__parts_add(p, text, bytes);
-        tt__parts_end(p);
-    }
-    for (int i = 0; i < b->n_decoders && !p->failed; i++) {
-        tt__decode_stage(&b->decoders[i], p, &other);
-        const tt__parts swap = *p;
-        *p = other;
-        other = swap;
-        p->failed |= other.failed;
-    }
-    tt__parts_free(&other);
-    return !p->failed;
-}
 
-/* ---- reading tokenizer.json */
 
-/* A string of JSON, which may hold a NUL; NULL for another kind. */
-static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
-{
-    if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
-    *bytes = (size_t)j->nodes[node].count;
-    return j->pool + j->nodes[node].integer;
-}
 
-/* The string `key` of an object, of at least one character; kept as long as b. */
-static tt_status tt__bpe_string(tt__bpe *b, const tt__json *j, int object, const char *key, const char **text,
-                                size_t *bytes)
-{
-    tt_status status;
-    const char expected[] = "a string of at least one character";
-    int node = tt__json_member(j, object, key, true, 1 << TT__JSON_STRING, expected, &status);
-    if (node < 0) return status;
-    const char *from = tt__json_bytes(j, node, bytes);
-    if (!*bytes) return tt__json_wrong(j, key, node, "\"\"", expected);
-    *text = tt__chunks_text(b->ctx, &b->chunks, from, *bytes);
-    return *text ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-}
 
-/* The "type" of a component of a tokenizer; NULL and an error where it has none. */
-static const char *tt__bpe_type(const tt__json *j, int node, const char *what)
-{
-    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
-    if (!type)
-        tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an object "
-                 "that has one", j->path, j->base + j->nodes[node].offset, what, tt__json_kind_name(j, node));
-    return type;
-}
-
-static tt_status tt__bpe_unknown(const tt__json *j, int node, const char *what, const char *name,
-                                 const char *known)
-{
-    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected %s",
-                    j->path, j->base + j->nodes[node].offset, what, name, known);
-}
-
-static tt__stage *tt__bpe_stage(const tt__json *j, int node, tt__stage *stages, int *n, tt__stage_kind kind)
-{
-    if (*n == TT__BPE_STAGES) {
-        tt__bpe_unknown(j, node, "step", "that begins here", "at most 16 steps of a kind");
-        return NULL;
-    }
-    tt__stage *s = &stages[(*n)++];
-    memset(s, 0, sizeof *s);
-    s->kind = kind;
-    return s;
-}
-
-typedef tt_status (*tt__bpe_reader)(tt__bpe *b, const tt__json *j, int node);
-
-/* Reads the members of a Sequence, the array `key`, one after the other. */
-static tt_status tt__bpe_sequence(tt__bpe *b, const tt__json *j, int node, const char *key,
-                                  tt__bpe_reader read)
-{
-    tt_status status;
-    int list = tt__json_member(j, node, key, true, 1 << TT__JSON_ARRAY, "an array", &status);
-    for (int i = 0, child = list + 1; list >= 0 && i < j->nodes[list].count && status == TT_OK; i++) {
-        status = read(b, j, child);
-        child = j->nodes[child].after;
-    }
-    return status;
-}
-
-/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
-static tt_status tt__bpe_replace(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
-{
-    static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
-    tt_status status;
-    const char *to = NULL;
-    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, expected, &status);
-    if (pattern < 0) return status;
-    const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool spaces = regex && strcmp(regex, " {2,}") == 0;
-    if (spaces || (regex && (strcmp(regex, "\\n") == 0 || strcmp(regex, "\n") == 0))) {
-        s->kind = spaces ? TT__STAGE_SPACES : TT__STAGE_REPLACE;
-        s->from = spaces ? "  " : "\n";
-        s->from_bytes = strlen(s->from);
-    } else if (tt__json_get(j, pattern, "String") < 0) {
-        return tt__bpe_unknown(j, pattern, "pattern of a Replace,", regex ? regex : "none,", expected);
-    } else {
-        status = tt__bpe_string(b, j, pattern, "String", &s->from, &s->from_bytes);
-    }
-    int content = tt__json_get(j, node, "content");
-    if (status != TT_OK) return status;
-    if (!(to = tt__json_bytes(j, content, &s->to_bytes)))
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string",
-                        j->path,
-                        j->base + j->nodes[node].offset);
-    s->to = tt__chunks_text(b->ctx, &b->chunks, to, s->to_bytes);
-    return s->to ? TT_OK : tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-}
-
-/* A digit of base 64 (RFC 4648); -1: none. */
-static int tt__base64_digit(char c)
-{
-    if (c >= 'A' && c <= 'Z') return c - 'A';
-    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
-    if (c >= '0' && c <= '9') return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
-static tt_status tt__bpe_precompiled(tt__bpe *b, const tt__json *j, int node, tt__stage *s)
-{
-    static const char key[] = "precompiled_charsmap";
-    tt_status status;
-    const char *digits = NULL;
-    size_t n = 0, bytes = 0;
-    uint32_t trie = 0, held = 0;
-    int bits = 0;
-    bool valid = true;
-    const int member = tt__json_member(j, node, key, true, 1 << TT__JSON_STRING, "a string", &status);
-    if (member < 0) return status;
-    digits = tt__json_bytes(j, member, &n);
-    uint8_t *all = (uint8_t *)tt__chunks_take(b->ctx, &b->chunks, n / 4 * 3 + 4);
-    if (!all) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-    for (int end = 0; end < 2 && n && digits[n - 1] == '='; end++) n--;
-    for (size_t i = 0; i < n && valid; i++) {
-        const int digit = tt__base64_digit(digits[i]);
-        valid = digit >= 0;
-        held = held << 6 | (uint32_t)(digit & 63);
-        bits += 6;
-        if (bits >= 8) all[bytes++] = (uint8_t)(held >> (bits -= 8));
-    }
-    if (valid && bytes >= 4) memcpy(&trie, all, 4);
-    if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
-        return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
-                              "what SentencePiece compiles from the rules of a normalization");
-    all[bytes] = 0;
-    s->from = (const char *)all + 4;
-    s->from_bytes = trie;
-    s->to = s->from + trie;
-    s->to_bytes = bytes - 4 - trie;
-    if (tt__utf8_invalid(s->to, s->to_bytes) < s->to_bytes)
-        return tt__json_wrong(j, key, member, "of texts that are not UTF-8", "UTF-8");
-    return TT_OK;
-}
-
-/* What classes of characters there are for BERT's stages. */
-static tt_status tt__bpe_classes_of_bert(tt__bpe *b)
-{
-    if (b->low) return TT_OK;
-    b->unicode = tt__unicode_new(b->ctx);
-    b->low = b->unicode ? (uint8_t *)tt__alloc(b->ctx, TT__LOW) : NULL;
-    for (uint32_t c = 0; c < TT__LOW && b->low; c++) b->low[c] = (uint8_t)tt__class(b->unicode, c);
-    return b->low ? TT_OK : TT_ERR_MEMORY;
-}
-
-/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
-static tt_status tt__bpe_read_bert(tt__bpe *b, const tt__json *j, int node)
-{
-    bool clean = true, cjk = true, lower = true, accents = true;
-    tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "handle_chinese_chars", &cjk);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
-    accents = lower;
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
-    if (status == TT_OK) status = tt__bpe_classes_of_bert(b);
-    if (status != TT_OK) return status;
-    const struct { bool asked; tt__stage_kind kind; } steps[] = {
-        {clean, TT__STAGE_CLEAN}, {cjk, TT__STAGE_CJK}, {accents, TT__STAGE_NFD},
-        {accents, TT__STAGE_NONSPACING}, {lower, TT__STAGE_LOWER}};
-    for (int i = 0; i < TT__COUNT(steps); i++)
-        if (steps[i].asked && !tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, steps[i].kind))
-            return TT_ERR_UNSUPPORTED;
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_normalizer(tt__bpe *b, const tt__json *j, int node)
-{
-    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
-        {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
-        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
-        {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
-    int known = -1;
-    tt_status status = TT_OK;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "normalizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "normalizers", tt__bpe_read_normalizer);
-    if (strcmp(type, "BertNormalizer") == 0) return tt__bpe_read_bert(b, j, node);
-    for (int i = 0; i < TT__COUNT(kinds); i++)
-        if (strcmp(type, kinds[i].type) == 0) known = i;
-    if (known < 0)
-        return tt__bpe_unknown(j, node, "normalizer", type,
-                               "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, Strip, "
-                               "Precompiled or BertNormalizer");
-    tt__stage *s = tt__bpe_stage(j, node, b->normalizers, &b->n_normalizers, kinds[known].kind);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    switch (s->kind) {
-    case TT__STAGE_PREPEND: return tt__bpe_string(b, j, node, "prepend", &s->to, &s->to_bytes);
-    case TT__STAGE_REPLACE: return tt__bpe_replace(b, j, node, s);
-    case TT__STAGE_PRECOMPILED: return tt__bpe_precompiled(b, j, node, s);
-    case TT__STAGE_TRIM:
-        status = tt__json_read_bool(j, node, "strip_left", &s->left);
-        return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
-    default: return TT_OK;
-    }
-}
-
-static tt_status tt__bpe_read_split(tt__bpe *b, const tt__json *j, int node)
-{
-    tt_status status;
-    const char *behavior = "", *regex = NULL;
-    bool invert = false;
-    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
-                                  &status);
-    if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
-    if (status != TT_OK) return status;
-    regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
-    const bool triples = regex && strcmp(regex, tt__three_digits) == 0;
-    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
-    int known = -1;
-    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
-        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
-    if (known < 0 && !triples)
-        return tt__bpe_unknown(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
-                               "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
-    /* The long patterns match every character: what lies between matches is nothing. */
-    if (triples ? !isolated || invert : !isolated && !(removed && invert))
-        return tt__bpe_unknown(j, node, "behavior of a Split,", behavior,
-                               "Isolated, or Removed with \"invert\"");
-    tt__stage *s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
-                                 triples ? TT__STAGE_TRIPLES : TT__STAGE_REGEX);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (known >= 0) s->pattern = tt__patterns[known].pattern;
-    if (known >= 0 && b->mapped_at < b->n_splitters - 1)
-        return tt__bpe_unknown(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
-    return TT_OK;
-}
-
-/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
-static tt_status tt__bpe_metaspace(tt__bpe *b, const tt__json *j, int node, const char **mark, size_t *bytes,
-                                   const char **scheme)
-{
-    bool prefix = true;
-    size_t at = 0;
-    *scheme = "always";
-    tt_status status = tt__bpe_string(b, j, node, "replacement", mark, bytes);
-    if (status == TT_OK) status = tt__json_read_string(j, node, "prepend_scheme", false, scheme);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "add_prefix_space", &prefix);
-    if (status != TT_OK) return status;
-    if (tt__utf8_next(*mark, *bytes, &at) == TT__INVALID || at != *bytes)
-        return tt__bpe_unknown(j, node, "replacement", *mark, "one character");
-    if (!prefix) *scheme = "never";
-    if (strcmp(*scheme, "always") != 0 && strcmp(*scheme, "first") != 0 && strcmp(*scheme, "never") != 0)
-        return tt__bpe_unknown(j, node, "prepend_scheme", *scheme, "always, first or never");
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_splitter(tt__bpe *b, const tt__json *j, int node)
-{
-    tt_status status = TT_OK;
-    tt__stage *s;
-    const char *behavior = "Isolated", *scheme;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "pre_tokenizer");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "pretokenizers", tt__bpe_read_splitter);
-    if (strcmp(type, "Split") == 0) return tt__bpe_read_split(b, j, node);
-    const bool bytes = strcmp(type, "ByteLevel") == 0, metaspace = strcmp(type, "Metaspace") == 0;
-    const bool digits = strcmp(type, "Digits") == 0, punctuation = strcmp(type, "Punctuation") == 0;
-    const bool white = strcmp(type, "WhitespaceSplit") == 0, bert = strcmp(type, "BertPreTokenizer") == 0;
-    if (!bytes && !metaspace && !digits && !punctuation && !white && !bert)
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "Sequence, ByteLevel, Split, Digits, "
-                               "Punctuation, WhitespaceSplit, Metaspace or BertPreTokenizer");
-    if (bytes && (b->unigram || b->wordpiece))
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "none that maps bytes");
-    if ((bytes || metaspace || white || bert) && b->mapped_at < b->n_splitters)
-        return tt__bpe_unknown(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
-    for (int i = 0; i < b->n_splitters && metaspace; i++)
-        if (b->splitters[i].kind == TT__STAGE_METASPACE)
-            return tt__bpe_unknown(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
-    const int place = b->n_splitters;
-    s = tt__bpe_stage(j, node, b->splitters, &b->n_splitters,
-                      bytes ? TT__STAGE_BYTES : metaspace ? TT__STAGE_METASPACE
-                      : digits ? TT__STAGE_DIGITS : white ? TT__STAGE_WHITE
-                      : bert ? TT__STAGE_BERT : TT__STAGE_PUNCTUATION);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (bytes) b->mapped_at = place;
-    s->splits = true;
-    if (bytes) {
-        status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
-        if (status == TT_OK) status = tt__json_read_bool(j, node, "use_regex", &s->splits);
-    } else if (digits) {
-        status = tt__json_read_bool(j, node, "individual_digits", &s->each);
-    } else if (white || bert) {
-        return bert ? tt__bpe_classes_of_bert(b) : TT_OK;
-    } else if (punctuation) {
-        status = tt__json_read_string(j, node, "behavior", false, &behavior);
-        s->each = strcmp(behavior, "Isolated") == 0;
-        if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
-            return tt__bpe_unknown(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
-    } else {
-        status = tt__bpe_metaspace(b, j, node, &s->to, &s->to_bytes, &scheme);
-        if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
-        if (status != TT_OK) return status;
-        s->prefix_always = strcmp(scheme, "always") == 0;
-        s->prefix_first = strcmp(scheme, "first") == 0;
-        s->from = " ";
-        s->from_bytes = 1;
-    }
-    return status;
-}
-
-static tt_status tt__bpe_read_decoder(tt__bpe *b, const tt__json *j, int node)
-{
-    static const struct { const char *type; tt__stage_kind kind; } kinds[] = {
-        {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
-        {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
-        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
-    const char *scheme;
-    int known = -1;
-    size_t at = 0;
-    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "decoder");
-    if (!type) return j->ctx->status;
-    b->decodes = true;
-    if (strcmp(type, "Sequence") == 0)
-        return tt__bpe_sequence(b, j, node, "decoders", tt__bpe_read_decoder);
-    for (int i = 0; i < TT__COUNT(kinds); i++)
-        if (strcmp(type, kinds[i].type) == 0) known = i;
-    if (known < 0)
-        return tt__bpe_unknown(j, node, "decoder", type,
-                               "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
-                               "WordPiece");
-    tt__stage *s = tt__bpe_stage(j, node, b->decoders, &b->n_decoders, kinds[known].kind);
-    if (!s) return TT_ERR_UNSUPPORTED;
-    if (s->kind == TT__STAGE_REPLACE) return tt__bpe_replace(b, j, node, s);
-    if (s->kind == TT__STAGE_METASPACE) {
-        tt_status status = tt__bpe_metaspace(b, j, node, &s->from, &s->from_bytes, &scheme);
-        if (status != TT_OK) return status;
-        s->prefix_first = strcmp(scheme, "never") != 0;
-        s->to = " ";
-        s->to_bytes = 1;
-    } else if (s->kind == TT__STAGE_WORDPIECE) {
-        s->each = true;
-        tt_status status = tt__bpe_string(b, j, node, "prefix", &s->from, &s->from_bytes);
-        return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
-    } else if (s->kind == TT__STAGE_STRIP) {
-        tt_status status = tt__bpe_string(b, j, node, "content", &s->from, &s->from_bytes);
-        if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
-        if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);
-        if (status != TT_OK) return status;
-        if (tt__utf8_next(s->from, s->from_bytes, &at) == TT__INVALID || at != s->from_bytes)
-            return tt__bpe_unknown(j, node, "content of a Strip,", s->from, "one character");
-    }
-    return TT_OK;
-}
-
-/* ---- the vocabulary */
-
-/* Room for `size` ids in a table. */
-static bool tt__bpe_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
-                          size_t size)
-{
-    size_t slots = 64;
-    while (slots < size * 2) slots *= 2;
-    t->base = base;
-    t->slices = slices;
-    t->mask = (uint32_t)(slots - 1);
-    t->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *t->slots);
-    if (t->slots) memset(t->slots, 0xFF, slots * sizeof *t->slots);
-    return t->slots != NULL;
-}
-
-static void tt__bpe_put(tt__ids_by_text *t, int id)
-{
-    const char *text = t->base + t->slices[id].start;
-    const uint32_t hash = tt__bpe_hash(text, t->slices[id].bytes);
-    tt__bucket *slot = tt__bpe_slot(t, text, t->slices[id].bytes, hash);
-    slot->hash = hash;
-    slot->id = id;
-}
-
-/* The id at `node`, in range. */
-static tt_status tt__bpe_id(const tt__json *j, int node, const char *what, int *id)
-{
-    const tt__json_node *at = &j->nodes[node];
-    const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
-    if (integer && at->integer >= 0 && at->integer < TT__BPE_IDS) return *id = (int)at->integer, TT_OK;
-    return tt__fail(j->ctx, TT_ERR_FORMAT,
-                    "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d", j->path,
-                    j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
-                    TT__BPE_IDS - 1);
-}
-
-/* The token of a vocabulary at `child`, whose id its place gives in [[token, score], ...], or that is a
-   member of {token: id, ...}. */
-static tt_status tt__bpe_entry(const tt__bpe *b, const tt__json *j, int child, int place, const char **token,
-                               size_t *bytes, int *id)
-{
-    const tt__json_node *at = &j->nodes[child];
-    if (!b->unigram) {
-        *token = j->pool + at->key;
-        *bytes = at->key_bytes;
-        return tt__bpe_id(j, child, "a token of the vocabulary", id);
-    }
-    const bool pair = at->kind == TT__JSON_ARRAY && at->count == 2;
-    *token = pair ? tt__json_bytes(j, child + 1, bytes) : NULL;
-    *id = place;
-    if (place == TT__BPE_IDS || !*token || j->nodes[j->nodes[child + 1].after].kind != TT__JSON_NUMBER_KIND)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: token %d of the vocabulary is %s; expected "
-                        "at most %d tokens, each an array of a text and its score", j->path,
-                        j->base + at->offset, place, tt__json_kind_name(j, child), TT__BPE_IDS);
-    return TT_OK;
-}
-
-/* Reads {token: id, ...}, or of Unigram [[token, score], ...], and makes room for added tokens of ids below
-   `more`, of `added_bytes` with their NULs. */
-static tt_status tt__bpe_vocab(tt_tokenizer *k, const tt__json *j, int node, int more, size_t added_bytes)
-{
-    tt__bpe *b = k->bpe;
-    tt_context *ctx = b->ctx;
-    size_t bytes = 0, used = 0, count = 0;
-    int size = 0, id, place = 0;
-    const char *key;
-    size_t n;
-    if (node < 0 || j->nodes[node].kind != (b->unigram ? TT__JSON_ARRAY : TT__JSON_OBJECT) ||
-        !j->nodes[node].count)
-        return tt__fail(ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an %s", j->path,
-                        b->unigram ? "array of tokens and their scores" : "object of tokens and their ids");
-    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
-        tt_status status = tt__bpe_entry(b, j, child, place++, &key, &n, &id);
-        if (status != TT_OK) return status;
-        size = (int)tt__max(size, id + 1);
-        bytes += n + 1;
-        count++;
-    }
-    b->vocab = size;
-    k->size = (int)tt__max(size, more);
-    const size_t ids = (size_t)k->size;
-    bytes += added_bytes;
-    if (!(b->texts = (char *)tt__alloc(ctx, bytes)) || !(b->words_text = (char *)tt__alloc(ctx, bytes)) ||
-        !(b->text = (tt__slice *)tt__alloc(ctx, ids * sizeof *b->text)) ||
-        !(b->word = (tt__slice *)tt__alloc(ctx, ids * sizeof *b->word)) ||
-        !(b->whole = (uint8_t *)tt__calloc(ctx, (size_t)size)) ||
-        !(b->added_of = (int32_t *)tt__alloc(ctx, ids * 4)) ||
-        !tt__bpe_table(ctx, &b->by_text, b->texts, b->text, count + (size_t)b->n_added) ||
-        !tt__bpe_table(ctx, &b->by_word, b->words_text, b->word, count))
-        return TT_ERR_MEMORY;
-    memset(b->text, 0xFF, ids * sizeof *b->text);
-    memset(b->word, 0xFF, ids * sizeof *b->word);
-    memset(b->added_of, 0xFF, ids * 4);
-    const bool mapped = b->mapped_at < b->n_splitters;
-    place = 0;
-    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after) {
-        tt_status status = tt__bpe_entry(b, j, child, place++, &key, &n, &id);
-        if (status != TT_OK) return status;
-        tt__slice slice = {(uint32_t)used, (uint32_t)n};
-        if (b->text[id].bytes != TT__BPE_NONE)
-            return tt__fail(ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the id %d",
-                            j->path, j->base + j->nodes[child].offset, id);
-        memcpy(b->texts + used, key, n + 1);
-        b->text[id] = slice;
-        tt__bpe_put(&b->by_text, id);
-        size_t at = 0, to = used;
-        for (int byte = 0; mapped && at < n && byte >= 0;) {
-            byte = tt__char_byte(tt__utf8_next(key, n, &at));
-            if (byte < 0) slice.bytes = TT__BPE_NONE; /* no text has it */
-            else b->words_text[to++] = (char)byte;
-        }
-        if (!mapped) memcpy(b->words_text + used, key, n);
-        else if (slice.bytes != TT__BPE_NONE) slice.bytes = (uint32_t)(to - used);
-        b->word[id] = slice;
-        if (slice.bytes != TT__BPE_NONE) {
-            tt__bpe_put(&b->by_word, id);
-            b->longest = (uint32_t)tt__max(b->longest, slice.bytes);
-        }
-        used += n + 1;
-    }
-    for (uint32_t c = 0; c < 256; c++) {
-        char text[8];
-        n = (size_t)tt__utf8_put(tt__byte_char(c), text);
-        b->bytes[c] = mapped ? tt__bpe_find(&b->by_text, text, n) : -1;
-        snprintf(text, sizeof text, "<0x%02X>", (unsigned)c);
-        b->fallback[c] = tt__bpe_find(&b->by_text, text, 6);
-    }
-    return TT_OK;
-}
-
-/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
-   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
-   the last bit. `at`: a number of valid JSON. */
-static double tt__unigram_score(const char *at)
-{
-    const bool negative = *at == '-';
-    uint64_t digits = 0;
-    int64_t exponent = 0, written = 0;
-    bool point = false, full = false;
-    char power[8];
-    for (at += negative; (*at >= '0' && *at <= '9') || *at == '.'; at++) {
-        const uint64_t digit = (uint64_t)(*at - '0');
-        if (*at == '.') { point = true; continue; }
-        full |= digits > (UINT64_MAX - digit) / 10;
-        if (!full) digits = digits * 10 + digit;
-        exponent += full ? !point : -(int64_t)point;
-    }
-    if (*at == 'e' || *at == 'E') {
-        const bool below = *++at == '-';
-        for (at += below || *at == '+'; *at >= '0' && *at <= '9' && written < 100000; at++)
-            written = written * 10 + *at - '0';
-        exponent += below ? -written : written;
-    }
-    double score = (double)digits;
-    for (; exponent < -308 && score != 0; exponent += 308) score /= 1e308;
-    if (exponent > 308 && score != 0) return HUGE_VAL;
-    if (score != 0) {
-        snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
-        if (exponent >= 0) score *= strtod(power, NULL);
-        else score /= strtod(power, NULL);
-    }
-    return negative ? -score : score;
-}
-
-static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
-{
-    const size_t slots = t->slots ? 2 * t->slots : 1024;
-    uint64_t *old = t->edges;
-    uint64_t *edges = (uint64_t *)tt__alloc(ctx, slots * sizeof *edges);
-    if (!edges) return false;
-    memset(edges, 0xFF, slots * sizeof *edges);
-    const size_t before = t->slots;
-    t->edges = edges;
-    t->shift = t->slots ? t->shift - 1 : 64 - 10;
-    t->slots = slots;
-    for (size_t i = 0; i < before; i++)
-        if (old[i] != UINT64_MAX) t->edges[tt__prefix_slot(t, old[i] >> 28)] = old[i];
-    tt__free(ctx, old);
-    return true;
-}
-
-static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *text, size_t bytes,
-                                  int32_t id)
-{
-    int32_t node = 0;
-    for (size_t i = 0; i <= bytes; i++) {
-        const int32_t parent = node;
-        if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
-            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
-                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
-                                t->count);
-            if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
-                (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
-            node = t->count++;
-            t->ids[node] = -1;
-            const uint64_t key = (uint64_t)parent << 8 | (uint8_t)(i ? text[i - 1] : 0);
-            if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
-        }
-    }
-    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
-    return TT_OK;
-}
-
-/* The scores of a vocabulary that has been read from `text`, and the tree of its tokens. */
-static tt_status tt__unigram_scores(tt__bpe *b, const tt__json *j, const char *text, int model)
-{
-    const int node = tt__json_get(j, model, "vocab");
-    int id = 0;
-    double least = HUGE_VAL;
-    if (b->unk >= b->vocab)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
-                        j->path, b->unk, b->vocab);
-    b->scores = (double *)tt__alloc(b->ctx, (size_t)b->vocab * sizeof *b->scores);
-    if (!b->scores) return TT_ERR_MEMORY;
-    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after, id++) {
-        const tt__json_node *number = &j->nodes[j->nodes[child + 1].after];
-        b->scores[id] = tt__unigram_score(text + number->offset);
-        if (!isfinite(b->scores[id]))
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the score of token %d is too large for a "
-                            "double", j->path, j->base + number->offset, id);
-        least = b->scores[id] < least ? b->scores[id] : least;
-        tt_status status = tt__prefixes_add(b->ctx, &b->prefixes, b->texts + b->text[id].start,
-                                            b->text[id].bytes, id);
-        if (status != TT_OK) return status;
-    }
-    b->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
-    return TT_OK;
-}
-
-typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
-    const char *path;
-    size_t offset, count;
-    char *joined;
-    size_t room;
-} tt__bpe_merging;
-
-/* Room for so many merges. */
-static tt_status tt__bpe_merges_begin(tt__bpe *b, size_t count, tt__bpe_merging *m)
-{
-    size_t slots = 64;
-    int bits = 6;
-    while (slots < 2 * count) slots *= 2, bits++;
-    b->merge_shift = 64 - bits;
-    b->merge_mask = slots - 1;
-    m->count = 0;
-    m->room = 0;
-    for (int id = 0; id < b->vocab; id++)
-        if (b->text[id].bytes != TT__BPE_NONE) m->room = (size_t)tt__max((int64_t)m->room, b->text[id].bytes);
-    m->joined = (char *)tt__chunks_take(b->ctx, &b->chunks, m->room + 1);
-    b->merges = (tt__bpe_rule *)tt__alloc(b->ctx, slots * sizeof *b->merges);
-    if (!m->joined || !b->merges)
-        return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the %zu merges of '%s'", count, m->path);
-    for (size_t i = 0; i < slots; i++) {
-        const tt__bpe_rule none = {UINT64_MAX, UINT32_MAX, -1};
-        b->merges[i] = none;
-    }
-    return TT_OK;
-}
-
-/* The next merge, of two tokens into one that the vocabulary has. */
-static tt_status tt__bpe_merge_add(tt__bpe *b, tt__bpe_merging *m, const char *left, size_t left_bytes,
-                                   const char *right, size_t right_bytes)
-{
-    const int l = tt__bpe_find(&b->by_text, left, left_bytes);
-    const int r = tt__bpe_find(&b->by_text, right, right_bytes);
-    int id = -1;
-    if (l >= 0 && r >= 0 && left_bytes + right_bytes <= m->room) {
-        memcpy(m->joined, left, left_bytes);
-        memcpy(m->joined + left_bytes, right, right_bytes);
-        id = tt__bpe_find(&b->by_text, m->joined, left_bytes + right_bytes);
-    }
-    if (id < 0)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
-                        m->path,
-                        m->offset, m->count, left, right, l >= 0 && r >= 0
-                        ? ", and the vocabulary has not what these make" : ", which are not both tokens");
-    tt__bpe_rule *to = &b->merges[tt__bpe_merge(b, l, r) - b->merges];
-    to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
-    to->rank = (uint32_t)m->count++;
-    to->id = id;
-    /* Is the start of a run of U+2581 in what it makes? */
-    for (size_t i = 1; b->cuts && i + 3 <= left_bytes + right_bytes; i++)
-        if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
-            (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) b->cuts = false;
-    return TT_OK;
-}
-
-/* [["a", "b"], ...], or ["a b", ...] of older files */
-static tt_status tt__bpe_read_merges(tt__bpe *b, const tt__json *j, int model)
-{
-    tt_status status;
-    tt__bpe_merging m = {j->path, 0, 0, NULL, 0};
-    int list = tt__json_member(j, model, "merges", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    if (status == TT_OK) status = tt__bpe_merges_begin(b, (size_t)j->nodes[list].count, &m);
-    if (status != TT_OK) return status;
-    for (int child = list + 1; child < j->nodes[list].after; child = j->nodes[child].after) {
-        const tt__json_node *at = &j->nodes[child];
-        size_t left_bytes = 0, right_bytes = 0;
-        const char *left = tt__json_bytes(j, child, &left_bytes), *right = NULL;
-        m.offset = j->base + at->offset;
-        if (left) {
-            char *space = (char *)memchr(left, ' ', left_bytes);
-            if (space) {
-                right = space + 1;
-                right_bytes = left_bytes - (size_t)(right - left);
-                left_bytes = (size_t)(space - left);
-                *space = 0; /* for errors */
-            }
-            if (space && memchr(right, ' ', right_bytes)) right = NULL;
-        } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
-            left = tt__json_bytes(j, child + 1, &left_bytes);
-            right = tt__json_bytes(j, j->nodes[child + 1].after, &right_bytes);
-        }
-        if (!left || !right)
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens",
-                            j->path,
-                            m.offset, m.count, tt__json_kind_name(j, child));
-        status = tt__bpe_merge_add(b, &m, left, left_bytes, right, right_bytes);
-        if (status != TT_OK) return status;
-    }
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_wordpiece(tt__bpe *b, const tt__json *j, int model, const char *prefix,
-                                        const char **unk)
-{
-    b->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
-    if (!*unk) *unk = "[UNK]";
-    if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
-    b->piece_bytes = strlen(prefix);
-    b->piece = tt__chunks_text(b->ctx, &b->chunks, prefix, b->piece_bytes);
-    if (!b->piece) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
-    return tt__json_read_int(j, model, "max_input_chars_per_word", false, 0, INT32_MAX, &b->word_chars);
-}
-
-/* What decides ids beside vocabulary and merges. */
-static tt_status tt__bpe_read_model(tt__bpe *b, const tt__json *j, int model, const char **unk)
-{
-    tt_status status = TT_OK;
-    const char *type = "BPE", *prefix = "", *suffix = "";
-    float dropout = 0;
-    *unk = NULL;
-    if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
-        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
-    status = tt__json_read_string(j, model, "type", false, &type);
-    b->unigram = status == TT_OK && strcmp(type, "Unigram") == 0;
-    if (b->unigram) {
-        int64_t id = 0;
-        status = tt__json_read_int(j, model, "unk_id", true, 0, TT__BPE_IDS - 1, &id);
-        b->unk = (int)id;
-        return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback) : status;
-    }
-    /* older files of DistilBERT have no "type" */
-    const bool untyped = tt__json_get(j, model, "type") < 0;
-    b->wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
-                 : status == TT_OK && strcmp(type, "WordPiece") == 0;
-    if (status == TT_OK && !b->wordpiece && strcmp(type, "BPE") != 0)
-        return tt__bpe_unknown(j, model, "model", type, "BPE, Unigram or WordPiece");
-    if (status == TT_OK) status = tt__json_read_string(j, model, "unk_token", false, unk);
-    if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
-    if (status == TT_OK && b->wordpiece) return tt__bpe_read_wordpiece(b, j, model, prefix, unk);
-    if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
-    if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
-    if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &b->fuse_unk);
-    if (status == TT_OK) status = tt__json_read_bool(j, model, "byte_fallback", &b->byte_fallback);
-    if (status == TT_OK) status = tt__json_read_bool(j, model, "ignore_merges", &b->ignore_merges);
-    if (status == TT_OK && *prefix)
-        return tt__bpe_unknown(j, model, "continuing_subword_prefix", prefix, "none");
-    if (status == TT_OK && *suffix) return tt__bpe_unknown(j, model, "end_of_word_suffix", suffix, "none");
-    if (status == TT_OK && dropout > 0)
-        return tt__bpe_unknown(j, model, "\"dropout\"", "above 0", "null or 0");
-    return status;
-}
-
-/* ---- added tokens */
-
-/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
-   two of the same text the later counts. */
-static tt_status tt__bpe_read_added(tt__bpe *b, const tt__json *j, int node, int id)
-{
-    tt__added a;
-    memset(&a, 0, sizeof a);
-    a.id = id;
-    tt_status status = tt__bpe_string(b, j, node, "content", &a.text, &a.bytes);
-    int number = tt__json_get(j, node, "id");
-    if (status == TT_OK && number >= 0) status = tt__bpe_id(j, number, "an added token", &id), a.id = id;
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "special", &a.special);
-    a.normalized = !a.special;
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "normalized", &a.normalized);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "single_word", &a.single_word);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "lstrip", &a.lstrip);
-    if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
-    if (status != TT_OK) return status;
-    if (a.bytes > TT__BPE_TOKEN_BYTES)
-        return tt__fail(b->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
-                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__BPE_TOKEN_BYTES);
-    if (!TT__GROW(b->ctx, b->added, b->n_added, b->cap_added)) return TT_ERR_MEMORY;
-    b->added[b->n_added++] = a;
-    return TT_OK;
-}
-
-static tt_status tt__bpe_read_added_list(tt__bpe *b, const tt__json *j, int list)
-{
-    tt_status status = TT_OK;
-    if (list < 0 || j->nodes[list].kind == TT__JSON_NULL) return TT_OK;
-    if (j->nodes[list].kind != TT__JSON_ARRAY)
-        return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
-    for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
-        status = tt__bpe_read_added(b, j, child, -1);
-    return status;
-}
-
-static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
-{
-    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
-    for (size_t i = 0; i < bytes; i++) {
-        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
-        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
-        if (node < 0) {
-            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
-            node = t->count++;
-            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
-            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
-            t->nodes[node] = fresh;
-            *link = node;
-        }
-        parent = node;
-    }
-    t->nodes[parent].added = added;
-    return TT_OK;
-}
-
-/* Gives the added tokens their ids and makes what they are found by. */
-static tt_status tt__bpe_place_added(tt_tokenizer *k, const char *path)
-{
-    tt__bpe *b = k->bpe;
-    size_t used = 0;
-    for (int id = 0; id < b->vocab; id++)
-        if (b->text[id].bytes != TT__BPE_NONE)
-            used = (size_t)tt__max((int64_t)used, (int64_t)b->text[id].start + b->text[id].bytes + 1);
-    for (int i = 0; i < b->n_added; i++) {
-        tt__added *a = &b->added[i];
-        const int there = tt__bpe_find(&b->by_text, a->text, a->bytes);
-        if (a->id < 0) a->id = there;
-        if (a->id < 0) continue; /* a default that this vocabulary has not */
-        if (there >= 0 ? there != a->id : b->text[a->id].bytes != TT__BPE_NONE)
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
-                            path,
-                            a->text, a->id,
-                            there >= 0 ? "is another than the vocabulary's" : "another token has");
-        if (there < 0) {
-            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
-            memcpy(b->texts + used, a->text, a->bytes + 1);
-            used += a->bytes + 1;
-            b->text[a->id] = slice;
-            tt__bpe_put(&b->by_text, a->id);
-        }
-        b->added_of[a->id] = i;
-    }
-    memset(b->tries[0].root, 0xFF, sizeof b->tries[0].root);
-    memset(b->tries[1].root, 0xFF, sizeof b->tries[1].root);
-    for (int i = 0; i < b->n_added; i++) {
-        tt__added *a = &b->added[i];
-        if (a->id < 0 || b->added_of[a->id] != i) continue;
-        a->skipped = a->special;
-        if (a->normalized && b->n_normalizers) {
-            tt__encoder e;
-            memset(&e, 0, sizeof e);
-            e.b = b;
-            size_t bytes = a->bytes;
-            const char *text = tt__bpe_normalize(&e, a->text, &bytes);
-            const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
-            const char *copy = same ? a->text : NULL;
-            if (!same && !e.failed) copy = tt__chunks_text(b->ctx, &b->chunks, text, bytes);
-            tt__buffer *const buffers[] = {&e.normal[0], &e.normal[1], &e.points, &e.spare};
-            for (int n = 0; n < TT__COUNT(buffers); n++) tt__free(b->ctx, buffers[n]->memory);
-            if (!copy) return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
-            a->skipped &= same;
-            a->text = copy;
-            a->bytes = bytes;
-        }
-        if (!a->bytes) continue; /* a normalizer removes all of it */
-        tt_status status = tt__trie_add(b->ctx, &b->tries[a->normalized], a->text, a->bytes, i);
-        if (status != TT_OK) return status;
-    }
-    return TT_OK;
-}
-
-/* ---- ids around a text */
-
-static tt_status tt__bpe_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
-                                int id,
-                                bool front)
-{
-    if (id >= k->size || k->bpe->text[id].bytes == TT__BPE_NONE)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor adds the id %d, which no token "
-                        "has", j->path, j->base + j->nodes[node].offset, id);
-    if (*n == TT__AROUND)
-        return tt__bpe_unknown(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
-    if (front) memmove(ids + 1, ids, (size_t)*n * sizeof *ids);
-    ids[front ? 0 : *n] = id;
-    (*n)++;
-    return TT_OK;
-}
-
-/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
-   {"ids": [...]}}} */
-static tt_status tt__bpe_template(tt_tokenizer *k, const tt__json *j, int node)
-{
-    tt_status status;
-    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    int sequences = 0;
-    int32_t before[TT__AROUND], behind[TT__AROUND];
-    int n_before = 0, n_behind = 0;
-    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
-         child = j->nodes[child].after) {
-        const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
-        if (tt__json_get(j, child, "Sequence") >= 0) sequences++;
-        else if (!name) return tt__json_wrong(j, "single", child, NULL, "SpecialToken or Sequence");
-        else {
-            int token = tt__json_get(j, tt__json_get(j, node, "special_tokens"), name);
-            int ids = tt__json_get(j, token, "ids"), id;
-            if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
-                return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
-                                "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
-            for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
-                status = tt__bpe_id(j, at, name, &id);
-                if (status == TT_OK && !sequences)
-                    status = tt__bpe_around(k, j, child, before, &n_before, id, false);
-                else if (status == TT_OK) status = tt__bpe_around(k, j, child, behind, &n_behind, id, false);
-            }
-        }
-    }
-    if (status == TT_OK && sequences != 1)
-        return tt__bpe_unknown(j, node, "TemplateProcessing", "that begins here",
-                               "one Sequence in \"single\"");
-    while (n_before && status == TT_OK)
-        status = tt__bpe_around(k, j, node, k->before, &k->n_before, before[--n_before], true);
-    for (int i = 0; i < n_behind && status == TT_OK; i++)
-        status = tt__bpe_around(k, j, node, k->behind, &k->n_behind, behind[i], false);
-    return status;
-}
-
-/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
-static tt_status tt__bpe_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
-{
-    tt__bpe *b = k->bpe;
-    int pair = tt__json_get(j, node, key), id = -1;
-    const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
-                     ? tt__json_text(j, pair + 1) : NULL;
-    if (!text)
-        return tt__fail(j->ctx, TT_ERR_FORMAT,
-                        "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
-                        "id", j->path, j->base + j->nodes[node].offset, key);
-    tt_status status = TT_OK;
-    if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__bpe_id(j, pair + 2, text, &id);
-    else if ((id = tt__bpe_find(&b->by_text, text, strlen(text))) < 0)
-        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
-    if (status != TT_OK) return status;
-    if (strcmp(key, "cls") == 0) return tt__bpe_around(k, j, node, k->before, &k->n_before, id, true);
-    return tt__bpe_around(k, j, node, k->behind, &k->n_behind, id, false);
-}
-
-static tt_status tt__bpe_read_processor(tt_tokenizer *k, const tt__json *j, int node)
-{
-    tt_status status;
-    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
-    const char *type = tt__bpe_type(j, node, "post_processor");
-    if (!type) return j->ctx->status;
-    if (strcmp(type, "ByteLevel") == 0) return TT_OK; /* of offsets */
-    if (strcmp(type, "TemplateProcessing") == 0) return tt__bpe_template(k, j, node);
-    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
-        status = tt__bpe_roberta(k, j, node, "cls");
-        return status == TT_OK ? tt__bpe_roberta(k, j, node, "sep") : status;
-    }
-    if (strcmp(type, "Sequence") != 0)
-        return tt__bpe_unknown(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
-                               "RobertaProcessing or BertProcessing");
-    int list = tt__json_member(j, node, "processors", true, 1 << TT__JSON_ARRAY, "an array", &status);
-    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
-         child = j->nodes[child].after)
-        status = tt__bpe_read_processor(k, j, child);
-    return status;
-}
-
-/* ---- folders */
-
-/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
-   error. */
-static const tt__file_bytes *tt__bpe_keep(tt__bpe *b, const char *folder, const char *name,
-                                          char path[TT__PATH],
-                                          tt_status *status)
-{
-    bool there = false;
-    tt__kept_file *kept = &b->kept[b->n_kept];
-    *status = tt__path_join(b->ctx, path, folder, name);
-    if (*status == TT_OK) *status = tt__folder_has(b->ctx, folder, name, &there);
-    if (*status != TT_OK || !there) return NULL;
-    kept->name = name;
-    *status = tt__file_open(b->ctx, path, &kept->file);
-    if (*status != TT_OK) return NULL;
-    b->n_kept++;
-    return &kept->file;
-}
-
-/* A line "a b" a merge, but for the first, "#version: ...". */
-static tt_status tt__bpe_merges_text(tt__bpe *b, const char *path, const tt__file_bytes *file)
-{
-    tt__bpe_merging m = {path, 0, 0, NULL, 0};
-    char *text = tt__chunks_text(b->ctx, &b->chunks, file->bytes, file->size);
-    size_t lines = 1;
-    for (size_t i = 0; i < file->size; i++) lines += file->bytes[i] == '\n';
-    if (!text || lines > INT32_MAX / 2)
-        return tt__fail(b->ctx, TT_ERR_MEMORY, "out of memory for the merges of '%s'", path);
-    tt_status status = tt__bpe_merges_begin(b, lines, &m);
-    for (size_t at = 0; at < file->size && status == TT_OK;) {
-        char *line = text + at, *newline = (char *)memchr(line, '\n', file->size - at);
-        size_t n = newline ? (size_t)(newline - line) : file->size - at;
-        m.offset = at;
-        at += n + 1;
-        if (n && line[n - 1] == '\r') n--;
-        line[n] = 0;
-        if (n >= 8 && memcmp(line, "#version", 8) == 0) continue;
-        char *space = (char *)memchr(line, ' ', n);
-        if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
-            return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is not two tokens with a space "
-                            "between them", path, m.offset, m.count);
-        *space = 0;
-        status = tt__bpe_merge_add(b, &m, line, (size_t)(space - line), space + 1,
-                                   (size_t)(line + n - space - 1));
-    }
-    return status;
-}
-
-static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
-                                                           "cls_token", "sep_token", "mask_token"};
-
-/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
-static void tt__bpe_roles(tt_tokenizer *k, const tt__json *j)
-{
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
-        int node = tt__json_get(j, 0, tt__role_names[role]);
-        size_t bytes;
-        if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
-        const char *text = tt__json_bytes(j, node, &bytes);
-        if (text && k->roles[role] < 0) k->roles[role] = tt__bpe_find(&k->bpe->by_text, text, bytes);
-    }
-}
-
-/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
-static void tt__bpe_role_ids(tt_tokenizer *k, const tt__json *j)
-{
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
-        char key[24];
-        snprintf(key, sizeof key, "%s_id", tt__role_names[role]);
-        int node = tt__json_get(j, 0, key);
-        if (node >= 0 && j->nodes[node].kind == TT__JSON_ARRAY && j->nodes[node].count) node++;
-        if (node < 0 || k->roles[role] >= 0 || j->nodes[node].kind != TT__JSON_NUMBER_KIND) continue;
-        const int64_t id = j->nodes[node].exact ? j->nodes[node].integer : -1;
-        if (id >= 0 && id < k->size && k->bpe->text[id].bytes != TT__BPE_NONE) k->roles[role] = (int32_t)id;
-    }
-}
-
-/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
-static bool tt__bpe_is_ordinary(const tt_tokenizer *k, int32_t id)
-{
-    if (id < 0 || k->bpe->added_of[id] >= 0 || !k->bpe->text[id].bytes) return false;
-    const char *text = tt_tokenizer_token(k, id), first = text[0], last = text[k->bpe->text[id].bytes - 1];
-    return !(first == '<' && last == '>') && !(first == '[' && last == ']');
-}
-
-/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
-   are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
-static const struct { const char *name, *model_type, *json; } tt__bpe_classes[] = {
-    {"GPT2Tokenizer", "gpt2",
-     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
-     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
-    {"RobertaTokenizer", "roberta",
-     "{\"added_tokens\":[{\"content\":\"<s>\",\"special\":true},{\"content\":\"<pad>\",\"special\":true},"
-     "{\"content\":\"</s>\",\"special\":true},{\"content\":\"<unk>\",\"special\":true},"
-     "{\"content\":\"<mask>\",\"special\":true,\"lstrip\":true}],"
-     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},"
-     "\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"<s>\",null],\"sep\":[\"</s>\",null]},"
-     "\"model\":{}}"},
-    {"Qwen2Tokenizer", "qwen2",
-     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
-     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
-     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}|"
-     " ?[^\\\\s\\\\p{L}\\\\p{N}]+"
-     "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
-     "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
-};
-
-/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
-static const char tt__bpe_llama[] =
-    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
-    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
-    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\\u2581\"},\"content\":\" \"},"
-    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
-    "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
-    "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
-
-/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
-static const char *tt__folder_text(const tt__json *j, const char *key)
-{
-    return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
-}
-
-/* Is that the name of the class, or of its twin of transformers 4? */
-static bool tt__bpe_class_is(const char *name, const char *which)
-{
-    const size_t n = strlen(which);
-    return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
-}
-
-/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
-   as "add_prefix_space" of tokenizer_config.json says, or as tt__bpe_llama. */
-typedef enum tt__bpe_way { TT__WAY_FILE, TT__WAY_BYTES, TT__WAY_LLAMA } tt__bpe_way;
-
-static tt__bpe_way tt__bpe_way_of(const tt__json *config, const tt__json *model, const tt__file_bytes *file)
-{
-    static const struct { const char *name, *model_type; } bytes[] = {
-        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
-        {"GPTNeoXTokenizer", "gpt_neox"}};
-    const char *name = tt__folder_text(config, "tokenizer_class");
-    const char *type = tt__folder_text(model, "model_type");
-    if (!name) name = tt__folder_text(model, "tokenizer_class");
-    if (type && strcmp(type, "mistral") == 0) return TT__WAY_FILE;
-    if (type && strcmp(type, "qwen2") == 0) return TT__WAY_BYTES;
-    if (tt__bpe_class_is(name, "LlamaTokenizer"))
-        return strstr(file->bytes, "\"ByteLevel\"") ? TT__WAY_FILE : TT__WAY_LLAMA;
-    for (int i = 0; i < TT__COUNT(bytes); i++)
-        if (name ? tt__bpe_class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
-            return TT__WAY_BYTES;
-    return TT__WAY_FILE;
-}
-
-/* Which of tt__bpe_classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
-static int tt__bpe_class(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
-{
-    const char *name = tt__folder_text(config, "tokenizer_class");
-    const char *type = tt__folder_text(model, "model_type");
-    for (int i = 0; i < TT__COUNT(tt__bpe_classes); i++)
-        if (name ? tt__bpe_class_is(name, tt__bpe_classes[i].name)
-                 : !type || strcmp(type, tt__bpe_classes[i].model_type) == 0)
-            return i;
-    tt__fail(ctx, TT_ERR_UNSUPPORTED,
-             "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
-             "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
-             name ? name : type);
-    return -1;
-}
-
-/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
-static tt_status tt__bpe_prefixes(tt__bpe *b, tt__bpe_way kind, const tt__json *config)
-{
-    bool prefix = kind == TT__WAY_LLAMA, legacy = false;
-    tt_status status = TT_OK;
-    if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
-    if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
-    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
-    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
-    for (int i = 0; i < b->n_splitters; i++) {
-        tt__stage *s = &b->splitters[i];
-        if (s->kind == TT__STAGE_BYTES && kind == TT__WAY_BYTES && given) s->prefix_space = prefix;
-        if (kind != TT__WAY_LLAMA) continue;
-        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
-        s->prefix_first = prefix && !legacy;
-    }
-    if (kind == TT__WAY_LLAMA && !prefix) b->n_decoders--; /* which strips it */
-    return status;
-}
-
-/* The tokenizer that `j` describes. text: what j was parsed from; way: what has the pipeline in its place, or
-   NULL; vocab: of vocab.json, NULL: in j; merges: those of merges.txt, or NULL; config:
-   tokenizer_config.json, or empty. */
-static tt_status tt__bpe_build(tt_tokenizer *k, const tt__json *j, const char *text, const tt__json *way,
-                               tt__bpe_way kind, const tt__json *vocab, const tt__file_bytes *merges,
-                               const char *merges_path, const tt__json *config)
-{
-    tt__bpe *b = k->bpe;
-    const char *unk;
-    int size = 0, missing = 0, unmapped = 0;
-    size_t added_bytes = 0;
-    if (j->nodes[0].kind != TT__JSON_OBJECT)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
-                        tt__json_kind_name(j, 0));
-    const int model = tt__json_get(j, 0, "model");
-    tt_status status = tt__bpe_read_model(b, j, model, &unk);
-    if (way && (b->unigram || b->wordpiece)) way = NULL, kind = TT__WAY_FILE; /* that class has neither */
-    if (way && status == TT_OK) status = tt__bpe_read_model(b, way, tt__json_get(way, 0, "model"), &unk);
-    const struct { const tt__json *from; const char *key; tt__bpe_reader read; } parts[] = {
-        {way ? way : j, "normalizer", tt__bpe_read_normalizer},
-        {way ? way : j, "pre_tokenizer", tt__bpe_read_splitter},
-        {way ? way : j, "decoder", tt__bpe_read_decoder}, {j, "added_tokens", tt__bpe_read_added_list}};
-    b->mapped_at = INT_MAX;
-    for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
-        const int node = tt__json_get(parts[i].from, 0, parts[i].key);
-        if (node >= 0) status = parts[i].read(b, parts[i].from, node);
-    }
-    b->mapped_at = (int)tt__min(b->mapped_at, b->n_splitters);
-    if (vocab) { /* what the configuration adds */
-        int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
-        if (list >= 0 && j->nodes[0].kind == TT__JSON_OBJECT && config->nodes[list].kind == TT__JSON_OBJECT)
-            for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
-                 child = config->nodes[child].after) {
-                char *end;
-                const char *key = config->pool + config->nodes[child].key;
-                const long id = strtol(key, &end, 10);
-                if (*end || end == key || id < 0 || id >= TT__BPE_IDS)
-                    return tt__bpe_unknown(config, child, "id", key,
-                                           "numbers as keys of added_tokens_decoder");
-                status = tt__bpe_read_added(b, config, child, (int)id);
-            }
-    }
-    if (status == TT_OK && kind != TT__WAY_FILE) status = tt__bpe_prefixes(b, kind, config);
-    if (status != TT_OK) return status;
-    for (int i = 0; i < b->n_added; i++) {
-        size = (int)tt__max(size, b->added[i].id + 1);
-        added_bytes += b->added[i].bytes + 1;
-    }
-    status = vocab ? tt__bpe_vocab(k, vocab, 0, size, added_bytes)
-                   : tt__bpe_vocab(k, j, tt__json_get(j, model, "vocab"), size, added_bytes);
-    if (status != TT_OK) return status;
-    if (b->unigram) {
-        status = tt__unigram_scores(b, j, text, model);
-        if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
-        if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
-        return status;
-    }
-    b->unk = unk ? tt__bpe_find(&b->by_text, unk, strlen(unk)) : -1;
-    if (b->wordpiece && b->unk < 0)
-        return tt__fail(b->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
-                        j->path, unk);
-    for (int i = 0; i < 256; i++) missing += b->fallback[i] < 0, unmapped += b->bytes[i] < 0;
-    const bool bytes = b->mapped_at < b->n_splitters, fallback = b->byte_fallback && !missing;
-    if (b->unk < 0 && !fallback && (!bytes || unmapped))
-        tt__log(b->ctx, TT_LOG_WARNING, "tokenizer",
-                "'%s' has tokens for some characters only, and none for the "
-                "others: these are left out of texts", j->path);
-    b->cuts = !bytes && fallback && !b->ignore_merges;
-    if (merges) status = tt__bpe_merges_text(b, merges_path, merges);
-    else if (!b->wordpiece) status = tt__bpe_read_merges(b, j, model);
-    if (status == TT_OK) status = tt__bpe_place_added(k, j->path);
-    if (status == TT_OK) status = tt__bpe_read_processor(k, j, tt__json_get(j, 0, "post_processor"));
-    return status;
-}
-
-/* The error of a folder without a tokenizer. */
-static tt_status tt__bpe_absent(tt_context *ctx, const char *folder)
-{
-    static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
-    for (int i = 0; i < TT__COUNT(names); i++) {
-        bool there = false;
-        const tt_status status = tt__folder_has(ctx, folder, names[i], &there);
-        if (status != TT_OK) return status;
-        if (there)
-            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has a tokenizer as %s only, which is not read: "
-                            "transformers makes a tokenizer.json of it, by AutoTokenizer.from_pretrained and "
-                            "save_pretrained", folder, names[i]);
-    }
-    return tt__fail(ctx, TT_ERR_FILE, "'%s' has no tokenizer: copy the tokenizer.json of the model there, or "
-                    "its vocab.txt, or its vocab.json and merges.txt", folder);
-}
-
-/* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
-static tt_status tt__bpe_load(tt_tokenizer *k, const char *folder)
-{
-    tt_context *ctx = k->ctx;
-    tt__bpe *b = k->bpe = (tt__bpe *)tt__calloc(ctx, sizeof *b);
-    char config_path[TT__PATH], map_path[TT__PATH], path[TT__PATH], vocab_path[TT__PATH];
-    char model_path[TT__PATH];
-    tt__json j, config, map, vocab, model, way;
-    tt__json *const all[] = {&j, &config, &map, &vocab, &model, &way};
-    tt_status status = TT_ERR_MEMORY;
-    const tt__file_bytes *file = NULL, *vocab_file;
-    for (int i = 0; i < TT__COUNT(all); i++) memset(all[i], 0, sizeof *all[i]);
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) k->roles[role] = -1;
-    if (!b) return status;
-    b->ctx = ctx;
-    if (!(b->letters = tt__letters_new(ctx))) return status;
-    b->bits = tt__letters_bits(b->letters);
-    file = tt__bpe_keep(b, folder, "tokenizer_config.json", config_path, &status);
-    if (file) status = tt__json_parse(&config, ctx, config_path, 0, file->bytes, file->size);
-    if (status == TT_OK) file = tt__bpe_keep(b, folder, "special_tokens_map.json", map_path, &status);
-    if (status == TT_OK && file) status = tt__json_parse(&map, ctx, map_path, 0, file->bytes, file->size);
-    if (status == TT_OK) status = tt__json_open_if_there(&model, ctx, model_path, folder, "config.json");
-    if (status == TT_OK) tt__bpe_keep(b, folder, "chat_template.jinja", path, &status);
-    if (status == TT_OK) file = tt__bpe_keep(b, folder, "tokenizer.json", path, &status);
-    if (status == TT_OK && file) {
-        status = tt__json_parse(&j, ctx, path, 0, file->bytes, file->size);
-        const tt__bpe_way kind = tt__bpe_way_of(&config, &model, file);
-        const bool llama = kind == TT__WAY_LLAMA;
-        if (status == TT_OK && llama)
-            status = tt__json_parse(&way, ctx, path, 0, tt__bpe_llama, strlen(tt__bpe_llama));
-        if (status == TT_OK)
-            status = tt__bpe_build(k, &j, file->bytes, llama ? &way : NULL, kind, NULL, NULL, NULL, &config);
-    } else if (status == TT_OK) {
-        vocab_file = tt__bpe_keep(b, folder, "vocab.json", vocab_path, &status);
-        if (vocab_file) file = tt__bpe_keep(b, folder, "merges.txt", path, &status);
-        if (status == TT_OK && (!vocab_file || !file)) status = tt__bpe_absent(ctx, folder);
-        const int kind = status == TT_OK ? tt__bpe_class(ctx, folder, &config, &model) : -1;
-        if (status == TT_OK && kind < 0) status = ctx->status;
-        if (status == TT_OK) status = tt__json_parse(&vocab, ctx, vocab_path, 0, vocab_file->bytes,
-                                                     vocab_file->size);
-        if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, tt__bpe_classes[kind].json,
-                                                     strlen(tt__bpe_classes[kind].json));
-        if (status == TT_OK)
-            status = tt__bpe_build(k, &j, tt__bpe_classes[kind].json, NULL, TT__WAY_BYTES, &vocab, file, path,
-                                   &config);
-    }
-    if (status == TT_OK) {
-        if (config.count) tt__bpe_roles(k, &config);
-        if (map.count) tt__bpe_roles(k, &map);
-        static const int berts[] = {TT_TOKEN_UNK, TT_TOKEN_CLS, TT_TOKEN_SEP, TT_TOKEN_PAD, TT_TOKEN_MASK};
-        for (int i = 0; i < TT__COUNT(berts) && b->wordpiece; i++)
-            if (k->roles[berts[i]] < 0)
-                k->roles[berts[i]] = tt_tokenizer_find(k, tt__special_tokens[i]);
-        const bool told = k->roles[TT_TOKEN_EOS] >= 0; /* by a file of the tokenizer's own */
-        if (model.count) tt__bpe_role_ids(k, &model);
-        const int32_t own = tt__bpe_find(&b->by_text, "<|endoftext|>", 13), end = k->roles[TT_TOKEN_EOS];
-        const bool ordinary = !told && tt__bpe_is_ordinary(k, end);
-        if (end < 0 || (ordinary && own >= 0)) k->roles[TT_TOKEN_EOS] = own;
-        if (ordinary)
-            tt__log(ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
-                    "texts have too: %s", model_path, end, tt_tokenizer_token(k, end),
-                    own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
-                            : "documents end with '<|endoftext|>' instead");
-    }
-    bool split_special = false;
-    if (status == TT_OK && config.count)
-        status = tt__json_read_bool(&config, 0, "split_special_tokens", &split_special);
-    if (split_special)
-        status = tt__fail(ctx, TT_ERR_UNSUPPORTED,
-                          "'%s': \"split_special_tokens\" is true, which this tokenizer "
-                          "does not do", config_path);
-    for (int i = 0; i < TT__COUNT(all); i++) {
-        all[i]->ctx = ctx; /* also of what was not opened */
-        tt__json_free(all[i]);
-    }
-    return status;
-}
-
-/* ---- both kinds of tokenizer */
-
-tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
-{
-    char vocab[TT__PATH], config[TT__PATH];
-    bool lowercase = true, words = false;
-    tt__json j;
-    tt_status status = tt__folder_has(ctx, folder, "vocab.txt", &words);
-    if (status != TT_OK) return NULL;
-    if (!words) {
-        tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
-        if (!k) return NULL;
-        k->ctx = ctx;
-        if (tt__bpe_load(k, folder) == TT_OK) return k;
-        tt_tokenizer_free(k);
-        return NULL;
-    }
-    status = tt__json_open_if_there(&j, ctx, config, folder, "tokenizer_config.json");
-    if (status == TT_OK && j.count) status = tt__tokenizer_config(&j, &lowercase);
-    if (status == TT_OK) status = tt__path_join(ctx, vocab, folder, "vocab.txt");
-    tt__json_free(&j);
-    return status == TT_OK ? tt_tokenizer_open(ctx, vocab, lowercase) : NULL;
-}
-
-void tt_tokenizer_free(tt_tokenizer *k)
-{
-    if (!k) return;
-    tt__bpe_free(k->bpe);
-    void *const owned[] = {k->file.bytes, k->unicode, k->pieces, k->slots, k};
-    tt__free_all(k->ctx, owned, TT__COUNT(owned));
-}
-
-int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
-
-const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
-{
-    if (id < 0 || id >= k->size) return NULL;
-    if (!k->bpe) return k->file.bytes + k->pieces[id].start - (k->pieces[id].continues ? 2 : 0);
-    return k->bpe->text[id].bytes == TT__BPE_NONE ? NULL : k->bpe->texts + k->bpe->text[id].start;
-}
-
-int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
-{
-    return k->bpe ? tt__bpe_find(&k->bpe->by_text, token, strlen(token)) : tt__vocab_find(k, token);
-}
-
-int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
-{
-    return (unsigned)token < TT_TOKEN_COUNT ? k->roles[token] : -1;
-}
-
-/* The ids of a text without those around it, of which `room` are kept. Returns how many there are: of those
-   beyond room, all if `whole`, else some. -1: out of memory. */
-static int64_t tt__encode(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int64_t room,
-                          bool whole)
-{
-    if (k->bpe) return tt__bpe_encode(k->bpe, text, bytes, ids, room, whole);
-    return tt__wordpieces(k, text, bytes, ids, (int)tt__min(room, INT_MAX), whole);
-}
-
-/* tt_tokenize, which reads on to the end of a text that is longer if `whole`, and returns how many ids it
-   has: of those beyond max_tokens, all if `whole`, else some. */
-static int tt__tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens,
-                        bool whole)
-{
-    const int around = k->n_before + k->n_behind, room = max_tokens - around;
-    if (room < 0) return 0;
-    const int64_t n = tt__encode(k, text, bytes, ids + k->n_before, room, whole), kept = tt__min(n, room);
-    if (n < 0) return -1;
-    for (int i = 0; i < k->n_before; i++) ids[i] = k->before[i];
-    for (int i = 0; i < k->n_behind; i++) ids[k->n_before + kept + i] = k->behind[i];
-    return (int)tt__min(n + around, INT_MAX);
-}
-
-int tt_tokenize(const tt_tokenizer *k, const char *text, size_t bytes, int32_t *ids, int max_tokens)
-{
-    return (int)tt__min(tt__tokenize(k, text, bytes, ids, max_tokens, false), max_tokens);
-}
-
-int64_t tt_tokenizer_encode(const tt_tokenizer *k, const char *text, size_t bytes, bool special, int32_t *ids,
-                            int64_t room)
-{
-    int64_t count = 0;
-    for (int i = 0; special && i < k->n_before; i++, count++)
-        if (count < room) ids[count] = k->before[i];
-    const int64_t left = tt__max(0, room - count);
-    const int64_t n = tt__encode(k, text, bytes, left ? ids + count : NULL, left, true);
-    if (n < 0) return -1;
-    count += n;
-    for (int i = 0; special && i < k->n_behind; i++, count++)
-        if (count < room) ids[count] = k->behind[i];
-    return count;
-}
-
-static bool tt__word_has_text(const tt_tokenizer *k, int32_t id, bool skip_special)
-{
-    bool special = false;
-    for (int role = 0; role < TT_TOKEN_COUNT; role++) special |= k->roles[role] == id;
-    return id >= 0 && id < k->size && !(special && skip_special);
-}
-
-/* Words, with a space before each that continues no other, and before no . ? ! or , */
-static void tt__words_decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special,
-                             tt__parts *p)
-{
-    for (int64_t i = 0; i < n; i++) {
-        if (!tt__word_has_text(k, ids[i], skip_special)) continue;
-        const tt__wordpiece *piece = &k->pieces[ids[i]];
-        const char *text = k->file.bytes + piece->start;
-        const bool joined = piece->continues || (piece->bytes && strchr(".?!,", text[0]));
-        if (p->n && !joined) tt__parts_add(p, " ", 1);
-        if (!p->n && piece->continues) tt__parts_add(p, "##", 2);
-        tt__parts_add(p, text, piece->bytes);
-        tt__parts_end(p);
-    }
 }
 
 static tt__parts tt__decode(const tt_tokenizer *k, const int32_t *ids, int64_t n, bool skip_special)
 {
-    tt__parts p = {k->ctx, NULL, 0, 0, NULL, 0, 0, false};
-    if (k->bpe) tt__bpe_decode(k, ids, n, skip_special, &p);
-    else tt__words_decode(k, ids, n, skip_special, &p);
+    tt__parts p = {k->ctx, NULL, 0, 0, NULL, 0, 0, false}, other = p;
+    for (int64_t i = 0; i < n; i++) {
+        size_t bytes;
+        const char *text = tt__id_text(k, ids[i], skip_special, &bytes);
+        if (!text) continue;
+        if (!k->finish.decodes && p.n) tt__parts_add(&p, " ", 1);
+        tt__parts_add(&p, text, bytes);
+        tt__parts_end(&p);
+    }
+    for (int i = 0; i < k->finish.decode.n && !p.failed; i++) {
+        tt__decode_stage(&k->finish.decode.all[i], &p, &other);
+        const tt__parts swap = p;
+        p = other;
+        other = swap;
+        p.failed |= other.failed;
+    }
+    tt__parts_free(&other);
     return p;
 }
 
@@ -30351,8 +29110,8 @@ tt_decode_stream *tt_decode_stream_new(const tt_tokenizer *k, bool skip_special)
     s->k = k;
     s->skip_special = skip_special;
     bool fused = false; /* do decoders see the text in one? */
-    for (int i = 0; k->bpe && i < k->bpe->n_decoders; i++) {
-        const tt__stage *d = &k->bpe->decoders[i];
+    for (int i = 0; i < k->finish.decode.n; i++) {
+        const tt__stage *d = &k->finish.decode.all[i];
         size_t at = 0;
         if (d->kind == TT__STAGE_REPLACE) tt__utf8_next(d->from, d->from_bytes, &at);
         s->whole |= fused && (at < d->from_bytes ? d->kind == TT__STAGE_REPLACE
@@ -30409,12 +29168,12 @@ const char *tt_decode_stream_put(tt_decode_stream *s, const int32_t *ids, int64_
     size_t length = 0;
     *bytes = 0;
     for (int64_t i = 0; i < n; i++) {
-        if (s->k->bpe) text = tt__bpe_text(s->k, ids[i], s->skip_special, &length);
-        if (s->k->bpe ? !text : !tt__word_has_text(s->k, ids[i], s->skip_special)) continue;
+        text = tt__id_text(s->k, ids[i], s->skip_special, &length);
+        if (!text) continue;
         if (!TT__GROW(s->k->ctx, s->ids, s->n, s->capacity)) return NULL;
         s->ids[s->n++] = ids[i];
     }
-    if (s->runs && s->n) text = tt__bpe_text(s->k, s->ids[s->n - 1], s->skip_special, &length);
+    if (s->runs && s->n) text = tt__id_text(s->k, s->ids[s->n - 1], s->skip_special, &length);
     if (!s->n || s->whole || (s->runs && tt__byte_token(text, length) >= 0)) return "";
     return tt__stream_text(s, false, bytes);
 }
@@ -30425,6 +29184,1572 @@ const char *tt_decode_stream_end(tt_decode_stream *s, size_t *bytes)
     s->n = s->context = 0;
     s->given = 0;
     return text;
+}
+int tt_tokenizer_size(const tt_tokenizer *k) { return k->size; }
+
+const char *tt_tokenizer_token(const tt_tokenizer *k, int id)
+{
+    const bool there = id >= 0 && id < k->size && k->vocab.text[id].bytes != TT__NO_TOKEN;
+    return there ? k->vocab.texts + k->vocab.text[id].start : NULL;
+}
+
+int tt_tokenizer_find(const tt_tokenizer *k, const char *token)
+{
+    return tt__token_find(&k->vocab.by_text, token, strlen(token));
+}
+
+int tt_tokenizer_special(const tt_tokenizer *k, tt_special_token token)
+{
+    return (unsigned)token < TT_TOKEN_COUNT ? k->finish.roles[token] : -1;
+}
+
+/* ------------------------------------------------------------------------------ tokenizer: tokenizer.json */
+
+/* A string of JSON, which may hold a NUL; NULL for another kind. */
+static const char *tt__json_bytes(const tt__json *j, int node, size_t *bytes)
+{
+    if (node < 0 || j->nodes[node].kind != TT__JSON_STRING) return NULL;
+    *bytes = (size_t)j->nodes[node].count;
+    return j->pool + j->nodes[node].integer;
+}
+
+/* Keeps a text as long as k. */
+static tt_status tt__keep_text(tt_tokenizer *k, const tt__json *j, const char *from, size_t bytes,
+                               const char **text)
+{
+    *text = tt__chunks_text(k->ctx, &k->chunks, from, bytes);
+    return *text ? TT_OK : tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+}
+
+/* The string `key` of an object, of at least one character, which is kept. */
+static tt_status tt__read_text(tt_tokenizer *k, const tt__json *j, int object, const char *key,
+                               const char **text, size_t *bytes)
+{
+    tt_status status;
+    const char expected[] = "a string of at least one character";
+    int node = tt__json_member(j, object, key, true, 1 << TT__JSON_STRING, expected, &status);
+    if (node < 0) return status;
+    const char *from = tt__json_bytes(j, node, bytes);
+    return *bytes ? tt__keep_text(k, j, from, *bytes, text) : tt__json_wrong(j, key, node, "\"\"", expected);
+}
+
+/* The "type" of a component of a tokenizer; NULL and an error where it has none. */
+static const char *tt__component_type(const tt__json *j, int node, const char *what)
+{
+    const char *type = tt__json_text(j, tt__json_get(j, node, "type"));
+    if (!type)
+        tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the %s is %s without a \"type\"; expected an object "
+                 "that has one", j->path, j->base + j->nodes[node].offset, what, tt__json_kind_name(j, node));
+    return type;
+}
+
+static tt_status tt__unsupported(const tt__json *j, int node, const char *what, const char *name,
+                                 const char *known)
+{
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s', byte %zu: the %s %.200s is not supported; expected %s",
+                    j->path, j->base + j->nodes[node].offset, what, name, known);
+}
+
+typedef struct tt__stage_name { const char *type; tt__stage_kind kind; } tt__stage_name;
+
+/* Adds the stage that a type names. NULL and an error: the type is none of `known`, or there are too many
+   stages. */
+static tt__stage *tt__read_stage(const tt__json *j, int node, const char *what, const char *type,
+                                 const tt__stage_name *names, int n, const char *known,
+                                 tt__stage_list *stages)
+{
+    int at = 0;
+    while (at < n && strcmp(type, names[at].type) != 0) at++;
+    if (at == n) tt__unsupported(j, node, what, type, known);
+    else if (stages->n == TT__STAGES)
+        tt__unsupported(j, node, "step", "that begins here", "at most 16 steps of a kind");
+    if (at == n || stages->n == TT__STAGES) return NULL;
+    tt__stage *s = &stages->all[stages->n++];
+    memset(s, 0, sizeof *s);
+    s->kind = names[at].kind;
+    return s;
+}
+
+typedef tt_status (*tt__reader)(tt_tokenizer *k, const tt__json *j, int node);
+
+/* Reads the members of a Sequence, the array `key`, one after the other. */
+static tt_status tt__read_sequence(tt_tokenizer *k, const tt__json *j, int node, const char *key,
+                                  tt__reader read)
+{
+    tt_status status;
+    int list = tt__json_member(j, node, key, true, 1 << TT__JSON_ARRAY, "an array", &status);
+    for (int i = 0, child = list + 1; list >= 0 && i < j->nodes[list].count && status == TT_OK; i++) {
+        status = read(k, j, child);
+        child = j->nodes[child].after;
+    }
+    return status;
+}
+/* {"pattern": {"String": from}, "content": to}, or a regular expression instead of a String */
+static tt_status tt__read_replace(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+{
+    static const char expected[] = "{\"String\": ...}, or the \"Regex\" \" {2,}\" or \"\\n\"";
+    tt_status status;
+    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, expected, &status);
+    if (pattern < 0) return status;
+    const char *regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
+    const bool spaces = regex && strcmp(regex, " {2,}") == 0;
+    if (spaces || (regex && (strcmp(regex, "\\n") == 0 || strcmp(regex, "\n") == 0))) {
+        s->kind = spaces ? TT__STAGE_SPACES : TT__STAGE_REPLACE;
+        s->from = spaces ? "  " : "\n";
+        s->from_bytes = strlen(s->from);
+    } else if (tt__json_get(j, pattern, "String") < 0) {
+        return tt__unsupported(j, pattern, "pattern of a Replace,", regex ? regex : "none,", expected);
+    } else {
+        status = tt__read_text(k, j, pattern, "String", &s->from, &s->from_bytes);
+    }
+    const char *to = tt__json_bytes(j, tt__json_get(j, node, "content"), &s->to_bytes);
+    if (status != TT_OK) return status;
+    if (to) return tt__keep_text(k, j, to, s->to_bytes, &s->to);
+    return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: a Replace needs \"content\", a string", j->path,
+                    j->base + j->nodes[node].offset);
+}
+
+/* A digit of base 64 (RFC 4648); -1: none. */
+static int tt__base64_digit(char c)
+{
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* {"precompiled_charsmap": base 64 of the bytes of a trie, that trie, and texts with a NUL behind each} */
+static tt_status tt__read_precompiled(tt_tokenizer *k, const tt__json *j, int node, tt__stage *s)
+{
+    static const char key[] = "precompiled_charsmap";
+    tt_status status;
+    const char *digits = NULL;
+    size_t n = 0, bytes = 0;
+    uint32_t trie = 0, held = 0;
+    int bits = 0;
+    bool valid = true;
+    const int member = tt__json_member(j, node, key, true, 1 << TT__JSON_STRING, "a string", &status);
+    if (member < 0) return status;
+    digits = tt__json_bytes(j, member, &n);
+    uint8_t *all = (uint8_t *)tt__chunks_take(k->ctx, &k->chunks, n / 4 * 3 + 4);
+    if (!all) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the texts of '%s'", j->path);
+    for (int end = 0; end < 2 && n && digits[n - 1] == '='; end++) n--;
+    for (size_t i = 0; i < n && valid; i++) {
+        const int digit = tt__base64_digit(digits[i]);
+        valid = digit >= 0;
+        held = held << 6 | (uint32_t)(digit & 63);
+        bits += 6;
+        if (bits >= 8) all[bytes++] = (uint8_t)(held >> (bits -= 8));
+    }
+    if (valid && bytes >= 4) memcpy(&trie, all, 4);
+    if (!valid || trie < 4 || trie % 4 || trie > bytes - 4)
+        return tt__json_wrong(j, key, member, valid ? "not a trie with its size before it" : "not in base 64",
+                              "what SentencePiece compiles from the rules of a normalization");
+    all[bytes] = 0;
+    s->from = (const char *)all + 4;
+    s->from_bytes = trie;
+    s->to = s->from + trie;
+    s->to_bytes = bytes - 4 - trie;
+    if (tt__utf8_invalid(s->to, s->to_bytes) < s->to_bytes)
+        return tt__json_wrong(j, key, member, "of texts that are not UTF-8", "UTF-8");
+    return TT_OK;
+}
+
+/* "clean_text", "handle_chinese_chars", "lowercase", "strip_accents" (null: as "lowercase") */
+static tt_status tt__read_bert(tt_tokenizer *k, const tt__json *j, int node)
+{
+    bool clean = true, cjk = true, lower = true, accents = true;
+    tt_status status = tt__json_read_bool(j, node, "clean_text", &clean);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "handle_chinese_chars", &cjk);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lowercase", &lower);
+    accents = lower;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "strip_accents", &accents);
+    const struct { bool asked; tt__stage_name name; } steps[] = {
+        {clean, {"", TT__STAGE_CLEAN}}, {cjk, {"", TT__STAGE_CJK}}, {accents, {"", TT__STAGE_NFD}},
+        {accents, {"", TT__STAGE_NONSPACING}}, {lower, {"", TT__STAGE_LOWER}}};
+    for (int i = 0; i < TT__COUNT(steps) && status == TT_OK; i++)
+        if (steps[i].asked && !tt__read_stage(j, node, "", "", &steps[i].name, 1, "", &k->normalize))
+            status = TT_ERR_UNSUPPORTED;
+    return status;
+}
+
+static tt_status tt__read_normalizer(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {
+        {"NFC", TT__STAGE_NFC}, {"Prepend", TT__STAGE_PREPEND}, {"Replace", TT__STAGE_REPLACE},
+        {"Strip", TT__STAGE_TRIM}, {"Precompiled", TT__STAGE_PRECOMPILED}, {"NFD", TT__STAGE_NFD},
+        {"NFKD", TT__STAGE_NFKD}, {"StripAccents", TT__STAGE_ACCENTS}, {"Lowercase", TT__STAGE_LOWER}};
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "normalizer");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "Sequence") == 0)
+        return tt__read_sequence(k, j, node, "normalizers", tt__read_normalizer);
+    if (strcmp(type, "BertNormalizer") == 0) return tt__read_bert(k, j, node);
+    tt__stage *s = tt__read_stage(j, node, "normalizer", type, names, TT__COUNT(names),
+                                  "Sequence, NFC, NFD, NFKD, StripAccents, Lowercase, Prepend, Replace, "
+                                  "Strip, Precompiled or BertNormalizer", &k->normalize);
+    if (!s) return j->ctx->status;
+    if (s->kind == TT__STAGE_PREPEND) return tt__read_text(k, j, node, "prepend", &s->to, &s->to_bytes);
+    if (s->kind == TT__STAGE_REPLACE) return tt__read_replace(k, j, node, s);
+    if (s->kind == TT__STAGE_PRECOMPILED) return tt__read_precompiled(k, j, node, s);
+    if (s->kind != TT__STAGE_TRIM) return TT_OK;
+    const tt_status status = tt__json_read_bool(j, node, "strip_left", &s->left);
+    return status == TT_OK ? tt__json_read_bool(j, node, "strip_right", &s->right) : status;
+}
+
+/* The regular expressions that splitters know, but for that of three digits. */
+static const struct { const char *regex; tt__pattern pattern; } tt__patterns[] = {
+    {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     {false, false, false, 0}}, /* GPT-2 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* LLaMA 3 */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", {true, true, true, 1}}, /* Qwen2 */
+    {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}}, /* cl100k */
+    {"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,3}|"
+     " ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+", {true, true, true, 3}},
+};
+static tt_status tt__read_split(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {{"Regex", TT__STAGE_REGEX}, {"Triples", TT__STAGE_TRIPLES}};
+    tt_status status;
+    const char *behavior = "", *regex = NULL;
+    bool invert = false;
+    int known = -1;
+    int pattern = tt__json_member(j, node, "pattern", true, 1 << TT__JSON_OBJECT, "{\"Regex\": ...}",
+                                  &status);
+    if (status == TT_OK) status = tt__json_read_string(j, node, "behavior", true, &behavior);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "invert", &invert);
+    if (status != TT_OK) return status;
+    regex = tt__json_text(j, tt__json_get(j, pattern, "Regex"));
+    const bool triples = regex && strcmp(regex, "[0-9][0-9][0-9]") == 0; /* Falcon's */
+    const bool isolated = strcmp(behavior, "Isolated") == 0, removed = strcmp(behavior, "Removed") == 0;
+    for (int i = 0; regex && i < TT__COUNT(tt__patterns); i++)
+        if (strcmp(regex, tt__patterns[i].regex) == 0) known = i;
+    if (known < 0 && !triples)
+        return tt__unsupported(j, pattern, "pattern of a Split,", regex ? regex : "a String,",
+                               "the regular expression of GPT-2, LLaMA 3, Qwen2, cl100k or Falcon");
+    /* The long patterns match every character: what lies between matches is nothing. */
+    if (triples ? !isolated || invert : !isolated && !(removed && invert))
+        return tt__unsupported(j, node, "behavior of a Split,", behavior,
+                               "Isolated, or Removed with \"invert\"");
+    const tt__stage_name *name = &names[triples];
+    tt__stage *s = tt__read_stage(j, node, "", name->type, name, 1, "", &k->split);
+    if (!s) return TT_ERR_UNSUPPORTED;
+    if (known >= 0) s->pattern = tt__patterns[known].pattern;
+    if (known >= 0 && k->mapped_at < k->split.n - 1)
+        return tt__unsupported(j, node, "place of a Split,", "behind ByteLevel,", "it before ByteLevel");
+    return TT_OK;
+}
+
+/* "replacement" and "prepend_scheme" of a Metaspace, or "add_prefix_space" of older files */
+static tt_status tt__read_metaspace(tt_tokenizer *k, const tt__json *j, int node, const char **mark,
+                                    size_t *bytes, const char **scheme)
+{
+    bool prefix = true;
+    size_t at = 0;
+    *scheme = "always";
+    tt_status status = tt__read_text(k, j, node, "replacement", mark, bytes);
+    if (status == TT_OK) status = tt__json_read_string(j, node, "prepend_scheme", false, scheme);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "add_prefix_space", &prefix);
+    if (status != TT_OK) return status;
+    if (tt__utf8_next(*mark, *bytes, &at) == TT__INVALID || at != *bytes)
+        return tt__unsupported(j, node, "replacement", *mark, "one character");
+    if (!prefix) *scheme = "never";
+    if (strcmp(*scheme, "always") != 0 && strcmp(*scheme, "first") != 0 && strcmp(*scheme, "never") != 0)
+        return tt__unsupported(j, node, "prepend_scheme", *scheme, "always, first or never");
+    return TT_OK;
+}
+
+static tt_status tt__read_splitter(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {
+        {"ByteLevel", TT__STAGE_BYTES}, {"Metaspace", TT__STAGE_METASPACE}, {"Digits", TT__STAGE_DIGITS},
+        {"Punctuation", TT__STAGE_PUNCTUATION}, {"WhitespaceSplit", TT__STAGE_WHITE},
+        {"BertPreTokenizer", TT__STAGE_BERT}};
+    tt_status status = TT_OK;
+    const char *behavior = "Isolated", *scheme;
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "pre_tokenizer");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "Sequence") == 0)
+        return tt__read_sequence(k, j, node, "pretokenizers", tt__read_splitter);
+    if (strcmp(type, "Split") == 0) return tt__read_split(k, j, node);
+    tt__stage *s = tt__read_stage(j, node, "pre_tokenizer", type, names, TT__COUNT(names),
+                                  "Sequence, ByteLevel, Split, Digits, Punctuation, WhitespaceSplit, "
+                                  "Metaspace or BertPreTokenizer", &k->split);
+    if (!s) return j->ctx->status;
+    const int place = k->split.n - 1;
+    const bool of_classes = s->kind == TT__STAGE_DIGITS || s->kind == TT__STAGE_PUNCTUATION;
+    if (s->kind == TT__STAGE_BYTES && k->model.kind != TT__MODEL_BPE)
+        return tt__unsupported(j, node, "pre_tokenizer", type, "none that maps bytes");
+    if (!of_classes && k->mapped_at < place)
+        return tt__unsupported(j, node, "pre_tokenizer", type, "no other one behind ByteLevel");
+    s->splits = true;
+    switch (s->kind) {
+    case TT__STAGE_BYTES:
+        k->mapped_at = place;
+        status = tt__json_read_bool(j, node, "add_prefix_space", &s->prefix_space);
+        return status == TT_OK ? tt__json_read_bool(j, node, "use_regex", &s->splits) : status;
+    case TT__STAGE_DIGITS: return tt__json_read_bool(j, node, "individual_digits", &s->each);
+    case TT__STAGE_PUNCTUATION:
+        status = tt__json_read_string(j, node, "behavior", false, &behavior);
+        s->each = strcmp(behavior, "Isolated") == 0;
+        if (status == TT_OK && !s->each && strcmp(behavior, "Contiguous") != 0)
+            return tt__unsupported(j, node, "behavior of Punctuation,", behavior, "Isolated or Contiguous");
+        return status;
+    case TT__STAGE_METASPACE:
+        for (int i = 0; i < place; i++)
+            if (k->split.all[i].kind == TT__STAGE_METASPACE)
+                return tt__unsupported(j, node, "pre_tokenizer", "Metaspace behind Metaspace", "one of them");
+        status = tt__read_metaspace(k, j, node, &s->to, &s->to_bytes, &scheme);
+        if (status == TT_OK) status = tt__json_read_bool(j, node, "split", &s->splits);
+        if (status != TT_OK) return status;
+        s->prefix_always = strcmp(scheme, "always") == 0;
+        s->prefix_first = strcmp(scheme, "first") == 0;
+        s->from = " ";
+        s->from_bytes = 1;
+        return TT_OK;
+    default: return TT_OK;
+    }
+}
+
+static tt_status tt__read_decoder(tt_tokenizer *k, const tt__json *j, int node)
+{
+    static const tt__stage_name names[] = {
+        {"ByteLevel", TT__STAGE_BYTES}, {"Replace", TT__STAGE_REPLACE}, {"Fuse", TT__STAGE_FUSE},
+        {"ByteFallback", TT__STAGE_BYTE_FALLBACK}, {"Strip", TT__STAGE_STRIP},
+        {"Metaspace", TT__STAGE_METASPACE}, {"WordPiece", TT__STAGE_WORDPIECE}};
+    tt_status status = TT_OK;
+    const char *scheme;
+    size_t at = 0;
+    if (j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "decoder");
+    if (!type) return j->ctx->status;
+    k->finish.decodes = true;
+    if (strcmp(type, "Sequence") == 0) return tt__read_sequence(k, j, node, "decoders", tt__read_decoder);
+    tt__stage *s = tt__read_stage(j, node, "decoder", type, names, TT__COUNT(names),
+                                  "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace or "
+                                  "WordPiece", &k->finish.decode);
+    if (!s) return j->ctx->status;
+    switch (s->kind) {
+    case TT__STAGE_REPLACE: return tt__read_replace(k, j, node, s);
+    case TT__STAGE_METASPACE:
+        status = tt__read_metaspace(k, j, node, &s->from, &s->from_bytes, &scheme);
+        if (status != TT_OK) return status;
+        s->prefix_first = strcmp(scheme, "never") != 0;
+        s->to = " ";
+        s->to_bytes = 1;
+        return TT_OK;
+    case TT__STAGE_WORDPIECE:
+        s->each = true;
+        status = tt__read_text(k, j, node, "prefix", &s->from, &s->from_bytes);
+        return status == TT_OK ? tt__json_read_bool(j, node, "cleanup", &s->each) : status;
+    case TT__STAGE_STRIP:
+        status = tt__read_text(k, j, node, "content", &s->from, &s->from_bytes);
+        if (status == TT_OK) status = tt__json_read_int(j, node, "start", true, 0, INT32_MAX, &s->start);
+        if (status == TT_OK) status = tt__json_read_int(j, node, "stop", true, 0, INT32_MAX, &s->stop);
+        if (status != TT_OK) return status;
+        if (tt__utf8_next(s->from, s->from_bytes, &at) == TT__INVALID || at != s->from_bytes)
+            return tt__unsupported(j, node, "content of a Strip,", s->from, "one character");
+        return TT_OK;
+    default: return TT_OK;
+    }
+}
+
+/* The id at `node`, in range. */
+static tt_status tt__read_id(const tt__json *j, int node, const char *what, int *id)
+{
+    const tt__json_node *at = &j->nodes[node];
+    const bool integer = at->kind == TT__JSON_NUMBER_KIND && at->exact;
+    if (integer && at->integer >= 0 && at->integer < TT__IDS_LIMIT) return *id = (int)at->integer, TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT,
+                    "'%s', byte %zu: the id of %s is %s; expected an integer from 0 to %d", j->path,
+                    j->base + at->offset, what, integer ? "out of range" : tt__json_kind_name(j, node),
+                    TT__IDS_LIMIT - 1);
+}
+
+/* ---- ids around a text */
+
+static tt_status tt__add_around(const tt_tokenizer *k, const tt__json *j, int node, int32_t *ids, int *n,
+                                int id,
+                                bool front)
+{
+    if (id >= k->size || k->vocab.text[id].bytes == TT__NO_TOKEN)
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor adds the id %d, which no token "
+                        "has", j->path, j->base + j->nodes[node].offset, id);
+    if (*n == TT__AROUND)
+        return tt__unsupported(j, node, "post_processor", "that begins here", "at most 16 ids on each side");
+    if (front) memmove(ids + 1, ids, (size_t)*n * sizeof *ids);
+    ids[front ? 0 : *n] = id;
+    (*n)++;
+    return TT_OK;
+}
+
+/* {"single": [{"SpecialToken": {"id": name}}, {"Sequence": {"id": "A"}}, ...], "special_tokens": {name:
+   {"ids": [...]}}} */
+static tt_status tt__read_template(tt_tokenizer *k, const tt__json *j, int node)
+{
+    tt_status status;
+    int list = tt__json_member(j, node, "single", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    int sequences = 0;
+    int32_t before[TT__AROUND], behind[TT__AROUND];
+    int n_before = 0, n_behind = 0;
+    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
+         child = j->nodes[child].after) {
+        const char *name = tt__json_text(j, tt__json_get(j, tt__json_get(j, child, "SpecialToken"), "id"));
+        if (tt__json_get(j, child, "Sequence") >= 0) sequences++;
+        else if (!name) return tt__json_wrong(j, "single", child, NULL, "SpecialToken or Sequence");
+        else {
+            int token = tt__json_get(j, tt__json_get(j, node, "special_tokens"), name);
+            int ids = tt__json_get(j, token, "ids"), id;
+            if (ids < 0 || j->nodes[ids].kind != TT__JSON_ARRAY)
+                return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: \"special_tokens\" has no \"ids\" of "
+                                "'%.200s'", j->path, j->base + j->nodes[child].offset, name);
+            for (int at = ids + 1; at < j->nodes[ids].after && status == TT_OK; at = j->nodes[at].after) {
+                status = tt__read_id(j, at, name, &id);
+                if (status == TT_OK && !sequences)
+                    status = tt__add_around(k, j, child, before, &n_before, id, false);
+                else if (status == TT_OK) status = tt__add_around(k, j, child, behind, &n_behind, id, false);
+            }
+        }
+    }
+    if (status == TT_OK && sequences != 1)
+        return tt__unsupported(j, node, "TemplateProcessing", "that begins here",
+                               "one Sequence in \"single\"");
+    while (n_before && status == TT_OK)
+        status = tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, before[--n_before], true);
+    for (int i = 0; i < n_behind && status == TT_OK; i++)
+        status = tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, behind[i], false);
+    return status;
+}
+
+/* The token of "cls" or "sep", [text, id], around a text. An id that is null is looked up. */
+static tt_status tt__read_roberta(tt_tokenizer *k, const tt__json *j, int node, const char *key)
+{
+    int pair = tt__json_get(j, node, key), id = -1;
+    const char *text = pair >= 0 && j->nodes[pair].kind == TT__JSON_ARRAY && j->nodes[pair].count == 2
+                     ? tt__json_text(j, pair + 1) : NULL;
+    if (!text)
+        return tt__fail(j->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: the post_processor needs \"%s\", a token and its "
+                        "id", j->path, j->base + j->nodes[node].offset, key);
+    tt_status status = TT_OK;
+    if (j->nodes[pair + 2].kind != TT__JSON_NULL) status = tt__read_id(j, pair + 2, text, &id);
+    else if ((id = tt__token_find(&k->vocab.by_text, text, strlen(text))) < 0)
+        status = tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no token '%.200s'", j->path, text);
+    if (status != TT_OK) return status;
+    if (strcmp(key, "cls") == 0)
+        return tt__add_around(k, j, node, k->finish.before, &k->finish.n_before, id, true);
+    return tt__add_around(k, j, node, k->finish.behind, &k->finish.n_behind, id, false);
+}
+
+static tt_status tt__read_processor(tt_tokenizer *k, const tt__json *j, int node)
+{
+    tt_status status;
+    if (node < 0 || j->nodes[node].kind == TT__JSON_NULL) return TT_OK;
+    const char *type = tt__component_type(j, node, "post_processor");
+    if (!type) return j->ctx->status;
+    if (strcmp(type, "ByteLevel") == 0) return TT_OK; /* of offsets */
+    if (strcmp(type, "TemplateProcessing") == 0) return tt__read_template(k, j, node);
+    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
+        status = tt__read_roberta(k, j, node, "cls");
+        return status == TT_OK ? tt__read_roberta(k, j, node, "sep") : status;
+    }
+    if (strcmp(type, "Sequence") != 0)
+        return tt__unsupported(j, node, "post_processor", type, "Sequence, ByteLevel, TemplateProcessing, "
+                               "RobertaProcessing or BertProcessing");
+    int list = tt__json_member(j, node, "processors", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    for (int child = list + 1; list >= 0 && child < j->nodes[list].after && status == TT_OK;
+         child = j->nodes[child].after)
+        status = tt__read_processor(k, j, child);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------- tokenizer: vocabulary */
+
+/* How AutoTokenizer of transformers 5 marks the first word where there is a tokenizer.json: as that says, or
+   as "add_prefix_space" of tokenizer_config.json says, or as tt__llama_way. */
+typedef enum tt__first_word { TT__FIRST_FILE, TT__FIRST_BYTES, TT__FIRST_LLAMA } tt__first_word;
+
+/* Room for `size` ids in a table. */
+static bool tt__token_table(tt_context *ctx, tt__ids_by_text *t, const char *base, const tt__slice *slices,
+                          size_t size)
+{
+    size_t slots = 64;
+    while (slots < size * 2) slots *= 2;
+    t->base = base;
+    t->slices = slices;
+    t->mask = (uint32_t)(slots - 1);
+    t->slots = (tt__bucket *)tt__alloc(ctx, slots * sizeof *t->slots);
+    if (t->slots) memset(t->slots, 0xFF, slots * sizeof *t->slots);
+    return t->slots != NULL;
+}
+
+static void tt__token_put(tt__ids_by_text *t, int id)
+{
+    const char *text = t->base + t->slices[id].start;
+    const size_t bytes = t->slices[id].bytes;
+    const tt__bucket bucket = {tt__token_head(text, bytes, bytes), (uint32_t)bytes, id};
+    *tt__token_slot(t, text, bytes, bucket.head) = bucket;
+}
+
+
+typedef struct tt__recipe { /* what a tokenizer is made of */
+    const tt__json *j;            /* tokenizer.json, or what stands for it without the vocabulary */
+    const char *text;             /* what j was parsed from */
+    const tt__json *way;          /* what has the pipeline in place of j; NULL: nothing */
+    tt__first_word first;
+    const tt__json *vocab;        /* vocab.json; NULL: the vocabulary is in j, or in lines */
+    const tt__file_bytes *lines;  /* vocab.txt, or NULL */
+    const tt__file_bytes *merges; /* merges.txt; NULL: merges are in j */
+    const char *path;             /* of vocab.txt or merges.txt */
+    const tt__json *config;       /* tokenizer_config.json; NULL, or empty: there is none */
+} tt__recipe;
+
+typedef struct tt__vocab_reader {
+    const tt__recipe *r;
+    const tt__json *j;
+    int node, child, place;       /* the vocabulary; the next token's node and number */
+    size_t at, offset;            /* the next line's place; that of a token of JSON */
+} tt__vocab_reader;
+
+/* The next line of vocab.txt. */
+static tt_status tt__next_line(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes)
+{
+    const char *text = v->r->lines->bytes + v->at;
+    const size_t left = v->r->lines->size - v->at;
+    const char *newline = (const char *)memchr(text, '\n', left);
+    size_t end = newline ? (size_t)(newline - text) : left;
+    v->at += end + 1;
+    if (tt__utf8_invalid(text, end) < end || memchr(text, 0, end))
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', line %d: the token is not UTF-8 text; a vocabulary has "
+                        "one token a line", v->r->path, v->place + 1);
+    while (end) { /* `tokenizers` drops white space from a line's end, as from "\r\r\n" */
+        const size_t last = tt__utf8_last(text, end);
+        size_t next = last;
+        if (!(k->unicode->bits[tt__utf8_next(text, end, &next)] & TT__IS_SPACE)) break;
+        end = last;
+    }
+    *token = text;
+    *bytes = end;
+    return TT_OK;
+}
+
+/* The next token of a vocabulary: a member of {token: id, ...}, or a line or [token, score] whose number is
+   the id. *token: NULL behind the last one. */
+static tt_status tt__read_token(tt_tokenizer *k, tt__vocab_reader *v, const char **token, size_t *bytes,
+                                int *id)
+{
+    const tt__json *j = v->j;
+    const int child = v->child;
+    *token = NULL;
+    *id = v->place;
+    if (v->r->lines ? v->at >= v->r->lines->size : child >= j->nodes[v->node].after) return TT_OK;
+    if (v->r->lines) {
+        const tt_status status = tt__next_line(k, v, token, bytes);
+        v->place++;
+        return status;
+    }
+    const tt__json_node *at = &j->nodes[child];
+    v->child = at->after;
+    v->offset = j->base + at->offset;
+    if (k->model.kind != TT__MODEL_UNIGRAM) {
+        *token = j->pool + at->key;
+        *bytes = at->key_bytes;
+        return tt__read_id(j, child, "a token of the vocabulary", id);
+    }
+    const bool pair = at->kind == TT__JSON_ARRAY && at->count == 2;
+    *token = pair ? tt__json_bytes(j, child + 1, bytes) : NULL;
+    if (v->place++ < TT__IDS_LIMIT && *token &&
+        j->nodes[j->nodes[child + 1].after].kind == TT__JSON_NUMBER_KIND) return TT_OK;
+    return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s', byte %zu: token %d of the vocabulary is %s; expected "
+                    "at most %d tokens, each an array of a text and its score", j->path,
+                    j->base + at->offset, *id, tt__json_kind_name(j, child), TT__IDS_LIMIT);
+}
+
+/* The bytes that a token of byte-level encoding stands for, at `to`. Returns how many; TT__NO_TOKEN: no text
+   has it. */
+static uint32_t tt__token_bytes(const char *token, size_t n, char *to)
+{
+    uint32_t made = 0;
+    for (size_t at = 0; at < n; made++) {
+        const int byte = tt__char_byte(tt__utf8_next(token, n, &at));
+        if (byte < 0) return TT__NO_TOKEN;
+        to[made] = (char)byte;
+    }
+    return made;
+}
+
+/* Room for a vocabulary of so many tokens and bytes, with the ids below k->size. */
+static bool tt__vocab_room(tt_tokenizer *k, size_t count, size_t bytes)
+{
+    tt__vocab *v = &k->vocab;
+    const size_t ids = (size_t)tt__max(k->size, 1);
+    const bool mapped = k->mapped_at < k->split.n;
+    v->texts = (char *)tt__alloc(k->ctx, bytes + 1);
+    v->words = mapped ? (char *)tt__alloc(k->ctx, bytes + 1) : v->texts;
+    v->text = (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->text);
+    v->word = mapped ? (tt__slice *)tt__alloc(k->ctx, ids * sizeof *v->word) : v->text;
+    k->model.whole = (uint8_t *)tt__calloc(k->ctx, ids);
+    k->added_of = (int32_t *)tt__alloc(k->ctx, ids * 4);
+    if (!v->texts || !v->words || !v->text || !v->word || !k->model.whole || !k->added_of ||
+        !tt__token_table(k->ctx, &v->by_text, v->texts, v->text, count + (size_t)k->n_added) ||
+        !tt__token_table(k->ctx, &v->by_word, v->words, v->word, count))
+        return false;
+    memset(v->text, 0xFF, ids * sizeof *v->text);
+    memset(v->word, 0xFF, ids * sizeof *v->word);
+    memset(k->added_of, 0xFF, ids * 4);
+    return true;
+}
+
+/* Reads the vocabulary, and makes room for the added tokens. */
+static tt_status tt__read_vocab(tt_tokenizer *k, const tt__recipe *r, const tt__json *j, int node)
+{
+    const tt__vocab_reader begin = {r, j, node, node + 1, 0, 0, 0};
+    tt__vocab_reader reader = begin;
+    tt__vocab *v = &k->vocab;
+    size_t bytes = 0, used = 0, count = 0, n = 0;
+    const char *key;
+    int id;
+    tt_status status = tt__read_token(k, &reader, &key, &n, &id);
+    for (; key && status == TT_OK; status = tt__read_token(k, &reader, &key, &n, &id), count++) {
+        v->own = (int)tt__max(v->own, id + 1);
+        bytes += n + 1;
+    }
+    if (status != TT_OK) return status;
+    k->size = v->own;
+    for (int i = 0; i < k->n_added; i++) {
+        k->size = (int)tt__max(k->size, k->added[i].id + 1);
+        bytes += k->added[i].bytes + 1;
+    }
+    if (!tt__vocab_room(k, count, bytes)) return TT_ERR_MEMORY;
+    const bool mapped = v->words != v->texts;
+    reader = begin;
+    for (; (status = tt__read_token(k, &reader, &key, &n, &id)) == TT_OK && key; used += n + 1) {
+        const tt__slice slice = {(uint32_t)used, (uint32_t)n};
+        if (v->text[id].bytes != TT__NO_TOKEN)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: two tokens of the vocabulary have the "
+                            "id %d", j->path, reader.offset, id);
+        memcpy(v->texts + used, key, n);
+        v->texts[used + n] = 0;
+        v->text[id] = slice; /* of tokens that are there twice the last counts */
+        tt__token_put(&v->by_text, id);
+        if (mapped) {
+            v->word[id].start = slice.start;
+            v->word[id].bytes = tt__token_bytes(key, n, v->words + used);
+        }
+        if (v->word[id].bytes == TT__NO_TOKEN) continue;
+        tt__token_put(&v->by_word, id);
+        v->longest = (uint32_t)tt__max(v->longest, v->word[id].bytes);
+    }
+    return status;
+}
+
+static bool tt__prefixes_grow(tt_context *ctx, tt__prefixes *t) /* room for twice as many edges */
+{
+    const size_t slots = t->slots ? 2 * t->slots : 1024;
+    uint64_t *old = t->edges;
+    uint64_t *edges = (uint64_t *)tt__alloc(ctx, slots * sizeof *edges);
+    if (!edges) return false;
+    memset(edges, 0xFF, slots * sizeof *edges);
+    const size_t before = t->slots;
+    t->edges = edges;
+    t->shift = t->slots ? t->shift - 1 : 64 - 10;
+    t->slots = slots;
+    for (size_t i = 0; i < before; i++)
+        if (old[i] != UINT64_MAX) t->edges[tt__prefix_slot(t, old[i] >> 28)] = old[i];
+    tt__free(ctx, old);
+    return true;
+}
+
+static tt_status tt__prefixes_add(tt_context *ctx, tt__prefixes *t, const char *text, size_t bytes,
+                                  int32_t id)
+{
+    int32_t node = 0;
+    for (size_t i = 0; i <= bytes; i++) {
+        const int32_t parent = node;
+        if (!t->count || (i && (node = tt__prefix_next(t, parent, text[i - 1])) < 0)) {
+            if (t->count == (1 << 28) - 1) /* the last one is an edge that is free */
+                return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a vocabulary of more than %d starts of tokens",
+                                t->count);
+            if (!TT__GROW(ctx, t->ids, t->count, t->capacity) ||
+                (t->slots < 2 * ((size_t)t->count + 1) && !tt__prefixes_grow(ctx, t))) return TT_ERR_MEMORY;
+            node = t->count++;
+            t->ids[node] = -1;
+            const uint64_t key = (uint64_t)parent << 8 | (uint8_t)(i ? text[i - 1] : 0);
+            if (i) t->edges[tt__prefix_slot(t, key)] = key << 28 | (uint64_t)node;
+        }
+    }
+    if (bytes) t->ids[node] = id; /* of two tokens with the same text the last counts */
+    return TT_OK;
+}
+
+/* The tree of the tokens. */
+static tt_status tt__prefixes_of_vocab(tt_tokenizer *k)
+{
+    tt_status status = tt__prefixes_add(k->ctx, &k->model.prefixes, "", 0, -1);
+    for (int id = 0; id < k->vocab.own && status == TT_OK; id++) {
+        const tt__slice *text = &k->vocab.text[id];
+        const char *from = k->vocab.texts + text->start;
+        if (text->bytes != TT__NO_TOKEN)
+            status = tt__prefixes_add(k->ctx, &k->model.prefixes, from, text->bytes, id);
+    }
+    return status;
+}
+
+/* ----------------------------------------------------------------------- tokenizer: reading of the models */
+
+/* A number as the JSON reader of `tokenizers` takes it: its digits as an integer, of as many as 64 bits hold,
+   by a power of ten. That is not always the nearest double, and which of two spellings is better may hang on
+   the last bit. `at`: a number of valid JSON. */
+static double tt__unigram_score(const char *at)
+{
+    const bool negative = *at == '-';
+    uint64_t digits = 0;
+    int64_t exponent = 0, written = 0;
+    bool point = false, full = false;
+    char power[8];
+    for (at += negative; (*at >= '0' && *at <= '9') || *at == '.'; at++) {
+        const uint64_t digit = (uint64_t)(*at - '0');
+        if (*at == '.') { point = true; continue; }
+        full |= digits > (UINT64_MAX - digit) / 10;
+        if (!full) digits = digits * 10 + digit;
+        exponent += full ? !point : -(int64_t)point;
+    }
+    if (*at == 'e' || *at == 'E') {
+        const bool below = *++at == '-';
+        for (at += below || *at == '+'; *at >= '0' && *at <= '9' && written < 100000; at++)
+            written = written * 10 + *at - '0';
+        exponent += below ? -written : written;
+    }
+    double score = (double)digits;
+    for (; exponent < -308 && score != 0; exponent += 308) score /= 1e308;
+    if (exponent > 308 && score != 0) return HUGE_VAL;
+    if (score != 0) {
+        snprintf(power, sizeof power, "1e%d", (int)(exponent < 0 ? -exponent : exponent));
+        if (exponent >= 0) score *= strtod(power, NULL);
+        else score /= strtod(power, NULL);
+    }
+    return negative ? -score : score;
+}
+
+/* The scores of Unigram's vocabulary, which has been read from `text`. */
+static tt_status tt__read_scores(tt_tokenizer *k, const tt__json *j, const char *text, int model)
+{
+    const int node = tt__json_get(j, model, "vocab");
+    tt__model *m = &k->model;
+    int id = 0;
+    double least = HUGE_VAL;
+    if (m->unk >= k->vocab.own)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': \"unk_id\" is %d, and the vocabulary has %d tokens",
+                        j->path, m->unk, k->vocab.own);
+    m->scores = (double *)tt__alloc(k->ctx, (size_t)k->vocab.own * sizeof *m->scores);
+    if (!m->scores) return TT_ERR_MEMORY;
+    for (int child = node + 1; child < j->nodes[node].after; child = j->nodes[child].after, id++) {
+        const tt__json_node *number = &j->nodes[j->nodes[child + 1].after];
+        m->scores[id] = tt__unigram_score(text + number->offset);
+        if (!isfinite(m->scores[id]))
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: the score of token %d is too large for a "
+                            "double", j->path, j->base + number->offset, id);
+        least = m->scores[id] < least ? m->scores[id] : least;
+    }
+    m->unk_score = least - 10; /* Kudo's and Richardson's SentencePiece has this penalty */
+    return TT_OK;
+}
+
+typedef struct tt__bpe_merging { /* what a merge is read from, for errors, and room for what it makes */
+    const char *path;
+    size_t offset, count;
+    char *joined;
+    size_t room;
+} tt__bpe_merging;
+
+/* Room for so many merges. */
+static tt_status tt__bpe_merges_begin(tt_tokenizer *k, size_t count, tt__bpe_merging *m)
+{
+    size_t slots = 64;
+    int bits = 6;
+    while (slots < 2 * count) slots *= 2, bits++;
+    k->model.merge_shift = 64 - bits;
+    k->model.merge_mask = slots - 1;
+    m->count = 0;
+    m->room = 0;
+    for (int id = 0; id < k->vocab.own; id++)
+        if (k->vocab.text[id].bytes != TT__NO_TOKEN)
+            m->room = (size_t)tt__max((int64_t)m->room, k->vocab.text[id].bytes);
+    m->joined = (char *)tt__chunks_take(k->ctx, &k->chunks, m->room + 1);
+    k->model.merges = (tt__bpe_rule *)tt__alloc(k->ctx, slots * sizeof *k->model.merges);
+    if (!m->joined || !k->model.merges)
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the %zu merges of '%s'", count, m->path);
+    for (size_t i = 0; i < slots; i++) {
+        const tt__bpe_rule none = {UINT64_MAX, UINT32_MAX, -1};
+        k->model.merges[i] = none;
+    }
+    return TT_OK;
+}
+
+/* The next merge, of two tokens into one that the vocabulary has. */
+static tt_status tt__bpe_merge_add(tt_tokenizer *k, tt__bpe_merging *m, const char *left, size_t left_bytes,
+                                   const char *right, size_t right_bytes)
+{
+    const int l = tt__token_find(&k->vocab.by_text, left, left_bytes);
+    const int r = tt__token_find(&k->vocab.by_text, right, right_bytes);
+    int id = -1;
+    if (l >= 0 && r >= 0 && left_bytes + right_bytes <= m->room) {
+        memcpy(m->joined, left, left_bytes);
+        memcpy(m->joined + left_bytes, right, right_bytes);
+        id = tt__token_find(&k->vocab.by_text, m->joined, left_bytes + right_bytes);
+    }
+    if (id < 0)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is of '%.100s' and '%.100s'%s",
+                        m->path,
+                        m->offset, m->count, left, right, l >= 0 && r >= 0
+                        ? ", and the vocabulary has not what these make" : ", which are not both tokens");
+    tt__bpe_rule *to = &k->model.merges[tt__bpe_merge(k, l, r) - k->model.merges];
+    to->pair = (uint64_t)(uint32_t)l << 32 | (uint32_t)r;
+    to->rank = (uint32_t)m->count++;
+    to->id = id;
+    /* Is the start of a run of U+2581 in what it makes? */
+    for (size_t i = 1; k->model.cuts && i + 3 <= left_bytes + right_bytes; i++)
+        if (memcmp(m->joined + i, "\xE2\x96\x81", 3) == 0 &&
+            (i < 3 || memcmp(m->joined + i - 3, "\xE2\x96\x81", 3) != 0)) k->model.cuts = false;
+    return TT_OK;
+}
+
+/* [["a", "b"], ...], or ["a b", ...] of older files */
+static tt_status tt__read_merges(tt_tokenizer *k, const tt__json *j, int model)
+{
+    tt_status status;
+    tt__bpe_merging m = {j->path, 0, 0, NULL, 0};
+    int list = tt__json_member(j, model, "merges", true, 1 << TT__JSON_ARRAY, "an array", &status);
+    if (status == TT_OK) status = tt__bpe_merges_begin(k, (size_t)j->nodes[list].count, &m);
+    if (status != TT_OK) return status;
+    for (int child = list + 1; child < j->nodes[list].after; child = j->nodes[child].after) {
+        const tt__json_node *at = &j->nodes[child];
+        size_t left_bytes = 0, right_bytes = 0;
+        const char *left = tt__json_bytes(j, child, &left_bytes), *right = NULL;
+        m.offset = j->base + at->offset;
+        if (left) {
+            char *space = (char *)memchr(left, ' ', left_bytes);
+            if (space) {
+                right = space + 1;
+                right_bytes = left_bytes - (size_t)(right - left);
+                left_bytes = (size_t)(space - left);
+                *space = 0; /* for errors */
+            }
+            if (space && memchr(right, ' ', right_bytes)) right = NULL;
+        } else if (at->kind == TT__JSON_ARRAY && at->count == 2) {
+            left = tt__json_bytes(j, child + 1, &left_bytes);
+            right = tt__json_bytes(j, j->nodes[child + 1].after, &right_bytes);
+        }
+        if (!left || !right)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is %s; expected two tokens",
+                            j->path,
+                            m.offset, m.count, tt__json_kind_name(j, child));
+        status = tt__bpe_merge_add(k, &m, left, left_bytes, right, right_bytes);
+        if (status != TT_OK) return status;
+    }
+    return TT_OK;
+}
+
+/* A line "a b" a merge, but for the first, "#version: ...". */
+static tt_status tt__read_merges_txt(tt_tokenizer *k, const char *path, const tt__file_bytes *file)
+{
+    tt__bpe_merging m = {path, 0, 0, NULL, 0};
+    char *text = tt__chunks_text(k->ctx, &k->chunks, file->bytes, file->size);
+    size_t lines = 1;
+    for (size_t i = 0; i < file->size; i++) lines += file->bytes[i] == '\n';
+    if (!text || lines > INT32_MAX / 2)
+        return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the merges of '%s'", path);
+    tt_status status = tt__bpe_merges_begin(k, lines, &m);
+    for (size_t at = 0; at < file->size && status == TT_OK;) {
+        char *line = text + at, *newline = (char *)memchr(line, '\n', file->size - at);
+        size_t n = newline ? (size_t)(newline - line) : file->size - at;
+        m.offset = at;
+        at += n + 1;
+        if (n && line[n - 1] == '\r') n--;
+        line[n] = 0;
+        if (n >= 8 && memcmp(line, "#version", 8) == 0) continue;
+        char *space = (char *)memchr(line, ' ', n);
+        if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s', byte %zu: merge %zu is not two tokens with a space "
+                            "between them", path, m.offset, m.count);
+        *space = 0;
+        status = tt__bpe_merge_add(k, &m, line, (size_t)(space - line), space + 1,
+                                   (size_t)(line + n - space - 1));
+    }
+    return status;
+}
+
+/* What decides ids beside vocabulary and merges. */
+static tt_status tt__read_model(tt_tokenizer *k, const tt__json *j, int model, const char **unk)
+{
+    tt__model *m = &k->model;
+    const char *type = "BPE", *prefix = "", *suffix = "";
+    float dropout = 0;
+    int64_t id = 0;
+    *unk = NULL;
+    if (model < 0 || j->nodes[model].kind != TT__JSON_OBJECT)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' has no \"model\", an object", j->path);
+    tt_status status = tt__json_read_string(j, model, "type", false, &type);
+    if (status != TT_OK) return status;
+    if (strcmp(type, "Unigram") == 0) {
+        m->kind = TT__MODEL_UNIGRAM;
+        status = tt__json_read_int(j, model, "unk_id", true, 0, TT__IDS_LIMIT - 1, &id);
+        m->unk = (int)id;
+        return status == TT_OK ? tt__json_read_bool(j, model, "byte_fallback", &m->byte_fallback) : status;
+    }
+    /* older files of DistilBERT have no "type" */
+    const bool untyped = tt__json_get(j, model, "type") < 0;
+    const bool wordpiece = untyped ? tt__json_get(j, model, "max_input_chars_per_word") >= 0
+                                   : strcmp(type, "WordPiece") == 0;
+    m->kind = wordpiece ? TT__MODEL_WORDPIECE : TT__MODEL_BPE;
+    if (!wordpiece && strcmp(type, "BPE") != 0)
+        return tt__unsupported(j, model, "model", type, "BPE, Unigram or WordPiece");
+    status = tt__json_read_string(j, model, "unk_token", false, unk);
+    if (status == TT_OK) status = tt__json_read_string(j, model, "continuing_subword_prefix", false, &prefix);
+    if (status == TT_OK && wordpiece) {
+        m->word_chars = 100; /* as `tokenizers` has them where a file says nothing */
+        if (!*unk) *unk = "[UNK]";
+        if (tt__json_get(j, model, "continuing_subword_prefix") < 0) prefix = "##";
+        status = tt__keep_text(k, j, prefix, strlen(prefix), &m->piece);
+        if (status != TT_OK) return status;
+        return tt__json_read_int(j, model, "max_input_chars_per_word", false, 0, INT32_MAX, &m->word_chars);
+    }
+    if (status == TT_OK) status = tt__json_read_string(j, model, "end_of_word_suffix", false, &suffix);
+    if (status == TT_OK) status = tt__json_read_float(j, model, "dropout", 0, 2, &dropout);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "fuse_unk", &m->fuse_unk);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "byte_fallback", &m->byte_fallback);
+    if (status == TT_OK) status = tt__json_read_bool(j, model, "ignore_merges", &m->ignore_merges);
+    if (status == TT_OK && *prefix)
+        return tt__unsupported(j, model, "continuing_subword_prefix", prefix, "none");
+    if (status == TT_OK && *suffix) return tt__unsupported(j, model, "end_of_word_suffix", suffix, "none");
+    if (status == TT_OK && dropout > 0)
+        return tt__unsupported(j, model, "\"dropout\"", "above 0", "null or 0");
+    return status;
+}
+
+/* What a model needs of its vocabulary. unk: the text of the unknown token, or NULL. */
+static tt_status tt__finish_model(tt_tokenizer *k, const tt__recipe *r, int model, const char *unk)
+{
+    tt__model *m = &k->model;
+    int missing = 0, unmapped = 0;
+    const bool mapped = k->mapped_at < k->split.n;
+    for (uint32_t c = 0; c < 256; c++) {
+        char text[8];
+        const size_t n = (size_t)tt__utf8_put(tt__byte_char(c), text);
+        m->bytes[c] = mapped ? tt__token_find(&k->vocab.by_text, text, n) : -1;
+        snprintf(text, sizeof text, "<0x%02X>", (unsigned)c);
+        m->fallback[c] = tt__token_find(&k->vocab.by_text, text, 6);
+        missing += m->fallback[c] < 0;
+        unmapped += m->bytes[c] < 0;
+    }
+    if (m->kind != TT__MODEL_UNIGRAM) m->unk = unk ? tt__token_find(&k->vocab.by_text, unk, strlen(unk)) : -1;
+    if (m->kind == TT__MODEL_WORDPIECE && m->unk < 0)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the vocabulary has no '%.200s', the \"unk_token\"",
+                        r->j->path, unk);
+    if (m->kind != TT__MODEL_BPE) {
+        const tt_status status = tt__prefixes_of_vocab(k);
+        for (const char *at = m->piece; at && *at && m->piece_node >= 0 && status == TT_OK; at++)
+            m->piece_node = tt__prefix_next(&m->prefixes, m->piece_node, *at);
+        if (status != TT_OK || m->kind == TT__MODEL_WORDPIECE) return status;
+        return tt__read_scores(k, r->j, r->text, model);
+    }
+    const bool fallback = m->byte_fallback && !missing;
+    if (m->unk < 0 && !fallback && (!mapped || unmapped))
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer",
+                "'%s' has tokens for some characters only, and none for the "
+                "others: these are left out of texts", r->j->path);
+    m->cuts = !mapped && fallback && !m->ignore_merges;
+    return r->merges ? tt__read_merges_txt(k, r->path, r->merges) : tt__read_merges(k, r->j, model);
+}
+
+/* -------------------------------------------------------------------------------- tokenizer: added tokens */
+
+/* Notes an added token, an object with "content" and perhaps "id"; `id`: the id, if the object has none. Of
+   two of the same text the later counts. */
+static tt_status tt__read_added(tt_tokenizer *k, const tt__json *j, int node, int id)
+{
+    tt__added a;
+    memset(&a, 0, sizeof a);
+    a.id = id;
+    tt_status status = tt__read_text(k, j, node, "content", &a.text, &a.bytes);
+    int number = tt__json_get(j, node, "id");
+    if (status == TT_OK && number >= 0) status = tt__read_id(j, number, "an added token", &id), a.id = id;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "special", &a.special);
+    a.normalized = !a.special;
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "normalized", &a.normalized);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "single_word", &a.single_word);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "lstrip", &a.lstrip);
+    if (status == TT_OK) status = tt__json_read_bool(j, node, "rstrip", &a.rstrip);
+    if (status != TT_OK) return status;
+    if (a.bytes > TT__ADDED_BYTES)
+        return tt__fail(k->ctx, TT_ERR_FORMAT,
+                        "'%s', byte %zu: an added token of %zu bytes; at most %d are read",
+                        j->path, j->base + j->nodes[node].offset, a.bytes, TT__ADDED_BYTES);
+    if (!TT__GROW(k->ctx, k->added, k->n_added, k->cap_added)) return TT_ERR_MEMORY;
+    k->added[k->n_added++] = a;
+    return TT_OK;
+}
+
+static tt_status tt__read_added_list(tt_tokenizer *k, const tt__json *j, int list)
+{
+    tt_status status = TT_OK;
+    if (list < 0 || j->nodes[list].kind == TT__JSON_NULL) return TT_OK;
+    if (j->nodes[list].kind != TT__JSON_ARRAY)
+        return tt__json_wrong(j, "added_tokens", list, NULL, "an array");
+    for (int child = list + 1; child < j->nodes[list].after && status == TT_OK; child = j->nodes[child].after)
+        status = tt__read_added(k, j, child, -1);
+    return status;
+}
+
+/* Adds a text to a tree. */
+static tt_status tt__trie_add(tt_context *ctx, tt__trie *t, const char *text, size_t bytes, int32_t added)
+{
+    int32_t parent = -1, *link = &t->root[(uint8_t)text[0]];
+    t->first = t->count && t->first != (uint8_t)text[0] ? -1 : (uint8_t)text[0];
+    for (size_t i = 0; i < bytes; i++) {
+        int32_t node = i ? t->nodes[parent].child : t->root[(uint8_t)text[0]];
+        while (i && node >= 0 && t->nodes[node].byte != (uint8_t)text[i]) node = t->nodes[node].sibling;
+        if (node < 0) {
+            if (!TT__GROW(ctx, t->nodes, t->count, t->capacity)) return TT_ERR_MEMORY;
+            node = t->count++;
+            link = i ? &t->nodes[parent].child : &t->root[(uint8_t)text[0]];
+            const tt__trie_node fresh = {-1, i ? *link : -1, -1, (uint8_t)text[i]};
+            t->nodes[node] = fresh;
+            *link = node;
+        }
+        parent = node;
+    }
+    t->nodes[parent].added = added;
+    return TT_OK;
+}
+
+/* Gives an added token the text that it is looked for as, among texts that are normalized. */
+static tt_status tt__normalize_added(tt_tokenizer *k, tt__added *a, const char *path)
+{
+    tt__encoder e;
+    tt__encoder_init(&e, k);
+    size_t bytes = a->bytes;
+    const char *text = tt__normalize(&e, a->text, &bytes);
+    const bool same = !e.failed && bytes == a->bytes && memcmp(text, a->text, bytes) == 0;
+    const char *copy = same ? a->text : e.failed ? NULL : tt__chunks_text(k->ctx, &k->chunks, text, bytes);
+    tt__encoder_free(&e);
+    if (!copy) return tt__fail(k->ctx, TT_ERR_MEMORY, "out of memory for the tokens of '%s'", path);
+    a->skipped &= same;
+    a->text = copy;
+    a->bytes = bytes;
+    return TT_OK;
+}
+
+/* Gives the added tokens their ids and makes what they are found by. */
+static tt_status tt__place_added(tt_tokenizer *k, const char *path)
+{
+    size_t used = 0;
+    tt_status status = TT_OK;
+    for (int id = 0; id < k->vocab.own; id++) {
+        const tt__slice *text = &k->vocab.text[id];
+        if (text->bytes != TT__NO_TOKEN)
+            used = (size_t)tt__max((int64_t)used, (int64_t)text->start + text->bytes + 1);
+    }
+    for (int i = 0; i < k->n_added; i++) {
+        tt__added *a = &k->added[i];
+        const int there = tt__token_find(&k->vocab.by_text, a->text, a->bytes);
+        if (a->id < 0) a->id = there;
+        if (a->id < 0) continue; /* a default that this vocabulary has not */
+        if (there >= 0 ? there != a->id : k->vocab.text[a->id].bytes != TT__NO_TOKEN)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s': the added token '%.200s' has the id %d, which %s",
+                            path,
+                            a->text, a->id,
+                            there >= 0 ? "is another than the vocabulary's" : "another token has");
+        if (there < 0) {
+            const tt__slice slice = {(uint32_t)used, (uint32_t)a->bytes};
+            memcpy(k->vocab.texts + used, a->text, a->bytes + 1);
+            used += a->bytes + 1;
+            k->vocab.text[a->id] = slice;
+            tt__token_put(&k->vocab.by_text, a->id);
+        }
+        k->added_of[a->id] = i;
+    }
+    memset(k->tries[0].root, 0xFF, sizeof k->tries[0].root);
+    memset(k->tries[1].root, 0xFF, sizeof k->tries[1].root);
+    for (int i = 0; i < k->n_added && status == TT_OK; i++) {
+        tt__added *a = &k->added[i];
+        if (a->id < 0 || k->added_of[a->id] != i) continue;
+        a->skipped = a->special;
+        if (a->normalized && k->normalize.n) status = tt__normalize_added(k, a, path);
+        if (status == TT_OK && a->bytes) /* else a normalizer removes all of it */
+            status = tt__trie_add(k->ctx, &k->tries[a->normalized], a->text, a->bytes, i);
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------ tokenizer: building */
+
+/* "add_prefix_space", and of LlamaTokenizer "legacy", of tokenizer_config.json. */
+static tt_status tt__read_prefixes(tt_tokenizer *k, tt__first_word first, const tt__json *config)
+{
+    const bool llama = first == TT__FIRST_LLAMA;
+    bool prefix = llama, legacy = false;
+    tt_status status = TT_OK;
+    if (config->count) status = tt__json_read_bool(config, 0, "add_prefix_space", &prefix);
+    if (config->count && status == TT_OK) status = tt__json_read_bool(config, 0, "legacy", &legacy);
+    const int node = config->count ? tt__json_get(config, 0, "add_prefix_space") : -1;
+    const bool given = node >= 0 && config->nodes[node].kind != TT__JSON_NULL;
+    for (int i = 0; i < k->split.n; i++) {
+        tt__stage *s = &k->split.all[i];
+        if (s->kind == TT__STAGE_BYTES && first == TT__FIRST_BYTES && given) s->prefix_space = prefix;
+        if (!llama) continue;
+        s->prefix_always = prefix && legacy; /* of each part between added tokens, or of the first alone */
+        s->prefix_first = prefix && !legacy;
+    }
+    if (llama && !prefix) k->finish.decode.n--; /* which strips it */
+    return status;
+}
+
+/* The added tokens of tokenizer_config.json, {id: {"content": ...}, ...}. */
+static tt_status tt__read_added_decoder(tt_tokenizer *k, const tt__json *config)
+{
+    const int list = config->count ? tt__json_get(config, 0, "added_tokens_decoder") : -1;
+    tt_status status = TT_OK;
+    if (list < 0 || config->nodes[list].kind != TT__JSON_OBJECT) return TT_OK;
+    for (int child = list + 1; child < config->nodes[list].after && status == TT_OK;
+         child = config->nodes[child].after) {
+        char *end;
+        const char *key = config->pool + config->nodes[child].key;
+        const long id = strtol(key, &end, 10);
+        if (*end || end == key || id < 0 || id >= TT__IDS_LIMIT)
+            return tt__unsupported(config, child, "id", key, "numbers as keys of added_tokens_decoder");
+        status = tt__read_added(k, config, child, (int)id);
+    }
+    return status;
+}
+
+/* A text that spells out one of these of BERT has that token there. The first three must be in a
+   vocab.txt. */
+static const struct { const char *text; tt_special_token role; } tt__bert_tokens[] = {
+    {"[UNK]", TT_TOKEN_UNK}, {"[CLS]", TT_TOKEN_CLS}, {"[SEP]", TT_TOKEN_SEP}, {"[PAD]", TT_TOKEN_PAD},
+    {"[MASK]", TT_TOKEN_MASK}};
+
+static void tt__roles_of_bert(tt_tokenizer *k)
+{
+    for (int i = 0; i < TT__COUNT(tt__bert_tokens); i++) {
+        int32_t *role = &k->finish.roles[tt__bert_tokens[i].role];
+        if (*role < 0) *role = tt_tokenizer_find(k, tt__bert_tokens[i].text);
+    }
+}
+
+static tt_status tt__build_tokenizer(tt_tokenizer *k, const tt__recipe *recipe)
+{
+    tt__recipe r = *recipe;
+    const tt__json *j = r.j;
+    const char *unk;
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
+                        tt__json_kind_name(j, 0));
+    const int model = tt__json_get(j, 0, "model");
+    tt_status status = tt__read_model(k, j, model, &unk);
+    if (r.way && k->model.kind != TT__MODEL_BPE) r.way = NULL, r.first = TT__FIRST_FILE; /* BPE's alone */
+    if (r.way && status == TT_OK) status = tt__read_model(k, r.way, tt__json_get(r.way, 0, "model"), &unk);
+    const tt__json *way = r.way ? r.way : j;
+    const struct { const tt__json *from; const char *key; tt__reader read; } parts[] = {
+        {way, "normalizer", tt__read_normalizer}, {way, "pre_tokenizer", tt__read_splitter},
+        {way, "decoder", tt__read_decoder}, {j, "added_tokens", tt__read_added_list}};
+    k->mapped_at = INT_MAX;
+    for (int i = 0; i < TT__COUNT(parts) && status == TT_OK; i++) {
+        const int node = tt__json_get(parts[i].from, 0, parts[i].key);
+        if (node >= 0) status = parts[i].read(k, parts[i].from, node);
+    }
+    k->mapped_at = (int)tt__min(k->mapped_at, k->split.n);
+    tt__normalize_ascii_by(k);
+    if (status == TT_OK && r.vocab) status = tt__read_added_decoder(k, r.config);
+    if (status == TT_OK && r.first != TT__FIRST_FILE) status = tt__read_prefixes(k, r.first, r.config);
+    if (status != TT_OK) return status;
+    const tt__json *from = r.vocab ? r.vocab : j;
+    const int node = r.vocab ? 0 : tt__json_get(j, model, "vocab");
+    const bool unigram = k->model.kind == TT__MODEL_UNIGRAM;
+    const tt__json_kind kind = unigram ? TT__JSON_ARRAY : TT__JSON_OBJECT;
+    if (!r.lines && (node < 0 || from->nodes[node].kind != kind || !from->nodes[node].count))
+        return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no vocabulary: expected an %s", from->path,
+                        unigram ? "array of tokens and their scores" : "object of tokens and their ids");
+    status = tt__read_vocab(k, &r, from, node);
+    for (int i = 0; r.lines && i <= 2 && status == TT_OK; i++)
+        if (tt_tokenizer_find(k, tt__bert_tokens[i].text) < 0)
+            return tt__fail(k->ctx, TT_ERR_FORMAT, "'%s' has no %s among its %d tokens: is it the vocab.txt "
+                            "of a BERT, one token a line?", r.path, tt__bert_tokens[i].text, k->size);
+    if (status == TT_OK) status = tt__finish_model(k, &r, model, unk);
+    if (status == TT_OK) status = tt__place_added(k, j->path);
+    if (status == TT_OK) status = tt__read_processor(k, j, tt__json_get(j, 0, "post_processor"));
+    return status;
+}
+
+static tt_tokenizer *tt__tokenizer_new(tt_context *ctx)
+{
+    tt_tokenizer *k = (tt_tokenizer *)tt__calloc(ctx, sizeof *k);
+    if (!k) return NULL;
+    k->ctx = ctx;
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) k->finish.roles[role] = -1;
+    if ((k->unicode = tt__unicode_new(ctx))) return k;
+    tt_tokenizer_free(k);
+    return NULL;
+}
+
+/* ----------------------------------------------------------------------------------- tokenizer: vocab.txt */
+
+tt_tokenizer *tt_tokenizer_open(tt_context *ctx, const char *vocab_path, bool lowercase)
+{
+    static const char format[] =
+        "{\"added_tokens\":[{\"content\":\"[UNK]\",\"special\":true},"
+        "{\"content\":\"[CLS]\",\"special\":true},"
+        "{\"content\":\"[SEP]\",\"special\":true},{\"content\":\"[PAD]\",\"special\":true},"
+        "{\"content\":\"[MASK]\",\"special\":true}],"
+        "\"normalizer\":{\"type\":\"BertNormalizer\",\"lowercase\":%s},"
+        "\"pre_tokenizer\":{\"type\":\"BertPreTokenizer\"},"
+        "\"decoder\":{\"type\":\"WordPiece\",\"prefix\":\"##\"},"
+        "\"post_processor\":{\"type\":\"BertProcessing\",\"cls\":[\"[CLS]\",null],\"sep\":[\"[SEP]\",null]},"
+        "\"model\":{\"type\":\"WordPiece\"}}";
+    char text[sizeof format + 8];
+    tt__file_bytes file;
+    tt__json j;
+    tt_tokenizer *k = tt__tokenizer_new(ctx);
+    if (!k) return NULL;
+    memset(&file, 0, sizeof file);
+    memset(&j, 0, sizeof j);
+    j.ctx = ctx; /* also of what is not read */
+    snprintf(text, sizeof text, format, lowercase ? "true" : "false");
+    tt_status status = tt__file_open(ctx, vocab_path, &file);
+    if (status == TT_OK && file.size > TT__VOCAB_BYTES)
+        status = tt__fail(ctx, TT_ERR_FORMAT, "'%s' has %zu bytes; a vocabulary of at most %zu is read",
+                          vocab_path, file.size, TT__VOCAB_BYTES);
+    if (status == TT_OK) status = tt__json_parse(&j, ctx, vocab_path, 0, text, strlen(text));
+    tt__recipe r;
+    memset(&r, 0, sizeof r);
+    r.j = &j;
+    r.lines = &file;
+    r.path = vocab_path;
+    if (status == TT_OK) status = tt__build_tokenizer(k, &r);
+    tt__json_free(&j);
+    tt__file_close(ctx, &file);
+    k->lowercase = lowercase;
+    if (status == TT_OK) {
+        tt__roles_of_bert(k);
+        return k;
+    }
+    tt_tokenizer_free(k);
+    return NULL;
+}
+
+/* What of tokenizer_config.json changes ids. */
+static tt_status tt__tokenizer_config(const tt__json *j, bool *lowercase)
+{
+    tt_status status = TT_OK;
+    bool accents = true, cjk = true, basic = true, split_special = false;
+    const struct { const char *key; bool *to; } members[] = {
+        {"do_lower_case", lowercase}, {"strip_accents", &accents}, {"tokenize_chinese_chars", &cjk},
+        {"do_basic_tokenize", &basic}, {"split_special_tokens", &split_special}};
+    if (j->nodes[0].kind != TT__JSON_OBJECT)
+        return tt__fail(j->ctx, TT_ERR_FORMAT, "'%s' is %s; expected a JSON object", j->path,
+                        tt__json_kind_name(j, 0));
+    for (int k = 0; k < TT__COUNT(members) && status == TT_OK; k++) {
+        status = tt__json_read_bool(j, 0, members[k].key, members[k].to);
+        if (k == 0) accents = *lowercase; /* strip_accents follows do_lower_case when it is null */
+    }
+    const char *unsupported = accents != *lowercase ? "\"strip_accents\" is not as do_lower_case"
+                            : !cjk                  ? "\"tokenize_chinese_chars\" is false"
+                            : !basic                ? "\"do_basic_tokenize\" is false"
+                            : split_special         ? "\"split_special_tokens\" is true" : NULL;
+    if (status != TT_OK || !unsupported) return status;
+    return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': %s, which this tokenizer does not do", j->path,
+                    unsupported);
+}
+
+/* ------------------------------------------------------------------------------------- tokenizer: folders */
+
+/* Opens a file of a folder, if it is there; else j->count is 0. path: the file's, which j keeps. j is to be
+   freed in any case. */
+static tt_status tt__json_open_if_there(tt__json *j, tt_context *ctx, char path[TT__PATH], const char *folder,
+                                        const char *file)
+{
+    bool there = false;
+    memset(j, 0, sizeof *j);
+    tt_status status = tt__path_join(ctx, path, folder, file);
+    if (status == TT_OK) status = tt__folder_has(ctx, folder, file, &there);
+    return status == TT_OK && there ? tt__json_open(j, ctx, path) : status;
+}
+
+/* Reads a file of the folder, if it is there, and keeps it for tt_tokenizer_save. NULL: not there, or an
+   error. */
+static const tt__file_bytes *tt__keep_file(tt_tokenizer *k, const char *folder, const char *name,
+                                           char path[TT__PATH], tt_status *status)
+{
+    bool there = false;
+    tt__kept_file *kept = &k->kept[k->n_kept];
+    *status = tt__path_join(k->ctx, path, folder, name);
+    if (*status == TT_OK) *status = tt__folder_has(k->ctx, folder, name, &there);
+    if (*status != TT_OK || !there) return NULL;
+    kept->name = name;
+    *status = tt__file_open(k->ctx, path, &kept->file);
+    if (*status != TT_OK) return NULL;
+    k->n_kept++;
+    return &kept->file;
+}
+
+/* The same of a file that is JSON. */
+static const tt__file_bytes *tt__keep_json(tt_tokenizer *k, const char *folder, const char *name,
+                                           char path[TT__PATH], tt__json *j, tt_status *status)
+{
+    const tt__file_bytes *file = *status == TT_OK ? tt__keep_file(k, folder, name, path, status) : NULL;
+    if (file) *status = tt__json_parse(j, k->ctx, path, 0, file->bytes, file->size);
+    return file;
+}
+
+static const char *const tt__role_names[TT_TOKEN_COUNT] = {"unk_token", "bos_token", "eos_token", "pad_token",
+                                                           "cls_token", "sep_token", "mask_token"};
+
+/* Which token each role has, where a JSON object of the folder says so: a text, or an object with one. */
+static void tt__read_roles(tt_tokenizer *k, const tt__json *j)
+{
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
+        int node = tt__json_get(j, 0, tt__role_names[role]);
+        size_t bytes;
+        if (node >= 0 && j->nodes[node].kind == TT__JSON_OBJECT) node = tt__json_get(j, node, "content");
+        const char *text = tt__json_bytes(j, node, &bytes);
+        if (text && k->finish.roles[role] < 0)
+            k->finish.roles[role] = tt__token_find(&k->vocab.by_text, text, bytes);
+    }
+}
+
+/* config.json's bos_token_id and so on: a number, or a list of which the first counts. */
+static void tt__read_role_ids(tt_tokenizer *k, const tt__json *j)
+{
+    for (int role = 0; role < TT_TOKEN_COUNT; role++) {
+        char key[24];
+        snprintf(key, sizeof key, "%s_id", tt__role_names[role]);
+        int node = tt__json_get(j, 0, key);
+        if (node >= 0 && j->nodes[node].kind == TT__JSON_ARRAY && j->nodes[node].count) node++;
+        if (node < 0 || k->finish.roles[role] >= 0 || j->nodes[node].kind != TT__JSON_NUMBER_KIND) continue;
+        const int64_t id = j->nodes[node].exact ? j->nodes[node].integer : -1;
+        if (id >= 0 && id < k->size && k->vocab.text[id].bytes != TT__NO_TOKEN)
+            k->finish.roles[role] = (int32_t)id;
+    }
+}
+
+/* Is that token one of ordinary texts: neither an added one nor called as "</s>" or "[SEP]" are? */
+static bool tt__is_ordinary(const tt_tokenizer *k, int32_t id)
+{
+    if (id < 0 || k->added_of[id] >= 0 || !k->vocab.text[id].bytes) return false;
+    const char *text = tt_tokenizer_token(k, id), first = text[0], last = text[k->vocab.text[id].bytes - 1];
+    return !(first == '<' && last == '>') && !(first == '[' && last == ']');
+}
+
+/* What a vocab.json and a merges.txt leave to the class of the tokenizer. Tokens that a vocabulary has not
+   are left out; "added_tokens_decoder" of tokenizer_config.json has more. */
+static const struct { const char *name, *model_type, *json; } tt__classes[] = {
+    {"GPT2Tokenizer", "gpt2",
+     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],"
+     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+    {"RobertaTokenizer", "roberta",
+     "{\"added_tokens\":[{\"content\":\"<s>\",\"special\":true},{\"content\":\"<pad>\",\"special\":true},"
+     "{\"content\":\"</s>\",\"special\":true},{\"content\":\"<unk>\",\"special\":true},"
+     "{\"content\":\"<mask>\",\"special\":true,\"lstrip\":true}],"
+     "\"pre_tokenizer\":{\"type\":\"ByteLevel\"},\"decoder\":{\"type\":\"ByteLevel\"},"
+     "\"post_processor\":{\"type\":\"RobertaProcessing\",\"cls\":[\"<s>\",null],\"sep\":[\"</s>\",null]},"
+     "\"model\":{}}"},
+    {"Qwen2Tokenizer", "qwen2",
+     "{\"added_tokens\":[{\"content\":\"<|endoftext|>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"},"
+     "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":"
+     "\"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}|"
+     " ?[^\\\\s\\\\p{L}\\\\p{N}]+"
+     "[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"},\"behavior\":\"Isolated\"},"
+     "{\"type\":\"ByteLevel\",\"use_regex\":false}]},\"decoder\":{\"type\":\"ByteLevel\"},\"model\":{}}"},
+};
+
+/* How LlamaTokenizer of transformers 5 marks words, whatever the pipeline of the tokenizer.json. */
+static const char tt__llama_way[] =
+    "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"\\u2581\",\"split\":false},"
+    "\"decoder\":{\"type\":\"Sequence\",\"decoders\":["
+    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"\\u2581\"},\"content\":\" \"},"
+    "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},"
+    "{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]},"
+    "\"model\":{\"type\":\"BPE\",\"fuse_unk\":true,\"byte_fallback\":true}}";
+
+/* The text of a member of a file of a folder, which may not be there (empty); NULL: there is none. */
+static const char *tt__folder_text(const tt__json *j, const char *key)
+{
+    return j->count && j->nodes[0].kind == TT__JSON_OBJECT ? tt__json_text(j, tt__json_get(j, 0, key)) : NULL;
+}
+
+/* Is that the name of the class, or of its twin of transformers 4? */
+static bool tt__class_is(const char *name, const char *which)
+{
+    const size_t n = strlen(which);
+    return name && strncmp(name, which, n) == 0 && (!name[n] || strcmp(name + n, "Fast") == 0);
+}
+static tt__first_word tt__first_word_of(const tt__json *config, const tt__json *model,
+                                        const tt__file_bytes *file)
+{
+    static const struct { const char *name, *model_type; } bytes[] = {
+        {"GPT2Tokenizer", "gpt2"}, {"RobertaTokenizer", "roberta"}, {"Qwen2Tokenizer", "qwen2"},
+        {"GPTNeoXTokenizer", "gpt_neox"}};
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    if (!name) name = tt__folder_text(model, "tokenizer_class");
+    if (type && strcmp(type, "mistral") == 0) return TT__FIRST_FILE;
+    if (type && strcmp(type, "qwen2") == 0) return TT__FIRST_BYTES;
+    if (tt__class_is(name, "LlamaTokenizer"))
+        return strstr(file->bytes, "\"ByteLevel\"") ? TT__FIRST_FILE : TT__FIRST_LLAMA;
+    for (int i = 0; i < TT__COUNT(bytes); i++)
+        if (name ? tt__class_is(name, bytes[i].name) : type && strcmp(type, bytes[i].model_type) == 0)
+            return TT__FIRST_BYTES;
+    return TT__FIRST_FILE;
+}
+
+/* Which of tt__classes a folder's tokenizer_config.json or config.json (either may be empty) names. */
+static int tt__class_of(tt_context *ctx, const char *folder, const tt__json *config, const tt__json *model)
+{
+    const char *name = tt__folder_text(config, "tokenizer_class");
+    const char *type = tt__folder_text(model, "model_type");
+    for (int i = 0; i < TT__COUNT(tt__classes); i++)
+        if (name ? tt__class_is(name, tt__classes[i].name)
+                 : !type || strcmp(type, tt__classes[i].model_type) == 0)
+            return i;
+    tt__fail(ctx, TT_ERR_UNSUPPORTED,
+             "'%s' has no tokenizer.json, and of vocab.json with merges.txt the class "
+             "'%.200s' is not supported; expected GPT2Tokenizer, RobertaTokenizer or Qwen2Tokenizer", folder,
+             name ? name : type);
+    return -1;
+}
+
+/* The error of a folder without a tokenizer. */
+static tt_status tt__no_tokenizer(tt_context *ctx, const char *folder)
+{
+    static const char *const names[] = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model"};
+    for (int i = 0; i < TT__COUNT(names); i++) {
+        bool there = false;
+        const tt_status status = tt__folder_has(ctx, folder, names[i], &there);
+        if (status != TT_OK) return status;
+        if (there)
+            return tt__fail(ctx, TT_ERR_UNSUPPORTED, "'%s' has a tokenizer as %s only, which is not read: "
+                            "transformers makes a tokenizer.json of it, by AutoTokenizer.from_pretrained and "
+                            "save_pretrained", folder, names[i]);
+    }
+    return tt__fail(ctx, TT_ERR_FILE, "'%s' has no tokenizer: copy the tokenizer.json of the model there, or "
+                    "its vocab.txt, or its vocab.json and merges.txt", folder);
+}
+
+/* What a folder has of a tokenizer, of which all but the first may be empty, and the paths of the files. */
+typedef struct tt__tokenizer_folder {
+    const char *folder;
+    tt__json json, config, map, vocab, model, way;
+    char json_path[TT__PATH], config_path[TT__PATH], map_path[TT__PATH], vocab_path[TT__PATH];
+    char model_path[TT__PATH], merges_path[TT__PATH];
+} tt__tokenizer_folder;
+
+/* Builds the tokenizer of a tokenizer.json. */
+static tt_status tt__load_json(tt_tokenizer *k, tt__tokenizer_folder *f, const tt__file_bytes *file)
+{
+    const tt__first_word first = tt__first_word_of(&f->config, &f->model, file);
+    const bool llama = first == TT__FIRST_LLAMA;
+    const tt__recipe r = {&f->json, file->bytes, llama ? &f->way : NULL, first, NULL, NULL, NULL, NULL,
+                          &f->config};
+    const tt_status status = llama ? tt__json_parse(&f->way, k->ctx, f->json_path, 0, tt__llama_way,
+                                                    strlen(tt__llama_way)) : TT_OK;
+    return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
+}
+
+/* Builds the tokenizer of a vocab.json and a merges.txt. */
+static tt_status tt__load_merges(tt_tokenizer *k, tt__tokenizer_folder *f)
+{
+    tt_status status = TT_OK;
+    const tt__file_bytes *merges = NULL;
+    const tt__file_bytes *vocab = tt__keep_file(k, f->folder, "vocab.json", f->vocab_path, &status);
+    if (vocab) merges = tt__keep_file(k, f->folder, "merges.txt", f->merges_path, &status);
+    if (status == TT_OK && !merges) status = tt__no_tokenizer(k->ctx, f->folder);
+    if (status != TT_OK) return status;
+    const int kind = tt__class_of(k->ctx, f->folder, &f->config, &f->model);
+    if (kind < 0) return k->ctx->status;
+    const char *json = tt__classes[kind].json;
+    const tt__recipe r = {&f->json, json, NULL, TT__FIRST_BYTES, &f->vocab, NULL, merges, f->merges_path,
+                          &f->config};
+    status = tt__json_parse(&f->vocab, k->ctx, f->vocab_path, 0, vocab->bytes, vocab->size);
+    if (status == TT_OK) status = tt__json_parse(&f->json, k->ctx, f->vocab_path, 0, json, strlen(json));
+    return status == TT_OK ? tt__build_tokenizer(k, &r) : status;
+}
+
+/* Which tokens begin and end texts, and so on. */
+static void tt__load_roles(tt_tokenizer *k, const tt__tokenizer_folder *f)
+{
+    int32_t *eos = &k->finish.roles[TT_TOKEN_EOS];
+    if (f->config.count) tt__read_roles(k, &f->config);
+    if (f->map.count) tt__read_roles(k, &f->map);
+    if (k->model.kind == TT__MODEL_WORDPIECE) tt__roles_of_bert(k);
+    const bool told = *eos >= 0; /* by a file of the tokenizer's own */
+    if (f->model.count) tt__read_role_ids(k, &f->model);
+    const int32_t own = tt_tokenizer_find(k, "<|endoftext|>"), end = *eos;
+    const bool ordinary = !told && tt__is_ordinary(k, end);
+    if (end < 0 || (ordinary && own >= 0)) *eos = own;
+    if (ordinary)
+        tt__log(k->ctx, TT_LOG_WARNING, "tokenizer", "'%s' has the eos_token_id %d, '%.60s', which ordinary "
+                "texts have too: %s", f->model_path, end, tt_tokenizer_token(k, end),
+                own < 0 ? "it ends them where it stands; name an \"eos_token\" in tokenizer_config.json"
+                        : "documents end with '<|endoftext|>' instead");
+}
+
+/* Loads a folder that has a tokenizer.json, or a vocab.json and a merges.txt. */
+static tt_status tt__load_folder(tt_tokenizer *k, tt__tokenizer_folder *f)
+{
+    tt_status status = TT_OK;
+    bool split_special = false;
+    char path[TT__PATH];
+    tt__keep_json(k, f->folder, "tokenizer_config.json", f->config_path, &f->config, &status);
+    tt__keep_json(k, f->folder, "special_tokens_map.json", f->map_path, &f->map, &status);
+    if (status == TT_OK)
+        status = tt__json_open_if_there(&f->model, k->ctx, f->model_path, f->folder, "config.json");
+    if (status == TT_OK) tt__keep_file(k, f->folder, "chat_template.jinja", path, &status);
+    const tt__file_bytes *file =
+        tt__keep_json(k, f->folder, "tokenizer.json", f->json_path, &f->json, &status);
+    if (status == TT_OK) status = file ? tt__load_json(k, f, file) : tt__load_merges(k, f);
+    if (status != TT_OK) return status;
+    tt__load_roles(k, f);
+    if (f->config.count) status = tt__json_read_bool(&f->config, 0, "split_special_tokens", &split_special);
+    if (!split_special) return status;
+    return tt__fail(k->ctx, TT_ERR_UNSUPPORTED, "'%s': \"split_special_tokens\" is true, which this "
+                    "tokenizer does not do", f->config_path);
+}
+
+tt_tokenizer *tt_tokenizer_load(tt_context *ctx, const char *folder)
+{
+    char vocab[TT__PATH], config[TT__PATH];
+    bool lowercase = true, words = false;
+    tt__json j;
+    tt_status status = tt__folder_has(ctx, folder, "vocab.txt", &words);
+    if (status != TT_OK) return NULL;
+    if (words) {
+        status = tt__json_open_if_there(&j, ctx, config, folder, "tokenizer_config.json");
+        if (status == TT_OK && j.count) status = tt__tokenizer_config(&j, &lowercase);
+        if (status == TT_OK) status = tt__path_join(ctx, vocab, folder, "vocab.txt");
+        tt__json_free(&j);
+        return status == TT_OK ? tt_tokenizer_open(ctx, vocab, lowercase) : NULL;
+    }
+    tt__tokenizer_folder *f = (tt__tokenizer_folder *)tt__calloc(ctx, sizeof *f);
+    tt_tokenizer *k = f ? tt__tokenizer_new(ctx) : NULL;
+    if (k) {
+        tt__json *const all[] = {&f->json, &f->config, &f->map, &f->vocab, &f->model, &f->way};
+        f->folder = folder;
+        status = tt__load_folder(k, f);
+        for (int i = 0; i < TT__COUNT(all); i++) {
+            all[i]->ctx = ctx; /* also of what was not opened */
+            tt__json_free(all[i]);
+        }
+    }
+    tt__free(ctx, f);
+    if (status == TT_OK) return k;
+    tt_tokenizer_free(k);
+    return NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------ images */
@@ -32176,14 +32501,14 @@ static void tt__print_tokenizer_config(tt__text *to, const void *tokenizer)
               ((const tt_tokenizer *)tokenizer)->lowercase ? "true" : "false");
 }
 
-static tt_status tt__bpe_save(const tt__bpe *b, const char *folder)
+static tt_status tt__save_kept(const tt_tokenizer *k, const char *folder)
 {
     char path[TT__PATH];
     tt_status status = TT_OK;
-    for (int i = 0; i < b->n_kept && status == TT_OK; i++) {
-        const tt__kept_file *kept = &b->kept[i];
-        status = tt__path_join(b->ctx, path, folder, kept->name);
-        if (status == TT_OK) status = tt__write_bytes(b->ctx, path, kept->file.bytes, kept->file.size);
+    for (int i = 0; i < k->n_kept && status == TT_OK; i++) {
+        const tt__kept_file *kept = &k->kept[i];
+        status = tt__path_join(k->ctx, path, folder, kept->name);
+        if (status == TT_OK) status = tt__write_bytes(k->ctx, path, kept->file.bytes, kept->file.size);
     }
     return status;
 }
@@ -32191,7 +32516,7 @@ static tt_status tt__bpe_save(const tt__bpe *b, const char *folder)
 tt_status tt_tokenizer_save(const tt_tokenizer *k, const char *folder)
 {
     tt_status status = tt__make_folder(k->ctx, folder);
-    if (status == TT_OK && k->bpe) return tt__bpe_save(k->bpe, folder);
+    if (status == TT_OK && k->n_kept) return tt__save_kept(k, folder);
     if (status == TT_OK) status = tt__save_printed(k->ctx, folder, "vocab.txt", tt__print_vocab, k);
     if (status != TT_OK) return status;
     return tt__save_printed(k->ctx, folder, "tokenizer_config.json", tt__print_tokenizer_config, k);
@@ -32281,16 +32606,13 @@ static void tt__stream_push(tt__token_store *store, int32_t id)
 /* The text of a token that texts spell out; NULL: it is none. */
 static const char *tt__added_text(const tt_tokenizer *k, int id)
 {
-    bool added = false;
-    for (int i = 0; k && !k->bpe && i < TT__COUNT(tt__special_tokens); i++) added |= k->special[i] == id;
-    if (k && k->bpe && id >= 0 && id < k->size) added = k->bpe->added_of[id] >= 0;
-    return added ? tt_tokenizer_token(k, id) : NULL;
+    return k && id >= 0 && id < k->size && k->added_of[id] >= 0 ? tt_tokenizer_token(k, id) : NULL;
 }
 
 /* Bytes of white space before the begin that a document spells out; 0: it spells out none. */
 static size_t tt__stream_before_begin(const tt_token_stream *s, const char *text, size_t bytes)
 {
-    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->before[0]) : NULL;
+    const char *begin = s->fronts ? tt__added_text(s->tokenizer, s->tokenizer->finish.before[0]) : NULL;
     const size_t length = begin ? strlen(begin) : 0;
     size_t skip = 0;
     while (skip < bytes && text[skip] && strchr(" \t\r\n", text[skip])) skip++;
@@ -32336,11 +32658,12 @@ static tt_status tt__stream_add(tt_token_stream *s, const char *text, size_t byt
     }
     if (!tt__stream_grow(s, s->fronts + n + 1, room)) return TT_ERR_MEMORY;
     const size_t front = sizeof **scratch * (size_t)s->fronts;
-    const bool begun = s->fronts && n >= s->fronts && memcmp(*scratch, s->tokenizer->before, front) == 0;
+    const bool begun = s->fronts && n >= s->fronts &&
+                       memcmp(*scratch, s->tokenizer->finish.before, front) == 0;
     const bool ended = n && tt__added_text(s->tokenizer, s->end) && (*scratch)[n - 1] == s->end;
     s->spelled[0] += begun;
     s->spelled[1] += ended;
-    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->before[k]);
+    for (int k = 0; k < s->fronts && !begun; k++) tt__stream_push(s->store, s->tokenizer->finish.before[k]);
     for (int64_t k = 0; k < n; k++) {
         const int32_t id = s->tokenizer ? (*scratch)[k] : (uint8_t)text[k];
         if (id >= s->vocab)
@@ -32399,7 +32722,7 @@ static tt_token_stream *tt__stream_begin(tt_context *ctx, const char *path, cons
     s->tokenizer = o->tokenizer;
     s->texts = true;
     s->vocab = o->vocab ? o->vocab : o->tokenizer ? tt_tokenizer_size(o->tokenizer) : TT__BYTE_END + 1;
-    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->n_before : 0;
+    s->fronts = o->tokenizer && !o->bare ? o->tokenizer->finish.n_before : 0;
     const int usual = o->tokenizer ? tt_tokenizer_special(o->tokenizer, TT_TOKEN_EOS) : TT__BYTE_END;
     s->end = o->end >= 0 ? o->end : usual;
     s->store->width = s->vocab > 65536 ? 4 : 2;
@@ -32423,7 +32746,7 @@ static tt_token_stream *tt__stream_done(tt_token_stream *s, tt_status status)
             tt__log(s->ctx, TT_LOG_WARNING, "tokens", "'%s': %lld document%s out '%.60s', which is put %s "
                     "each: they have it once", s->store->path, (long long)s->spelled[at],
                     s->spelled[at] == 1 ? " spells" : "s spell",
-                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->before[0]),
+                    tt_tokenizer_token(s->tokenizer, at ? s->end : s->tokenizer->finish.before[0]),
                     at ? "behind" : "in front of");
     if (status == TT_OK && s->count < 2)
         status = tt__fail(s->ctx, TT_ERR_FORMAT, "token stream of '%s': there are no tokens to train on",
@@ -32662,7 +32985,8 @@ static tt_status tt__stream_count_bytes(void *arg, const int32_t *ids, int64_t n
         const int32_t *from = x->document;
         const size_t front = sizeof *from * (size_t)s->fronts;
         /* a stream may begin within a document */
-        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->before, front) == 0) from += s->fronts;
+        if (front && x->n >= s->fronts && memcmp(from, s->tokenizer->finish.before, front) == 0)
+            from += s->fronts;
         const int64_t n_text = x->n - (from - x->document);
         const int64_t bytes = tt_tokenizer_decode(s->tokenizer, from, n_text, false, NULL, 0);
         if (bytes < 0) return tt__fail(s->ctx, TT_ERR_MEMORY, "out of memory for a document's text");
@@ -38958,681 +39282,6 @@ tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validat
     tt__free(ctx, f);
     return status;
 }
-
-/* ===========================================================================================================
-   UNICODE                                                                                           >>unicode
-   What tokenizers ask about code points. A table is a string of numbers, most of which are distances from the
-   row before; tests/golden/make_unicode.py, which prints them, says what each is. Uses >>base, and the
-   classes of code points from >>formats.
-   ======================================================================================================== */
-
-/* Written by tests/golden/make_unicode.py from the package tokenizers 0.23.3 of Python. */
-enum {
-    TT__CLASS_RANGES = 516, TT__FOLD_RUNS = 457, TT__FOLD_MANY = 42,
-    TT__FOLD_CJK = 1056,
-    TT__FOLD_LOOK_BACK = 3 /* rows at most from the run that holds c to the last run with first <= c */
-};
-static const char tt__class_text[] =
-    "#b-#4#5#$#dF#$#cS-aK=a:=W#hF#$#&(&&&$%+6&&&&iHtX#(#h71&+&d.a+cBa:M6)kT#&#'#&#7#&#7#&#'O6.a9&6$6%bP#&#%$"
-    "6Oe;-W%'aK&$aL#%$a;%7$X5cC$%$'Bg#aCbQ_b/&G@X$b/$H$a+%cS=H%&a^cK$gD#I[($''a^''&X#I-8#6-&3(_''Y+'78A8^''8"
-    "'8%8#'&(B8&(.8^''a,$8''78/&3(_'%($Y+'+(.8B(a$(/'V(a$I(I$I#'*7.8A(_'%()(((#'78A(a&Y+'78aN'*I$(A&a#(%Y#H/"
-    "(#X#I#&-6a<(%Y#7$8.X#8ZcS$&&7>'$'$'#WWa+#Y#X#($a+#&#7(bQ$i<,',a*'6a9Y$a,#'$7%8.a:+8'I3Y0(%8)'2(aE&j,H#b"
-    ".bC&j764$=6a5GH8#'A8#'#6>8B8a'8$aM+(%b0#'#(#G$G%'FbO#I#%bF'a_I'8,()H+6cA7%(%6Z($aM$'$(%a^)8#a]%'DaK$a:%"
-    "cDa)YT'$a,$((($*8aK-b//8DY%8#*#'#8]'$8&($I#:+WPa^%(#'&a*a%6a'a[+H#&#c3$aL'')'&7c5n/(.#XhDbM#a)#f.#4#a)#"
-    "$#e*$c2$b`#$#a)$b=0616a(c3''&c#h[WA6r(cCa66Cb>fOeKa&WD6lEH*W$6aX&1'aHh7#l6$dWg<$#G'b>%b`-X#<#&/&aC7(&aB"
-    "&pn_6dAGaG'&&#b@#&C7a77#a:d=(&''(<8a4Wa3',63dH)G$&Ma,#H#6:bQ$*.&DIT'%Y%(&*#c236((a*a<%8%8/(+(2W@(W'$H%7"
-    "(7$'@6/8%6''c_(%(%&$'kgX'i&6c/d(#b>)d'#i*$cC$&'&$6b>%$G$a:$W-6&6=G$&>&$&$aKb>F$%d5Gd-'cR'bAa+H&T&fZ&l:&"
-    "c6&C&c0I$8((#'#(#'LH''3b.J&aM7,aKa)aKaAWrP(ZcE#'#aKU'#8UY%7#6#%#Wa%HHa,$a<#7.WS'#6-8Xb0$*'a*#'#8#&0&$Ga"
-    "6I%(#*#'#(#a:aS&Y(&a<#788_'&(/*;aL&a+c<*&)aTa<$('8$7%&c[Y)8$7#e['8a<a^%($'#(#GaO($(%a<#*#'aMI%Y$Y#'3Gu7"
-    "*ad]a*i|E6b+a+#&_aL#a*+&r5Yj|N(#'#&#Vb|E;#H&-#a/#aZ#a]%aLBXb@Hab`nA'm,+(1(%a*2a,$cUvLaS$d>%aS$>$a2afYaL"
-    "aUaC#)ntd)%By9b+ac^#}M";
-static const char tt__fold_runs_text[] =
-    "a(c8a'b*Ld0)#d1$-d:%3#&;%'#d9$,d8%;$(#d;$;d:'##$#d;%Le4*-,%3#&;%(,#%;$);#'6#&LY)]*++0%#eN%a/eS-]2++0%#f"
-    "5%a'f:-#f;%+fQ%+$&L&)8fX'Lg**#g+%Lg:)#g;%LgE)],+;0'#g_%a@h*/+6%3#&L&+#oB$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#f"
-    "M%#fT$#'%#+$#&$#f['#g#$#'%#%$+q4%8j/'#g1$#g0%#g1&#g0%#g1$+qO%,qN%8g.'#g3$#g2'##++%&+#&+#&+l.%+/%++%a/+."
-    ";a$'+d5%#h=%+lS%+'%;''+r)%#r>$+m'&+m4%#j#$#a9$+k2%+A%+d9%+D%;e(';#';#';'';$';$'+.%+$%#n)%+nI%#j3%8d9'+o"
-    "*%+'%]3++'+#lnD$#k}S%#e>$#le-&#k}M%#fC$#hT$#'$a,b6d_8#'#f2%#f3+#{W$#aaN)#|4$#yX$#y<$5yB'#/%#+$#)$#E$b,4"
-    "5U#*#E$#9$#M$5)&#==#a2$69$#0%#3$#='+4(c$'@#b$&#b%%#2$#3&4d8&+f)%a,Z$#a&%7a''8#&#a*$#($#7$#Z$d(aG$Y#+#$%"
-    "bQ%B#a(:+W&#,'#a%(#a($#($#7%bQ]9+&%a,'5g$#Z#@$+e*%a<dL0;e8'#e9%+e:%6e;&#($+e>%+$%#eH%;eM'+'%6eJ&#($+e0%"
-    "L:)+&%#eT%+eS%g$eT[d^aFd$+a<%8a%$#a*bG#J%#O4##i_##+##&##H4b.&#+$,+%#3$#)b(,8&#9a;#aF&#)G,b4%#+&#;cZ#aL7"
-    ",a[e]#bL*,0&#OdD#1f$##-##(##(##(##0#a6c,#a7b%d^hb-K##)##l&jEaec7a7Mame.aa*6>+#2e=#B*eIcj4Q4#e:+ebA%L$)+"
-    ",%a/$-a/4-H4$H$(](+;0'L&)],+L0)],+]0+;0']&+a/0-]4+a/0-;4'a/(-;4'+(%L$)#S$#9$-'&#hN&#e<%c'd2;b#K3;:'c'';"
-    "aPG1]6+Iht')b#gw&3L:+L2+b#.3b#>3L6+L2+]&,W4*b#(3+a6%I'$I$(+-%++%+''b#[3b#63b#'3aKa6$6$)G.*#%&#z2$3z''+*"
-    "%+*%3#&3g})&;g}0)L.*3ha#&;g~['+2%L')#6$+z>%#b>&3}#'+*%+:%33&#z:d^#p;'#|W$#8*#ijPRb$:G#A:-87#CC8_$#)Z#0("
-    "##&##;8#A#*&#+&#$%#%:#iu2%#iu3.#a$$-itO%,iu;',7',#+,*',+',#H#2$,-%#%U,c.%,J+<Va&,cuNfIc8cr^z1#UdXf4aFaH"
-    "#aE%#k|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##n5c$&<I#.+#&+#&+#&+#&+#;#bE-#bF1c$#<I#.+#"
-    "&+#&+#&+#&+#;#bE&<b7*#1pt5e^'a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#"
-    "S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPkxT#biv^%#R.;K'3^&M&*E#)8#&8#&Y#&8#'#O$#,$"
-    "#5$#3p6c8biy3tSe03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&n%8a(4#,q7#+pId,a+le7d,#aHc0,ql+d<1";
-static const char tt__fold_cjk_text[] =
-    "ai{'jrCki]q*hoMih8arJup)#s}Upb+qd>ab%bn'exBbqPa{;lJjHbdRj|^z=aa]yRdsNcv=blRumMal1fu%a~Beu3fx5rl`ehRffP~"
-    "Jj}<hy%awFkvMbjVaw_aqDhn@rq&rNiVebPauNbaRak5bqLau9bXbdJbs%af-uNjs:h)ae1avFdi_cg_eqQnf8av=hjDae+c~:axLet"
-    ";b{)qt(~/czVab1j5c~DhTfy@seQl~-mh8Ckn#aa#avZeh#ccAkq0ba=ik@qhEczPaeFep%p5iw(jw7kuWdoTd~2hv9bbCfu]kw$ai5"
-    "hu=cw7ax=hw`jfXi}`bu:ib1hzUeaJj~8w5c/fmXex'aq/bkFa}Jqz6k)an5apNa|=b{1br3hc5aj=aeJaVut0ev)aj%jfBm{CzDcPv"
-    "/b}Zr7{PanVaeDu-deFb{.ceJzZrp8dLq]g}5fxHp3ln<j#~'bi_du7bn^jl$bh_al'oFt7eq+f)ceBePec#ajHbPf]ts(k}Ffy#alT"
-    "oi<efIsXcdDbNbsTagJbfDah#deLch+dhFpfEmpHsg0e|Pd#ao3kFap5k/z/aiJgw#te8dv_nz/s}Yct7dwBimPmp8nNa|1cgHi|Jsm"
-    "8p/bk+bvHjBkDaf-a~VoXbuVbsLHbp)am;sg,gxBgq(hm=wPd|7dv-arLs@osGav]euJa~MbVl7bwSr8gr1qg&n{Lm{`aMcqNaeJgk_"
-    "in4d~-axOkoVa},c}BcrWldCcyUah;apv'%ao}Yao}_ak}Iak}N%aqy:in+~]tXa+1a;hn)gp[yFadx7ab~4ab~9aarEaarJ%~cWfF}"
-    "{;%%{sK=a@ahTcsCasZtf,j=c;lLZcJsHcBc3oPc@aaX7ae;g'a3c7|NdZeVpLal/e=hTsHf5pRagVeR9$3/1aH%e]b-jJrTNaXj-dZ"
-    "p3dL#o]aj5d@l)aXmLaRvXd7azZi@b#oy[dqg)dgt&adfX%ar~,~9bEp2o)a_jZaNvBb:b3b=u'b_dVDi#fHaa31dTb3i_c]b6d@aCd"
-    "Xb/m7b]aThLiDe=+a_ae5b-m%mLCbZh;k/aw)ap>d'd)jZd_aRgD'eNFVbX6m/p-i%f1g@e)k#fJ|-e1~/o/b5DiZaZaAaT(EbDbNlP"
-    "rLj@iVg9ad7c=cVd=a/;aHx1ahPcutX.chNdwlKah1a)d~w/b}Vit1dpl2bBy}'%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%%asd"
-    ".,5dct_dck:bH=b9d#a%bHSg~Edlm/ddh<1DJdc{BdlbQhdPa3dc|7dc{`=x2xD5emzHemx>@hhKhjD9a@-hjOhm;'ZP9%FaL35V7'#"
-    "#ddw9czp:hd>Ndd~Ddd~*/Ne'c:Da'a]bTXb1Da)#NH3Bk7i&i)fGa-agQa|ZiGa3Vd6eF$d)dfjLdfh6-BL3b+dfsLb/dfq2aF;bId"
-    "PjbK@jgHaT#df~@dfz$NB;dgeJdge01|-{0jlEjnJ@bPaMdgx9dgr4dgr9dgp[(Fc9%juMjvHa=Na@jxAdscZdsc$jz#))Leof#eod2"
-    "dhrR#c|s`i{E#j{4dw{9ml/dzj*5j|Sj~9aN7a+dDke,`kfTdif3didEd5+'&aDLa/>9aFL+X9b/bTa-d+dir]disEb,cHZc1diuJdi"
-    "sEc([kw^k~9Na%a2k|Qle__djmDdjiEi1eUlhClj]lkAa.fmD)fbRc6gl=qi&i~P+/b%8dj}'dwnWlu9cYfVaNdjxDdjx0cMh-l{^l}"
-    "Bc1b9f7djy-djw>mi$mk9dkh7dkfImk2ml3aBZ%dks;hkSho=dkr*dlc+dk}8@c:eVa7aZaSa7B=dkz%dk|Oh9b)m~(nc/*dk}TdlfK"
-    "l=dk|]aHdk{GcVY(nk(nlLaN.aTcya@cxz:dli#dlf(dlq%dll8=Zdma/dl}GNdmh]g=dmhOFoa,ob%oaI#og%NNLb5oh(ok)dm}Tdm"
-    "|[dnb#dm~6dawVdarAdnu)RdLd~g`;orLdnxR$a5XdnyA%#a=osYov'ouIbLeaeNdoj0b'b+o{(eatBdorSdovLa=dov.c'pd*pf_7-"
-    "dph_i_#dpmIpeOeb|%dpo()pkSeccZdpm2ppGpq7,_dqgDdqd0pr.puDa_b1px$edm/a%edl`edqXdqnQdqr+dqq0c99dq{1b=dqzId"
-    "ra'dq~Cdcu=dt|Gqi9bNqj2ql1j|Ud}iD@nxW5dcj()cz'ukMqt7.HmrWmsD'7a9dr{+dr{,aXb7b@dGe+a;cPhKc_'Ddr{3j5d`ef{"
-    "Crd/'a-dtu@dtrWdsi@egoU+egt+iJeg}<rmR;9'b+a(d@a>e%bMb1ZrtArwDa'rw>rzJ)dtoHdtkO1r|Ur}Rw|Yen|Zf+eja65sh_b"
-    "Fe1fRdue5dub<Pc#c'duq/aczYcqqAAaPcqwDcqo[c7dv|XZdvr,c)a'dvxNdvx8iBe5%c&lN]dwiZdv{<ur.usLdwhLenyIuyZpf^p"
-    "j-dw}#g)eo~K3u~Hdxp7epn[epsHdxsE#a#dx|-dxu`vbYve3d/Zb#vg.erf@dyt&j'f5vx0a%vzPdzr)esn>esp5hVd9dzuSwdEwfJ"
-    "-171a1d{pVw{T%";
-static const char tt__fold_many_text[] =
-    "akS*4#$,D#f:*4#$,D#a/&b5#Z*2#$*4#$.F#d24J#b**2#$*4#$.F#b;(6#$*6#$,/#az+$aH#%$aD#%$a@#%$a;#%$a7#'$a/#R&4"
-    "#$&6#aeh5*4#$,D#f+(4#%,+#d/&4#$&6#ztG0@#$0=#$2=5$4=7$6=9$8=;$:==a>&bS#$&bU#$*bS5$*bU5$.bS7$.bU7";
-
-enum { TT__LETTER_ROWS = 1544, TT__MARK_ROWS = 334, TT__PAIRS = 1058, TT__COMPOSED_PAIRS = 940 };
-static const char *const tt__letter_text[] = {
-    ",q+5'#a}X#ai1#yP#cp^#l]#;#+#cp^#l])'='#+(+%4#+)dV$4#d;$F#4#+#i)#+#cd,$dh4$bd~,'aq01q8*4$44kf3#b;#doP#m("
-    "#a8$dE%m(#a/#4)4#a/#hU$4$bu8$kt,$ss($tD#fL#wn4$eh,%4#u@#et^#d;)fk/#+#c@#+#gP#+#gP#+#c@+cu0'm(#d;7d;$d;%"
-    "ap+#+%d;#e}A#b|T#ai1#l]#dE#c@#m|<#+#4#}'%xT#dE#gP$p3#dE#ai1#hU%4#ayH%4#c@#dd$#cx;%loQ#ao'#41ai1#dpU#agH"
-    "#dE$hL#4%3%b}Y#p3#4#agH#4#l##4#tD%a}X$clM#l#%+$al^(ch<$uI+ad;#ey0#ahL#a|]$db]#o/#gp<#fL#c@#4#bb+#c@#fL#"
-    "4#p3#j]#aa0#dE#fL#d;#ai1#+#bd4#j]$~,%dE%b}Y$yY$4&m(%c@#4#c@#wP%fL%fL#c@#4+c@'eI$a8#dE#fL%ai1#dE%uZ%4$3%"
-    "j]$uI'dE%b}Y$yY$4#a8$4#a8$dE%c@$s@'fL%fL#c@&b;*iY#4$a8*ai1#fL#hU#b;.j]$ad<$hU$b}Y$yY$dE$q8%c@#4#ab3$j]$"
-    "fL#c@%42dE#fL%ai1#++4#uH$j]$~,%dE%b}Y$yY$dE$q8%c@#4#c@#wP%fL%fL#c@*3#gP'eI$hU#fL%ai1$4#uZ-b;#4$uI&hU$m("
-    "&dE$4$dE&dE&hU&aq0'c@#o/&j]$j]#c@%4)c@1ai1#i)0o/#3#~,$hU$cd,$bd4%3#4#|#$j]$j]#c@*gP$hU%4%dE#fL%ai1+z-$4"
-    "#j]$~,$hU$cd,$ahM$q8%c@#4#o/#c@#fL$j]$j]#c@*gP)dE$dE#fL%ai1$dE#3/3#j]#ad<$hU$et^#dD#4#c@#wP$j]$j]#c@#4("
-    "hU#c@#z-#hU#fL%ai1#adN$uI$3#fL$blU&ch<$ad<$4%yY&c@'c@#s@$b;$|##c@)ai1%fL#+/ftU#b;#dE#o/#l#(yY#b;#p3#j]#"
-    "+#ai1#d;IdE$4$q8$ch<$4$ahM#b;#dE#o/#gP#3#fL#4%q8$4$p3#fL#3$ai1%m(D4&a}X$+&gP)ai1#ah_$c@$c@$c@#l]#fL#hU#"
-    "a8#m($m(#a8#m(#a8#m(#a8#m(#a8#aq0#a8#hU'xT#b;#c@#b;#p3#fL#tD#+#gP#q8#wP#c@#o/$o/#c@#o/#c@#o/#c@#o/#c@#a"
-    "s7#c@#j],c@,q/'d;Ie}A#j]#c@#ab3#c@#b;#gP#o/#4#ai1#u@#uI#o/#m(#j]#4#j]#dE#|##hU#o/#auA#ao'#c@#4#b;#ai1#o"
-    "/%eh,$4(4%e}A#+#nf^#bzM#f}8#cv4#r{Q$m(%yY$4$m(%et^$m(%dpU$m(%yY$4$m(%a~$$g}0$m(%ikY%l##ad3#buJ&bd43lb^%"
-    "uI%+#b|a8#d;#bhE#'#cp^#d;&jp$#hL#i9#~,*blU#fL#c@#3,bq(#fL#c@#d;,blU#fL/auA$hU$fL/ggY#df+#c@#b;#hL#4#hL$"
-    "4#c@%ai1)ah_)alT#j]$3#ai1)loQ*q8#fL#du(#c@#4(ixM-dh4$as7'afD#l#+d;#ai1#dd$%q8.fcQ'cp^)ai1#FIcd,#gP#j]%d"
-    ";#gl,#ajT$c@#bw@#ac7%c@#ai1)ai1)yP#4#u@%a|]#b;#bd3Us@#fpE#gP#a{X#c@#~,&ai1#yP-agH/j]#dd$#afD#gP#fL#dE#a"
-    "i1#fcQ#c@#ao'#gP+l]#d}I#bs/#c@&q/#ai1&hU#ai1#d}I#d;#al^(e}A%hU#~#+l##+#axL#b;#}'#m(#c@#m(#fM#c@#dE#3#gP"
-    "#4({e0#gsH#q7#tD#ail,%uI%eh,%uI%~,$4$4$4$blU#a8#4#a8#4#a8#4#a8#4#a8#4#a8#4#a8%gl,$q8#a8#4$a8&hU$hU#a8#4"
-    "#a8#4&hU#a8%q8#a8'hU#a8#yY#a8#4$e7%hU$hU#a8#4#a8#4#a'%e;#ad/$dD%ch3#d7('#a}X#dL#hL$au7$+#;#ahD#'3F#4%uZ"
-    "&d;#4#ah_&d;$auAWaxL#o/#c@#j]#at;44'4%ahM$4&q8)4$a8$4$eI#dE$al^%m((q8'4$bdF#dyZ#dE#mJ#Ff9l]Ae@e,hl5=ggX"
-    "#b~-j3ayH#dd5Ud;CahDfOb}Pa&l]Dd;cNa'dWabm()m(#l##dE(l]#F#d;#eh,$4(4%gx^*4#+1c@#cd,,yY$yY$yY$yY$yY$yY$yY"
-    "$yY$doP#fp;#4#bp]g<'#hL$dE#V#ahD%aq'$ad_#xT#+#q8%i9#dE#+&lb^%gP%hU#+#lt$#+#m((e}A$mg(&m9-dlETbd4Dah_B~="
-    "$a~5Dah_Ka~5e7aagkYa'coabEa*fl4#d;#ahcQ#hL#bd4#ai1#dE7fpE#c@#j]#+#akX#+#dh4#gP#ixM#ai1#gP#u@Cad<%noA%ik"
-    "Y%dE$4$~,8bd4#b;#hU#c@#m(#b;#cd,#s@'3&uZ-ggY#l]+fL#f}8#bf;#c@#b;+d;#ai1)bp##uI#hL#4#+#dE#3#ai1#cyA#s@#l"
-    "##d;#cd,#as7#c@.+#c}Q&o/#fpE#c@#as7#c@#au7$4#ai1'd;#q8#b;#ahM#ai1#q8$et^#a{X,hU#b;#~,#fL%ai1%l]#cd,&4#j"
-    "]#f}8#c@#4#l##dE#gP#q8#gP#4#c@#4;hU#d;#al^#s@#d;#hU#b;#c@-uI%uI%uI,yY$yY$e}A$ayQ)pfM#ab3#+#b;#c@%ai1)av"
-    "|w0/cd,'fy(dtXahi(#dE#a8#4#a8#dE#aiQ#4#a8#4#a8#dE#eI#hU#iq0%n}8JyY/q8(a8#c@#a8#ad<$avE$r<$a8$eI$eI$aeA#"
-    "m|<EaunU#d;3h}(%gp<Laq0'bf;#ahD)bg@#hL#dL#ch3#h]#hL$ayH$+'+$d;'q8$sb$'hL$u@$l]#ai1#d;&d;#cp^#hL$;$cp^#+"
-    "$+$yP#loQ&uI%uI%uI%hUGaq0$cp^$bq($dE$a~$%ayQFqjU(hL'fh5/glN#m94dVaYc@b-c}Q&fy(2c@#cuB'dlE#m9,bu8#V#~,#V"
-    "(eh,#tD(dd$$+#d}I'~,#+#qZNvj,%ai1)d}I'd}I'epM+ggY.+#al^$a~$$yY$dE$al^$a~$$yY$dE&ggY/anb^,b}Y-~,;uI$ey0$"
-    "ad<a,uI%4$fcQ$dE&4%cd,$+#~=#cd,%z-#dh4+adNTbq($dE(qJ#b}Y#uZ&+#cp^(+a'gx^'dV#dE#bdF%flF#4#j]$fL(b;#c@#b;"
-    "#c@#m($hU$c}Q%l#'c@#adN*ad3*c}Q#dV#+#c}Q#i)D~,$cyA#gP'qJ#yP,gp<&yP#b}Y%~=#bq((~=#blU*l]/z-a7jgA[gcI0gcI"
-    "*uZ#d}I#m'+ai1)ai1#cyA&q7$cd,cJdhF$ey0$dD&dE3hU[m'#c}Q#ah_#4+b}Y#al]#m9>blU#m'NbyI#z-7cd,,j]#gl,#a{X#c@"
-    "#yP'buJ#ai1#3#dE#dD#4,c@#j]#fh$#afD#gP#d;$l]#30clM*ai1)l##d}I#c@#ao'#gP$ai1#l]#4#dD#4+dy8#c@#d;#4,j]#ft"
-    "U#awH#c@#m(#l]#;#c@#fL#+#dD#ai1#4#+#4#hL$buJ.blU$clM#afD#gP#b;#u@#b;#dE#3a%yY$4$m($a~$$ahM#+)fpE#ajT#gP"
-    "(ai1)o/$~,%dE%b}Y$yY$dE$q8$3#c@#4#c@#wP%fL%fL#c@%4)c@(q8#fL%}'&tD.ahM$4%4$eh,$4#ad;$3%3$m'$q7#4#3#40dDA"
-    "gl,#awH#c@#j]#c@#m((ai1'3#hUBftU#c@#afD#c@#fL#c@#o/#gP#dE#+#4+ai1bRfpE#c@#wP%|##gP#cd##m(#fLFftU#bb+#c@"
-    "#b;#hL#4.ai1Je}A#ao'#gP#4*ai1)buZ@cu0%a{X#c@'ai1#dV#hL$yYc(fcQ#a~#aMh}(#ai1#adN/~,%4%~,$dE$ch<#uH$dD%m'"
-    "#4#3#4#dD/ai1a-~,%el<#yX%yX#4$4#3>4#ahL#epM#yX#4#m'+3+4#al]#fl4#bd3&45jgAc6dpU",
-    "2ai1)ad<$ecY#ab3$|##c@#42ai1#bq9(dd$%cb#$a{Xa0yY$dE$eh,#uH&3$dD$yX#4#3+ai1)uI$dE$dlE#q7$dD$q7#4*ai1Zah]"
-    "d)bq(#m',dD#4#3#auA$du(#yX&q70ai1#3a<42byZOdj}YaNot-$q/.{v4am]msY2ebiY33#uI#a~#-r|a8(bvwAcx$dd$#blT#ai1"
-    "|ZbtwQ*dh4$ai1'd;#kc($ai1)dd$%tD#+-ftU#}'#q/'m(#+.ai1$z-$byI(bq(g/fh$&ai1c5h}(#cd=aQjp$'3#4#fn;#ad;*o/#"
-    "auAa'dE$4#3.dD%i',}bp4+ey|,MahMd|[m($yY$dE$akgI24AhU%41m(+azeIah@obE(auA&ad<*ahM&b;#c@#+biHai1hJfl3%cd+"
-    "h[zL#tD&xT+ac7%}'Bp30v;b,l#b&buJ/buJaTcl_b2k|M$i|^$dE%4%dE%m($aq0$4$yY$ic8$m(%~,$yY$cyA$m($q8$4&yY$arfM"
-    "%clM$clM$dh4$clM$dh4$clM$dh4$clM$dh4$clM$~,%f}ZhDgvT'ga@+b;1b;%q/2s@$bb+r;dh4)uIcE}'$bkP%}'$gP$tD(htEE3"
-    "aXfh$&yX#yY%ai1'4e8dd$#34fcQ#m'#ai1gVcyA#m'#ai1cFdd$#dD#4#ai1h(yY$m($dE$a~$${zE%adN#}'Mip,#}'#4'ai1m.hh"
-    "%$i)$m9a3fh5$a~5c1m($cu0$dE$4%4$ahM$m($4$4)4'4$4$4$hU$dE$4%4$4$4$4$4$dE$4%m($yY$m($m($4$ahM$bhE(hU$q8$b"
-    "hEiLauRGcp])cp])cp]an9ai1q-fvor$DstsQ)aam0%{ijE1aeltU2b|iYak)bp}Iy)wli((szaYmep]adb+"};
-static const char tt__mark_text[] =
-    "lTv-#W#c^#W#O#e$#aQ#c^#aQ#k<#d4#c^#b_%V%Z#V#bY#b_#aU$b_#c^#V#W#aU#V#X#a^#X#a^#X#mJdGe)d<Q#d%#Q#b_#R#Q#f"
-    "-#f(#aZ#Q#aZ#R#U#V#(#)#*#+#,#-#.#/#0#a5#2#3#4$5$6#7$V#Q$0a/h5#<#=#>T9#:#;#<#=#>#@#A#aZ#aU#e)#Q#aZ#Q3BaM"
-    "g1%d%#Q#V%aZ$Q#aZ#QGCBV#Q#aZ#Q#aZ#bY#V#aU#V#Q#b_#Q#V#Q#V#Q#V#Q#aZbLg1#Q#VFd%$i9$b_$e)ObYb#nN$Q#aZ#Q#aZ#"
-    "Q#b_#bY#9#:#;#b_#Q#aZ#aU#e)a#%3'&V#Q#aZaO%3'aV%3'aV%3'aV%3'b*'b*'*D#EaM%3'b*'b''aUaJ#'0cSaTaL1cUa3aU>Q$"
-    "Q$O[J#K$L(cW%K$aZ#'$aZa%QaX%$a+a9Qk`b_oT'C'bI'-Vc:Ub:R#V#QcKV#Qa.'7h5%QTe)#f(#aZ#Qa_%2'JV#Q#g1Za+_%.a+a"
-    "*%bDb_$$#e$#aZ#c^#V$f<'Q)V&aZc5aZ#Q#g1#Q#aZ#Y#N#Q#M#ai1(V#X#Q#V#Ql#aZ#a(#d%#b,#aZ'V&a(#V#Q#V#a(#c^#Vau-"
-    "b_b8'aHacZi1P#U#W#R#aWaQa*pvPV'j=DaZa7aZdH'c,'>r_^bYI'aG%/'c`V$aZ#Q%aZ(aZ$VX'd)'kgX8lUg1#g,#aZp0QcRQbAe"
-    ")|%Q$VLV#$#Q''bQV#Qv[']'^'#%a,b_Ta+a%%a3',%aR'#%b_%#'a8%3';g1&e)c<'&%b&'#%d.'#%b)'a_'#%a['uK'kePd4`g1kq"
-    "6$b|JaS#b,&T#d`+h0%e)#aUBd%b@b_a|Gg1$qZ%g1$aZ$e)afYg,aUf-#%";
-static const char tt__pair_text[] =
-    "f<b-yH&#%&#%&#%&#-&#'('_&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0*3$&#%&#%&#%&#-&#'('_"
-    "&'a4&#%&#%&#/&+2&#%&#%&#/(-,&%(&#%&#%&#%&#-*/2&#%&#%&#/&+0(#1&aW*&a'#&a&'&a'#&a&a+&a'#&`a4&a'#&a&%&a'#&"
-    "a&-&a'#&a&-&a'#&a$#&a'#*a$2&a'#&a&'&a'#&a&%&a'#&a&a)&a'#&a&[&a'#&`6&a'#&a&+&a'#&a&%&a'#&a&a'&a'#&a$a0&a"
-    "'#*a$%&a'#&a&%&a'#&a&'&a'#&a&a+&a'#&a&a(,%,&a'#&a$a1&a'#(a$a2&a'#&a&a3&a'#&a&Y&a'#.`8&a'#&a&a3&a'#&a&Y&"
-    "a'#,a$2&a'#&a&'&a'#&a&-&a'#*^6&a'#&a&a3&a'#&a&Y&a'#&a$8&a'#&a&%&a'#&a&a1&a'#&a&Y&a'#&a$Z&a'#&a&Y&a'#*a$"
-    "4&a'#&a&%&a'#&a&'&a'#&a&+&a'#&a&%&a'#&a&_&a'#&`a2&a'#&`#&a'#&a&/&%0&a'#&a&/&a'#&a&-&a'#a,a<B&a'#AW#&a'#"
-    "`aOA&a'#&S#&a'#&W#&a'#&W#&a'#&c=2&a'#&a&(&a'#&a&9&a'#&a&:&a'#(aW+&a'#&jP#&%#&kQ#&a'#*e43&a'#&[#&a'#&[]&"
-    "a'#&lJa.&%#&aO3&g5#&r:#,a,8&a'#*U$&a'#&bZ%&a'#&a$#&a'#&>#&a'#&f(@&a'#&a&'&a'#&[&&a'#&a&'&a'#&[&&a'#&a&'"
-    "&a'#&W&&a'#&a&'&a'#&^&&a'#&a&'&a'#&^&&a'#&a&'&a'#&a*N&a'#&a$#&a'#*a>W&a'#2a4,&a'#&[a'&a'#&cRa,&a'#&a(#&"
-    "a'#&eC)&a'#&nZ(&%#&oK#&a'#h_uFyO%%#'H#%8yJaHbIyI7u2#2cJyJ&xV#%x6yI&x@yJ&'#&'#(/#(/#&+#&a)#YaI1&;#&;0&+#"
-    "&'#&'#&H#YG1&;#&.0&/#&+#.5#&#1aAb12&#3(&0,<1.L0&&$&9/:8#a(a'#S(.&#3(&0,a-1.[0&&$&9/UaJ5&%#bAc,4&a'#Aa2#"
-    "&a'#&a&'&a'#*Y&&a'#*e='&%#&fA#&a'#&a$#&a'#*a$*&a'#&a&+&a'#&W#&a'#*eL#&%#&f2#&a'#&a:*&a'#&a&+&a'#&a&)&a'"
-    "#&[(&a'#*[#&a'#i[oX|)&#%&a)#&a(%&a-$e,dJ#(K#GF#s^s]xT43#*)#a/`#%%#%%#%-#%-#%%#%5#%+#cIe'd7&#VDa2Y%%#'=#"
-    "bTd9d3)/#a-a*#%%#%-#)B#gUi@i;*#S&#VDa2Y%%#aWcPe-aUaPU&%#&$Vd,d3d1d$d%d121#&#%(#K&+Jd2d+cB&%#&$VdQdZcV(#"
-    "-&),&(NkZl%oP77#--#--#--#=Y&7aJb0'#'%b-;'%#5b.#Ha)aV77#--#--#--#=Y&cKd_d%cbUcbTcd)('#('#('#('#,+#a:a9#("
-    "'#*'#&%#()#w:gt<fy6&a'#&a$`&a'#&a&]&a'#&a&@&a'#&c9aG&a'#&e</&a'#&a&]&a'#&a&@&a'#&a&6&a'#&a&/&a'#&eTaA&%"
-    "#&$%&%#&fWa@&a'#&a&)&a'#&o%a:&%#&p(%&a'#&a$(&a'#&a$)&a'#&a&]&a'#&a&Y&a'#&a&a%&a'#&a&1&a'#&a$'&a'#&c;aE&"
-    "a'#&e>#&a'#&a&a+&a'#&a&@&a'#&a$>&a'#&hn/a$&%#&ho4aB&a'#&a&*&a'#&a$a>&a'#&a&/&a'#&a&]&a'#&a$[&a'#&a&]&a'"
-    "#&a&@&a'#&a&*&a'#&c=a>&a'#&a&1&a'#&bZ2&%#&$%&%#&h<#&a'#&a&/&a'#&`#&a'#&a&]&a'#&ho/a$&%#&hp4aB&a'#&a$a:&"
-    "a'#&a&]&a'#&gN[&%#&-#&%#&hgB#&%#&hpA#&a'#&a&]&a'#&a&@&a'#&a&*&a'#&a$4&a'#&a&;&a'#&a&(&a'#&h)a>&%#&%1&%#"
-    "&i0,&a'#&a&a'&a'#&a$a,&a'#&a&%&a'#&a&1&a'#&a&$&a'#&a&]&a'#&a$[&a'#&a&%&a'#&a$$&a'#&a$,&a'#&a&a)&a'#&a&@"
-    "&a'#&G#&;a8&)'&'#(hP(.jG]&a'#&a&W&a'#&c12&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hmT$&%#&hlQ$&%#&$$&%#&$5&%#&$.&%#"
-    "&hlN)&%#&hs&_&a'#&a&W&a'#&a&.&a'#&c9&&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hn7$&%#&hsO1&a'#&a&X&a'#&W#&a'#&a&W&a"
-    "'#&c92&a'#&a&$&a'#&a&5&a'#&a&.&a'#&hnL$&%#&hh^$&%#&$$&%#&$5&%#&$.&%#&$a'&%#&k&#&a'#&a&W&a'#&j@2&%#&$$&%"
-    "#&$5&%#&$.&%#&$a'&%#&k<a,&a'#&a&a-&a'#&a&W&a'#&a&.&a'#2{@D&#%&gw%K&%#&$%&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&"
-    "%#&$b-&%#&gw.aE&#%&gw=K&%#&$%&%#*gxCH&#%&gxRK&%#&$%&%#*gwKH&#%&gwZK&%#&$%&%#&$b-&%#&gx`aE&#%&gy1K&%#&$%"
-    "&%#&$b-&%#&gx*aE&#%&gx9K&%#&$%&%#&$b-&%#&gy>aE&#%&gyNK&%#&$%&%#&$b-&%#&gx>aE&#%&gxNK&%#&$%&%#*gySH&#%&g"
-    "z%K&%#&$%&%#*gxSH&#%&gy%K&%#&$%&%#&$b-&%#(gz*aC(gz;K(#%(#b-&gy.aE&#%&gy=K&%#&$%&%#&$b-&%#&gzCaE&#%&gzRK"
-    "&%#&$%&%#&$b-&%#&gzCb.%#%&+$%#%&'$%#%&'$%#%&/$%#%&/$%#%&+$%#%*gv1b3&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
-    "&%#&%#&%#&F#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&aJ#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#&%#"
-    "&%#&gzOb(&#&&gzRb-&gzQ#&,#(-(&g}))&g~,b(&#&&#*%#%&#b3'a7{Y*z,{T&hvT)&gzM#&4#(5(&g}=)&g~Eb4%#%&'$%#%&#b3"
-    "&g~3b4&#%&#b-&g}*a`&#&&F*%#%*Eb-&F#&aIa`&#&&#*%#%(hb5$&#%&#b-&g~Ua`&#&&/*%#%&6H&#%&+aD&/#&a2a`&#&&#*%#%"
-    "&*J&y8K%#%%b:yI*hy@{Z&gz8#&-#(,(&g~=)&haUb4%#%&7$%#%&#b3%y0{Y)h{+#%%#iRha[#+|O#%6y]cOin1aD&'#K'#a&b##&+"
-    "#&&#aSaJ#.-#*)#UT#('#[R#*1#*'#()#SitA#(iu7#:K#&itM#&'#&iu;#&%#*=#&%#*)#&%#2)#&%#*1#&%#*)#&%#a.Z#&/#&%#&"
-    "'#aKaE#&%#&L#&%#2a'#&%#&%#&%#b#cwN{>%%#beLan*{@ap<ap7l{1('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#"
-    "%()$&#%()$&#%()$&#%()$&#%SaQ$8bZ#A@#('#('#('#('#('#('#('#('#('#('#('#*)#('#('#21#&#%()$&#%()$&#%()$&#%("
-    ")$&#%SaQ$*b=#&%#&%#&%#,9#a{nRlh*lf$'V)947%#%%biwX$%#%%bixM8%#%%#+%%#%%#%%#%%#%%#%%#''#%%#%%#%%#%%#''#''"
-    "#%%#''#%%#''#%%#%%#%%#%%#%M(%*/%7#%5#faQboyZbo|1('#C7#d:dLcJ&%#r$qRqV&#Vl2l7kV&#6(#=h<hBh'&%#awk-awk#aw"
-    "kT%%#%15%#%%#%%#%%#%bZc#<%%#%%5%%#%$%%%#";
-enum { TT__GRAPHEME_ROWS = 820 };
-static const char tt__grapheme_text[] =
-    "#h4aGhE,+&$#+iY}JdGaJd:kR$%$5$5$%]a>-bN$$Re93%aMaJ#*$a9%5$VE*$%Bf_aCbN_b-,%;V$b-$F$a)OFX:(b-Nf-#*#h5#)4"
-    "iQ#%#)#%$J#aZ#Z#'#9$aJ#b$%57b$$%#94e0$aQ$,&^%%$%#9#V%9%9#',%'<$,%5/</%%5#)]%$J#5'5%F&%B5&%.5#)4e0$aQ$<$"
-    "a0%%$J#a)$5#)$9#'758,#a9$%#94e0$aQ$<$a0%%$5#)#V%9%9#'*F'<$,%50,3%`%#)#%#9&J$J#%,%L%#J#%3e0$d,%%$F#Z$F$F"
-    "#'*5$M*5A%#9]%$)#5#)#%#9$F$V*5.52)/5#94j$#5$%#9#V$J$J#'#*+%-5A%#9a-%'%#9#F$%$aN#%59a$%$)#aJ/aZaJ%$)#b-."
-    "aJa05>%$%$%'9UcB#)#a)$5(bN$i9,%^k8%V#)#a9$'#%#9#5#,3aA#9#5#^#F#,&<*M#V#c8#%$)#5)%#,1%kOFoRV@FA5B5/mQ#5#"
-    ")#aJ#a_#%#9#b-#'#%,%QF#$#%a^5F%a_F#Z#5#J'9#%#a=#FcK5#9#%'n$#)#%#)#aJ$'$%%aZ#a=#b=%%Tl%%b_7V#))<)hM#b=#Z"
-    "#5#'#b$Bb-/5#)#gY#)#V#9#F#'#5#<.ML%#)#5#J#%#)#a)Ta_#aZ#9#5bDF$c1#)#aJ'%)%%)#5c5pVhO$#&#(#4;aI0+/+9d$aHh"
-    "FU+9+aBa@2;f*;/+bR+<bT'Lc6+cW;-+,+_]$a/,+%+%;%+'+%+$;%+&+&;+L(+$+(c'.;%+$;$+5+%;5a@$+$;&;(+%;';.;(;%+(;"
-    "$+$;7;(a@$]%+'+%+%a@$+%+$+$+)+&+)+-;2+%+'+$+'L$+.;TL,+1+1+f/;gOL6;W+'+fUFb8%aHh5i1a9#+/+aC5h@+$+pn0V$b="
-    "D5a75dD%&%'%:9#5#)'%a:9Vd)#5=dF0%JaZ<bN#)#%PF#)(M&iA#%#9#V#9#5#9#'Ca0#%$b4-a0Na9#9#5#9#5/%+%#)5d,$M),$%"
-    "$<T%$F%5(5$%BbU#)#5#9()#'c8g(+9#%#9#%#9$)#%kgX%l4d%3d%c>$bJ5a7b^hE%cR%bAa){U,#F$5(V#^$M$gI%F''bQ5iEVa(a"
-    ")e45a4a9a-bNUVb%)#%#)YcRM%%5-F#)QJ#V#9#5%*'%-*VF#iA#a)#)#a9#'#%2,#9#,O%/5#)TJ#b-#)#%$:(V$)#%aDJ#F#9#V)%"
-    "%%bI%#J#aZ85#9[5$%#)#%#Z%9%9#%,%-9%aJ&a).bE$,%,$j$%%#9#a9$%%%$F#)$9#5#'#*#%15a9J#aZ#9#F#)#%:%a8%#9#a9#)"
-    "#%#9#%#)#5#)#5c[%#9#V%Z#5#)#5>5a9J#aZ#9#%#)#5aR%#)#%#9#aZaM%#)#%%V#)#a)d3J#b-#)#5c4aQ%,%b$$<$f4#%#a-$9%"
-    "F#'#*#)#*#)#%b8J#V%5#Z#%&)>,#b=#jE#a9#)$V+'+,#a9#9#F#jE#a>#c1#)#%#'c5%#)#F#)#%#)c6)#aJ$a9#)#%a9eJ$)#aJ#"
-    ")#5#)#5b%a9&%$5$aJ#*#%a)a-$5$9#%#)#%eS5#9,5#*#)#c8$h^#9#a)&9#5#':%b|Yd$#%)cRfk'b_#J#FakHa)`aJq@%$nB*Va8"
-    "%.5j{*5$Ubr7l%%eZi%a)&a9#aY#aZ%aJBVb@Fab`n='m)+%1%9a)$cRvLaJ$d5%aJ$5$a)aL%bLaJf2%a$Vh@Vd15d&%%%*5(%gZaJ"
-    "aUaJ|M+K]aLc'2;2+1;IbDaX;/;1+%bD6nT>cX-+7+%b3$],f#)at#%}P%;$L%v#%L$]#a)#bgH$pL.a@$f3*;%b#/+%]%+';0;%++;"
-    ",+(L/L+L%+$+'+)+&+)vTTrD(b#%d;&+$a@%c7cJj#/]]b#-a@Lb#B;/]%cH,j3/l;$bD$as/a@b#1ahTd3ib;np{1h4#y9#acY#bcR"
-    "#aa}Q";
-enum {
-    TT__LOWER_RUNS = 182, TT__LOWER_LOOK_BACK = 3, TT__COMPAT_ROWS = 3678,
-    TT__COMPAT_POINTS = 5599
-};
-static const char tt__lower_runs_text[] =
-    "a(c8a'b*b^#;U#Lf0a$VI#*a^#4e^#R#d&$Id'+#f_$8f^'#fV$#fU%,fT%#fS&#bH$-d)%#fM%#fT$#'%#+$#&$#f['#g#$#'%#%$I"
-    "g()#g1$#g0%#g1&#g0%#g1$#g0%,g/%8g.'#g3$#g2'##++%&+#&+#&a^$4b0#6+%&#$%#c2$#a9$e,aZL#d8%b0d9;#k}T$#k}S%#e"
-    ">$#le-&#k}M%#fC$#hT$#'$a,b6d_8#)##,#cV*7bG&,$&7Z&#$%b,a$5a(#P#S,c$0@#b$&#b%%#2$#3&4d8&b$g#3d,aGa7d8a$Ng"
-    "$#Z#@$aM>2lI#aId^aFarSd^g~DK##)##l&jEaec7a7Mame.afM#0*eIcj4Q4#e:sUcj5bJ#hmW%lIhmXaP^43M#3^#3^#3M#4Y#2^#"
-    "D^#3^#3^#3,#%,b.%#b-/<bE'#bF/,%%,c&1,c'%,c>%#cB/,d$%,'%#cZd_#hj2'#|W$#d%*#if7Rb$:G#AmKc8Vaa)f4PaH#aE%#k"
-    "|*$#gt_$#gt<&Ik{H)#k}8$#a%$-a*&#k}@&##,,k~C%m,k~DaS8#*##qgFe^#a'cE#bNaM#3h(#a.8#'#aigQ$a,aigR0##%#ap}8&"
-    "8ap}9)bA#7#ap~4$#8$#+$#7$#(%#aL$#S$#N$#aq}J$a^~Y3#aI$#ap|I$#gtR$8aiiB'#aqa>$a^aqa@3#aqhO<#aqhPlk]c8a%tS"
-    "e03b]dM#c/dY$$a,#/aM#3I#+##}CfMVc@bUa&ar3d,#le7d,#aHc0,ql+d<1";
-static const char *const tt__compat_text[] = {
-    "aqNd2b*2xT5b)a0b6xLHB##$KxF#~RI~YyV#D#b%7b*icNicG%$icNicK%%icJicGadCc*%$a%%c6a8cF$a%bBb<s=sKoZu4t=cWPw#"
-    "%$aTu]%a%Pu]$U&$$a#$a%&$a$*$$]$a%*jUbIP$$aT$a%Paz;f,#p_#p^#1#q3#%#-#q<#%i6d$xP$$xR$$xX$$yX$$xJ$$xZHs/#p"
-    "S#/#+#r#anOy^zVbO6xF%$xT0v/{_#-#K$$e>$$e0#a'#0gBa&#/##5a>#]ZOc}*aP_bk*a>bF$a'a@$d/bQ$d.a;sw<b;Yah*#Yl$b"
-    "AG$$6mTaJaaVb#b,B7$b.BcyTb`aaeNheM#d;#d<5####j]#j[##############5$#oD#oE#%#%###%#5#p@###gqP#hd4#%###pJ#"
-    "%###pO5'#%#g9#g8#p+#gr5###hdC#)###hdB#gqM#pW#hdP#gg.#####F###|Q#3#'###{F###=#+##cZc@j/qC#pC#pF#k[#l)#pQ"
-    "#pT#%#)#'#####gt]#gs4#aI#gu-#gsE#aE#&#%#######'#5###g0#g9###gpN#gpO###qM#qR#####iRbe<aeSt-$Fv#bzOl<y-6&"
-    "y-$$zP%$xTa]c7:y-I%$y-G%$y-aFc]>y/K%$y/I%$y/aDc]>xT2%$xT0d0AxF$$y/5&#$#$#$#$#$#$#$#$#$#$aTib5aCibOz1cH%"
-    "$$#%$##b;Q[icD#%$##6%#%$##a0icY#6(xNb<P#$$`$a$a#c^ic-###b)ic[dT$#aXHaW###########A#is3#irO#O###b3#b(###"
-    "################A#is3#irO#O##5aT#)#5#3#p##pG#'#######%#'##c6aCa)z+b<aKaP%$aKb3#a$$cHcI7bIaOb+%$aOb7#j#6"
-    "gCcC#b>#a&#$#$#a%#f7#g<#$#'#a%5a&$$a)H$#####$#$I&.%#A1$$05+Z*Z[##5a'#a(##5-#a)#aoX#######ap07a0,R#}J#>#"
-    "a(#;#hsPa/irG#a%###)##aVb*icNicA%$icNic<&$icNicM$%$icNicI%#icLicI%&icNicE%#icLicE%#icJicE%#icHicE%*icNi"
-    "cC%)icFicC%,icNic>%%icJic>%%icFic>%%icBic>$0icN#R$$#%$##$$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3#Z$$#%$##$"
-    "$=#;$$<%$<#&$<##$>B#@$$A%$A##<#6###3bPb8icPicIarIinD#%$##6%#%$##eqNjhM################$4$$$#$$%$$'$$)$$"
-    "+$$-$$/$$1$$3$#&%852%$74%$96%$;8%$=:%$@<%$B>%$DA%$FC&$5$0&$5#2&$5%4&$5'6&$5)8&$5+:&$5-<&$5/>&$51A&$53C&"
-    "$7&0$3($#*$#,$#.$#0$#2$#4$#6$#8%4$&%$#(%$%*%$',%$).%$+0%$-2%$/4%$16%$38%#&&%8aZaW%$a]aY%$a_a[%$b#a^%$b%"
-    "a`%$b'b$%$b)b&%$b+b(%$b-b*%$b/b,%$b1b.%$b3b0%$b5b2%$b7b4%$b9b6%$b;b8%$b=b:%$b@b<%$bBb>%$bDbA%$bFbC%$bHb"
-    "E%$bJbG%$bLbI%$bNbK%$bPbM#T###################################################/########################"
-    "###########################bAmc^hf-###~]iw(#)$'#%$##ee)oQ#Mbl5lp5b~ZqlDxZns;cHwf[#a5#=#3#V#a=#/#J#V#u@#"
-    "a1#-#P#J#L#aP#L#7#e+#c)#Z#+#_#3#X#;#T#aN#F#X#y-#b9#o5#P#1#7#F#bB#oX#aF#c_#P#H#N#aR#'#l%#5#9#;#cV#1#+#cX"
-    "#5#;#1#b##D#F#bJ#s7#aB#L#xJ#+#bP#B#;#L#a3#+#hX#R#a%#acV#b-#P#aZ#R#3#/#aN#+#a%#ae]#nX#9#+#)#1#F#%#bL#g-#"
-    "+#k3#5#aJ#/#3#1#c##/#gF#/#aH#D#aD#gX#/#D#jX#d-#-#f%#bX#aB#lF#d;#s)#X#aX#aL#b1#7#-#a'#bB#5#kB#/#3#3#B#@#"
-    ")#bH#)#-#abL#_#oH#9#P#i;#;#b7#aB#rX#@#@#a+#a/#fH#9#b/#h1#a##f]#L#+#g5#f)#d+#-#+#aa)#3#e-#e)#'#aD#c@#;#)"
-    "#/#c1#a)#-#=#eD#aL#)#f'#'#H#h9#aF#/#b5#5#'#5#_#m+#m5#5#a1#N#1#5#)#a5#)#D#+#;#X#@#1#a]#@#)lHaolAoZmq75i~"
-    "-#'##|UwvOmwJ$$mwLImv_'|CaQNnNib,###eH#eI#eJ###eM#####eL###########e.#M#####T#U###################bH###"
-    "######################################O#bE###eZ###)#%#+#)#%#f6#f;#%#fA###%#%###)#%#%#########'#)#5#/#+#"
-    "e@###e.#####a;###'#3###%#5#'Zqe%#dJ#d:#bo1#bo2#a+#a,#kd'#kaC#b,#U#ce-#pW#bl0|VvmMdwPdwM%$dwTdwQ%$dwVdwS"
-    "%$dwZdwW%$dw]dwY%$dw_dw[%$dx%dw`%$dx)dx&%$dx+dx(%$dx/dx,%$dx1dx.%$dx3dx0%$dx5dx2%$dx7dx4&$dwPc1dz[&$dwT"
-    "c-dz[&$dwVc+dz[&$dwZc'dz[&$dw]c%dz[&$dw_c#dz[&$dx%b]dz[&$dx)bXdz[&$dx+bVdz[&$dx/bRdz[&$dx1bPdz[&$dx3bNd"
-    "z[&$dx5bLdz[&$dx7bJdz[&$dx+c3d{8)$dx)c+c(b_b7d}:($dx)c+bYc'd{87&vd3vd0%$vh]vhY%$vdFvdC%$xsVxsS%$vi/vi,%"
-    "$wcBwc>%$vd9vd6%$wc=wc:%$vg9vg6%$ws)ws&%$}gX}gU%$aa{_aa{[%$~v#~u^%$}h]}hY%$akl_akl[%$xv)xv&%$||-||*%$}q"
-    "D}qA%$}gZ}gW%$adm3adm0%$wyZwyW%$aboBabo>%$ai|Nai|K%$adn5adn2%$wn;wn8%$vkVvkS%$w}Hw}E%$y|Hy|E%$acw-acw*%"
-    "$vlVvlS%$ai}_ai}[%$wsPwsM%$adnVadnS%$vm9vm6%$af{3af{0%$af{Faf{C#xfH#br3#a~'#fg_b=aea`+A$a$$$$#$$%$$'$$)"
-    "$$+$$-$$/$$1$#($$&$$$$$#$$%$$'#dw7#%###%#####%#%###%########$Ic1$%c-$#c+$%c'$#c%$#c#$%b]$%bX$#bV$%bR$#b"
-    "P$#bN$#bL$#bJ',bRbXf(cB&(c3c4cB$&c55qj)#dJ#d:#bo1#bjK#x3#},#}%#z(#akN#erP#bt'#ae`#am(#ld##ptY#df%#s7#iK"
-    "#ee7#jq:#hsF#gm-#en<#j}[#kc_#aiC#gz^#or_#q}O#s9#gg5#lgX#tvE#uF#gj%#hj>#a+#a,#do3#bx[#f,#bk5#aK#gxD#kj8#"
-    "qq)#pj2#as5$yhO)$$+$$-$$/$#*$$($$&$$$$$#$$%$$'$$)$$+$$-$#,$,}gF$#}gD$#}gB$#}g@$#}g=$#}g;$#}g9$#}g7$#}g5"
-    "%4$}gH%$#}gF%$%}gD$Pa%%]=8$$A%W3C#mv=#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'######"
-    "###%#%#%###########%######9bOaBaQc3aO&$b=OaO'$bNYb&3%$c#E'%a5a7b2O%$bJaK%%)b@(%F6bFaOaE&$bTbMbN%%b=a[%$"
-    "bP[%#0b7&$b'a2-&$b/(H&$GbT/&$Gc#M&%KHG&$KaLaJ&$aX-H($KbPa>a2c5$$b+($b+b&ObL4($b+:ZaOa-'$b+'a>-&%ObL4($O"
-    "bL4Sa=($b#aGa*9b=&$b'BaE%%bBb0%%aXa(&$b=a(b,&%E9b#'$b'aKa_['%aN5b2O%)aXaK%$aX",
-    "a<&)a2c5b0%/aAa#%%aEbP$$a=$%+%)8-%#a<a'($aQc3b,aXa<&$aQc3aW'$aSc5C$('aW3RBa-&$aWNb#%$aWV%$aYbP('aOb;a2-"
-    "aE&$aKb_aO($a`a;:Cb3%$L7''a8Db%E%$b&a-&$b&aJ1%$Ja4&$b&b_a['$b&c3b4`&$b(c5b$''b,7bJa<&$b.bPa,$$T'$b,b_a<"
-    "aE%$a)E%$a)4&'a[9b'%$a[b9%$Y;%$=a`'$Na`aH;&#aGb'/$$9($9YaSc5E%%aSG'$aSGaFa=&$ZaOa-&'TaOaE%$TE%%b2bN&)a4"
-    "-a-$$$&#UaWc3'$Fa4a`bP$#:($1a<QSc#%'a>-$my`aa~5$#aa~3$#aa~1$#aa~/$#aa~-$#aa~+$#aa~)$#aa~'$#aa~%$#aa~#%4"
-    "$aa~5%$#aa~3%$%aa~1%$'aa~/%$)aa~-%$+aa~+%$-aa~)%$/aa~'%$1aa~%%$3aa~#%#&aa~5%$$aa~3%$#aa~1%$%aa~/%$'aa~-"
-    "%aRSF$,($a.L%a'$F$;U$#<$<5%$5a^%$5a[$[;$zwB~V$beZd~<$cu,eeH$ct'az_&q_bqMdp,k}H$}o,aE$(aA$|-}M$|2a>$(a:$"
-    "a(4$%8$0,%Z&9&12&9$+a:$(a6$|-}C$$|<$|2.$(*$a.aL%a+a,aL%a$,aL%0%aL%;:aL$}%|2$|2$$63$/%$.1$1$$|-|0$|2#$87"
-    "$1'%%#a^%87a^$5a^%('a^%%#a[%87a[$5a[%('a[%%iq/ip`&$iq/ip`b,$`F%XYF%a$)F%05F%a;E)'$E)iqBip`($E)iqBip`b,$"
-    "()$(-$|-|$$|2/$'W$(S$|-|`$|2Q$(M$a$5$a+U$(Q$|-|^$|2O$(K$a$7$_{L$a$|L&JaMb)b($a&aF$a'#$$%&a(irHiq2*%$a@b"
-    ",$a'a*$`aL$a'0$a(3$a'-$a$#$$'$a%5$#%$$'%$)2$$;$#8%$*)%$'($`2&a%b.b)b(%a(#($$'$a+$$a(a-$)9%&iq_iq.%OirLi"
-    "q.$E|{X$#|{V$#|{T$#|{R$#|{P$#|{N$#|{L$#|{J$#|{H%4$|{Z%$#|{X%$%|{V%$'|{T%$)|{R%$+|{P%$-|{N%$/|{L%$1|{J%$"
-    "3|{H%#&|{Z%$$|{X%$#|{V%$%|{T%$'|{R%$)|{P%$+|{N%$-|{L%$/|{J%$1|{H%#(|{Z%$&|{X%aN.9iwl#aanW#%bc#ape'ajBaq"
-    "mA#a@hsTapf-#adJ#aq~<#ara3fwy0bkh$#$$)$$/%$#)%$#/$;%$$%cIal3'$$A$$4$52$80b;c9#I#'###/#####7#%#as&k*apZ;"
-    "#e7#$#5#$#$#$#'#$#$#$#%#$#$#$#0#$#$#$#+#$#$#$#0#$#$#$#a;#$#$#$#%#$#$#$#a,#$#$#$#&#$#$#$#'#$#$#$###$#$#$"
-    "#-#$#&#$#%#$#0#$#B#$#2#$#R#$#$#$#-#$#$#$#)#$#$#$#(#$#$#$#3#$###$#$#$$Vd4$$d4#M#$#$#$#*#$#$#$#J#$$$d.$$d"
-    ".iZb8#$#$#$#V#$#&#$#%#$$&bQ#)#$#0#$#)#$#/#$#$#$#dC#$%#7aA%$7aA%$7d5%$7d5%$7:%$7:%$7cV%$7cV%$7cT%$7cT%$7"
-    "cX%$7cX%$7d+%$7d+%$7d+%$78%$78%$78#d5#$#$#$%d87a6%$7a4%$7A%$78%$76$a,+$$-$$/$$_$$a)$$a+$%'$$)$$+$$Z$$a%"
-    "$$a'$#%$$X$$a#$$a%$#%$$V$#$$$T$#&$$$$$R$+0$$.$$,$$H$%2$$D$#6$$4$$2$$B$#6$$@$#=$#<$$;$#>$$9$/M$$K$$I$$+$"
-    "$3$$5$#M$$)$$1$$3$#[$$Q$$O$$M$$%$$'$$/$$1$#S$$Q$$O$$%$$-$$/$#U$$S$$Q$$#$$+$$-$#W$$U$$S$$$$$)$$+$#Y$$&$$"
-    "'$$)$'`$$^$$[$$,$$$$$#$Yb+$#b)$Ra5%avGavL-%$avN+%$avP)%$avR'%$avT%%$avVa%%avF7a,%$7a*%$7A%$7>%$78%$76$a"
-    ",5$$7$$_$$a#$$a)$$a+$%1$$3$$Z$$]$$a%$$a'$#/$$1$$X$$Z$$a#$$a%$N3$$5$#1$$3$#[$$%$$'$$/$$1$#%$$-$$/$#`$$#$"
-    "#M$$K$$$$$#$$)$$+$'a5$#U$$S$$,$$*$$$$$#%$7a6%$7a4%$7a2%$7A%$7<$a,+$$-$$/$$_$$a%$%'$$)$$+$$Z$$_$#X$#%$$V"
-    "$#$$$T$#&$$R$+0$$.$$,$$H$%2$$0$$D$#6$$4$$2$$B$#6$#=$#<$$;$#>$$9$/M$$K$$I$$+$#M$$)$#Q$$O$$M$$%$$'$#S$$Q$"
-    "$O$$%$$)$#U$$S$$Q$$#$#W$$U$$S$$$$$%$#Y$$&$$a9$'`$$^$$[$$,$$(%$7A%$7<$a,_$$a%$%Z$$_$#X$$]$1H$$L$#F$$J$@%"
-    "$$'$#%$%$$$%$),$$(%8@)%$B'%$D%$6H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F"
-    "$$($&&$%*$#,$#H$$J$%D$$F$#B$$D$2P$$R$#N$$P$2]$$_$&_$$a#$%Z$$]$/L$$N$#J$$L$(2$$0$$.$$F$$($&&$%*$#,$(2$$0"
-    "$$.$$F$&L$#J$'@$,0$$.$$,$#2$$0$$.$'@$#=$Ga/$$a/e=C'V%$)$%$)$%$)T%$+R%$ZU%$ZS%$ZQ%%VS%$VS%#T-%$T+%-.$%$0"
-    "%%$0_%$HS%$HS%$HU%$H#%$H#%%2#%$2#%$D#%&0T%$0T%$2a#%$FQ%$FQ%$F#%$F#%%4]%$2R%$2R%#@S%$@S%$@#%$@-%%<V%$;#%"
-    "$;#%$;+%#9#%$9-%$9+%/IR%$IR%#)S%$)#%%QT%$Q_%$Q]%$S#%$S#%$OR%$OR%$%S%$%S%#S$%$ST%$S_%$U%%$UV%$Q&%$QRJ(U'"
-    "%%&U%$&#%&UT%$U]%$WV%$WV%$W_%$$-%$$+%),#%$,#%a,/]%%'a#%$'_%$+]%$+Z%$Z-%$Z+%%V-%$%]%$V+%/,Z%%2_%&0_%%4_%"
-    "=Sa#%$%-%-^_%$`a#%$,-%.#-%*)-%)U_%,)S%%QT%:;-%5'-%'W%%&Q]%&SV%&'#%#SV%%W%%Y%_%#$a#%RUa#%,+-%W-_%X'#%8<V"
-    "%,D#%(,]%HWa#l%a[BdP%;'dP&[_#)&$]Y5&_STO&EB8;&,'N*&19/(&@MF%%KB-4$B-avEau=_#)avAav%9/(avAavDMF%*6Tav:au"
-    "HT^_)&+e-eA_eNav$#mr+###mqQ###Y#_#mr/##%mrW##fIQ##ib-#&#h~E#$#aW###bN#%#mp'###.###2###*###'######Hmq,#%"
-    "$b&xN$$xN$$xN$$xN#b'#$#$#aO#mr+#mr*59#&#+#a$#ibH#ib<###bN#%#mp'###ms,#'#)###%#@#%#&5_#aY###Xa0a0avJ$av1"
-    "9$av4avL6&avN6&avP$av1@$av4avR$av1B$av4avT$av1D$av4avV$av1F$av4avX$av1H#a&$-a@$$a@$$aB$$aB$a';$$;$a*aD$"
-    "$aD$a+7$$7$$7$$7#a.#$###$#$#$###$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$###$###$###$###$#$#$###$#$"
-    "#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$#/#$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#$#$###$#"
-    "$#$###$###$###$#$#$%0^a@%$^a@%$^aB%$^aB%$^aD%$^aD$$^$$^a/avC###########################################"
-    "#######################################################################################################"
-    "#########################################kt'###ay5#5###<#h5#6#bO#%#%#%#%#aZ#%#",
-    "%#a0#aX#c$#%#%#%#%###%#%#%#%#%#%#%#%#%#%#%#'#%#%#%###########'#'#'#'#'#########%#%#%###########%#)#c$##"
-    "#hzA#c0###eH#eI#eJ###eM#####eL###########e.#M#####T#U##################ZbB##########H&##########H&#####"
-    "#####H&####ZdwM###3$dMxL#d=#&#ic-5ag%#}<#######adD#a;rbzNbj}`##########################################"
-    "#########/###################################################a[########################################"
-    "###########/############5####################################a[########################################"
-    "###########/###################################################a[5###H#H###H#######5################/##"
-    "####5#5#############5######################a[###################################################/######"
-    "#############################################a[##5#######H###############5#############5/##############"
-    "#####################################a[##5#######5#########5#Z#############5/##########################"
-    "#########################a[###################################################/########################"
-    "###########################a[###################################################/######################"
-    "#############################a[###################################################/####################"
-    "###############################a[###################################################/##################"
-    "#################################a[###################################################/################"
-    "###################################a[###################################################/##############"
-    "#####################################f'#hNHk=#################################6#7#############hs)#hrY##"
-    "###############################################hqX#hrG#'#%#9#.#&#aG#################################6#7"
-    "#############hs)#hrY#################################################hqX#hrG#'#%#9#.#&#aG##############"
-    "###################6#7#############hs)#hrY#################################################hqX#hrG#'#%#"
-    "9#.#&#aG#################################6#7#############hs)#hrY#######################################"
-    "##########hqX#hrG#'#%#9#.#&#aG#################################6#7#############hs)#hrY#################"
-    "################################hqX#hrG#'#%#9#.#&#Z##Haa>###################6###################6######"
-    "#############6###################6##################aziHdq,###)#'5R#Q#.#5#H#2#######K#-#1#<#;#G#'#8###'"
-    "#%#-#%#%#aN#bB#W#aM5b<#)5VH^5Z#2#######K#-#1#<#;5C#8###'5/5'aTMa/*5Z525##K#-5.#;5CH45/5'5d/5bE5b<#)5VH^"
-    "#5#H#25####K#-#1#<#;5C#8###'5/#%#%#aN5aJ5d*###)#'#R###Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%aBS#)#'5"
-    "R#Q#.#5#H52#####K#-#1#<#;#G#'#8###'#%#-#%#%ex$bjY&$$*$#,$#.$#0$#2$#4$#6$#8$#:$#<aDQVS%$XU%$ZW%$]Y%$_[%$"
-    "a#^%$a%`%$a'a$%$a)a&%$a+a(%$a-a*%$a/a,%$a1a.%$a3a0%$a5a2%$a7a4%$a9a6%$a;a8%$a=a:%$a@a<%$aBa>%$aDaA%$aFa"
-    "C%$aHaE%$aJaG%$aLaI%mrZmqAmqD#mr&#@$C%$J)5S##################################################$I@$+5$-A$"
-    "$#%*#/$/KgUa06$$4jUaC/ac6mqNaG$aV##%cZnbL#a}8#bd:$i|YaA#hn%#b~%#mz3#myU#b}S#ft9#ccX#ch<#enM#cw##c}>#euT"
-    "#eq&#lh+#bi>#ftV#nu:#aj2#gs+#cpK#f9#fb&#3#ry7#nj$#dn.#as1#dhJ#laX#lg[#fqR#h3#j|(#goV#bcO#&#c~X#izG#{V#p"
-    "|@a1{sSot+ot(%$hoJhoG%$ht#hs^%$ljVljS%$rkJrkG%$nhRnhO%$tcVtcS%$izVizS%$odBod>b)mo-#ciA"};
-
-struct tt__unicode {
-    uint32_t classes[TT__CLASS_RANGES]; /* first << 11 | last - first (7 bits) << 4 | class */
-    uint32_t runs[TT__FOLD_RUNS][2]; /* first << 11 | last - first (8 bits) << 3 | stride * 3 - 3 + step; to
-                                        what */
-    uint32_t many[TT__FOLD_MANY][4]; /* c << 11; the two or three code points that it becomes */
-    uint32_t cjk[TT__FOLD_CJK];      /* what U+F900..U+FAFF and U+2F800..U+2FA1F become */
-};
-
-/* Reads a number: its last digit is one of the first 60 characters, those before it are of the other 30. */
-static uint32_t tt__unicode_number(const char **at)
-{
-    for (uint32_t n = 0;;) {
-        char c = *(*at)++;
-        uint32_t digit = (uint32_t)(c - '#' - (c > '?') - (c > '\\'));
-        if (digit < 60) return n * 60 + digit;
-        n = n * 30 + digit - 60 + 1;
-    }
-}
-
-/* Adds a number that may be negative to `before`. */
-static uint32_t tt__unicode_from(uint32_t before, const char **at)
-{
-    uint32_t n = tt__unicode_number(at);
-    return before + ((n >> 1) ^ (0u - (n & 1)));
-}
-
-static void tt__unicode_cjk(uint32_t cjk[TT__FOLD_CJK])
-{
-    const char *at = tt__fold_cjk_text;
-    uint32_t to = 0;
-    for (int k = 0; k < TT__FOLD_CJK; k++) cjk[k] = to = tt__unicode_from(to, &at);
-}
-
-static void tt__unicode_runs(uint32_t (*runs)[2], int rows, const char **at)
-{
-    uint32_t c = 0, to = 0;
-    for (int k = 0; k < rows; k++) {
-        const uint32_t distance = tt__unicode_number(at);
-        c += distance;
-        runs[k][0] = c << 11 | tt__unicode_number(at);
-        runs[k][1] = to = tt__unicode_from(to + distance, at);
-    }
-}
-
-static tt__unicode *tt__unicode_new(tt_context *ctx)
-{
-    tt__unicode *u = (tt__unicode *)tt__alloc(ctx, sizeof *u);
-    if (!u) return NULL;
-    const char *at = tt__class_text;
-    uint32_t c = 0, to = 0;
-    for (int k = 0; k < TT__CLASS_RANGES; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        u->classes[k] = c << 11 | more;
-        c += (more >> 4) + 1;
-    }
-    at = tt__fold_runs_text;
-    tt__unicode_runs(u->runs, TT__FOLD_RUNS, &at);
-    c = 0;
-    at = tt__fold_many_text;
-    for (int k = 0; k < TT__FOLD_MANY; k++) {
-        c += tt__unicode_number(&at);
-        u->many[k][0] = c << 11;
-        to = c;
-        for (int i = 1; i <= 3; i++) {
-            uint32_t next = tt__unicode_from(to, &at);
-            u->many[k][i] = next == to ? 0 : next;
-            to = next;
-        }
-    }
-    tt__unicode_cjk(u->cjk);
-    return u;
-}
-
-/* How many rows of a sorted table, of `columns` numbers each, have a first code point of at most c. */
-static int tt__rows_to(const uint32_t *table, int rows, int columns, uint32_t c)
-{
-    int low = 0, high = rows;
-    while (low < high) {
-        int middle = (low + high) / 2;
-        if (table[middle * columns] >> 11 <= c) low = middle + 1;
-        else high = middle;
-    }
-    return low;
-}
-
-static int tt__class(const tt__unicode *u, uint32_t c)
-{
-    bool private_use = (c >= 0xE000 && c <= 0xF8FF) || (c >= 0xF0000 && (c & 0xFFFE) != 0xFFFE);
-    if (private_use) return TT__CLASS_DROP;
-    int rows = tt__rows_to(u->classes, TT__CLASS_RANGES, 1, c); /* at least one: the first begins with 0 */
-    uint32_t range = u->classes[rows - 1];
-    return c - (range >> 11) <= (range >> 4 & 127) ? (int)(range & 15) : (int)TT__CLASS_LETTER;
-}
-
-/* The blocks that BERT's tokenizer splits into single characters. U+2B820..U+2B91F is missing in the Rust
-   package `tokenizers`, which is the reference, by a typing error; so it is here. */
-static bool tt__is_cjk(uint32_t c)
-{
-    return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0xF900 && c <= 0xFAFF) ||
-           (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2B81F) ||
-           (c >= 0x2B920 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
-}
-
-/* What c becomes by a table of runs, of which that with c is one of the last `back` that begin before it. */
-static uint32_t tt__run_to(const uint32_t (*runs)[2], int rows, int back, uint32_t c)
-{
-    const int row = tt__rows_to(&runs[0][0], rows, 2, c) - 1;
-    for (int k = row; k >= 0 && k >= row - back; k--) {
-        const uint32_t run = runs[k][0], offset = c - (run >> 11);
-        const uint32_t stride = (run & 7) / 3 + 1, step = (run & 7) % 3;
-        if (offset <= (run >> 3 & 255) && offset % stride == 0) return runs[k][1] + offset / stride * step;
-    }
-    return c;
-}
-
-/* Hangul by arithmetic: the Unicode Standard, section 3.12. */
-static int tt__fold(const tt__unicode *u, uint32_t c, uint32_t out[3])
-{
-    out[0] = c;
-    if (c >= 0xAC00 && c <= 0xD7A3) {
-        uint32_t s = c - 0xAC00;
-        out[0] = 0x1100 + s / 588;
-        out[1] = 0x1161 + s % 588 / 28;
-        out[2] = 0x11A7 + s % 28;
-        return s % 28 ? 3 : 2;
-    }
-    if (c >= 0xF900 && c <= 0xFAFF) return out[0] = u->cjk[c - 0xF900], 1;
-    if (c >= 0x2F800 && c <= 0x2FA1F) return out[0] = u->cjk[c - 0x2F800 + 512], 1;
-    int row = tt__rows_to(&u->many[0][0], TT__FOLD_MANY, 4, c) - 1;
-    if (row >= 0 && u->many[row][0] >> 11 == c) {
-        memcpy(out, u->many[row] + 1, 3 * sizeof *out);
-        return out[2] ? 3 : 2;
-    }
-    out[0] = tt__run_to(u->runs, TT__FOLD_RUNS, TT__FOLD_LOOK_BACK, c);
-    return 1;
-}
-
-struct tt__letters {
-    uint8_t bits[0x110000];
-    uint32_t marks[TT__MARK_ROWS][2];     /* first << 11 | last - first; rank among combining classes */
-    uint32_t pairs[TT__PAIRS][3];         /* composed << 11 | whether NFC composes it; first; second or 0 */
-    uint32_t by_pair[TT__COMPOSED_PAIRS]; /* rows of `pairs` that NFC composes, by first and second */
-    uint32_t cjk[TT__FOLD_CJK];           /* as tt__unicode's */
-    uint32_t graphemes[TT__GRAPHEME_ROWS][2]; /* first << 11; last << 4 | class */
-    uint32_t lower[TT__LOWER_RUNS][2];        /* as tt__unicode's runs */
-    uint32_t compat[TT__COMPAT_ROWS][2];      /* c << 11; place in compat_points << 5 | how many */
-    uint32_t compat_points[TT__COMPAT_POINTS];
-};
-
-static bool tt__pair_less(const void *arg, uint32_t x, uint32_t y)
-{
-    const tt__letters *l = (const tt__letters *)arg;
-    const uint32_t *a = l->pairs[x], *b = l->pairs[y];
-    return a[1] != b[1] ? a[1] < b[1] : a[2] < b[2];
-}
-
-static tt__letters *tt__letters_new(tt_context *ctx)
-{
-    tt__letters *l = (tt__letters *)tt__calloc(ctx, sizeof *l);
-    if (!l) return NULL;
-    const char *at = tt__letter_text[0];
-    uint32_t c = 0, a = 0, b = 0;
-    for (int k = 0, text = 0; k < TT__LETTER_ROWS; k++) {
-        if (!*at) at = tt__letter_text[++text];
-        c += tt__unicode_number(&at);
-        if (!*at) at = tt__letter_text[++text];
-        uint32_t more = tt__unicode_number(&at);
-        memset(l->bits + c, (int)(more & 255), (more >> 8) + 1);
-        c += (more >> 8) + 1;
-    }
-    at = tt__mark_text;
-    c = 0;
-    for (int k = 0; k < TT__MARK_ROWS; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        l->marks[k][0] = c << 11 | more >> 6;
-        l->marks[k][1] = more & 63;
-        c += (more >> 6) + 1;
-    }
-    at = tt__pair_text;
-    c = 0;
-    for (uint32_t k = 0, composed = 0; k < TT__PAIRS; k++) {
-        uint32_t distance = tt__unicode_number(&at);
-        c += distance >> 1;
-        l->pairs[k][0] = c << 11 | (distance & 1);
-        l->pairs[k][1] = a = tt__unicode_from(a, &at);
-        l->pairs[k][2] = b = tt__unicode_from(b, &at);
-        if (distance & 1) l->by_pair[composed++] = k;
-    }
-    tt__sort_indices(l->by_pair, TT__COMPOSED_PAIRS, tt__pair_less, l);
-    tt__unicode_cjk(l->cjk);
-    at = tt__grapheme_text;
-    c = 0;
-    for (int k = 0; k < TT__GRAPHEME_ROWS; k++) {
-        c += tt__unicode_number(&at);
-        uint32_t more = tt__unicode_number(&at);
-        l->graphemes[k][0] = c << 11;
-        c += more >> 4;
-        l->graphemes[k][1] = c++ << 4 | (more & 15);
-    }
-    at = tt__lower_runs_text;
-    tt__unicode_runs(l->lower, TT__LOWER_RUNS, &at);
-    at = tt__compat_text[0];
-    c = a = 0;
-    for (uint32_t k = 0, text = 0, count = 0; k < TT__COMPAT_ROWS; k++) {
-        if (!*at) at = tt__compat_text[++text];
-        const uint32_t more = tt__unicode_number(&at), n = more % 18 + 1, distance = more / 18 + 1;
-        c += distance;
-        l->compat[k][0] = c << 11;
-        l->compat[k][1] = count << 5 | n;
-        b = a + distance;
-        for (uint32_t i = 0; i < n; i++) {
-            if (!*at) at = tt__compat_text[++text];
-            l->compat_points[count++] = b = tt__unicode_from(b, &at);
-            if (!i) a = b;
-        }
-    }
-    return l;
-}
-
-static const uint8_t *tt__letters_bits(const tt__letters *l) { return l->bits; }
-
-static int tt__grapheme_class(const tt__letters *l, uint32_t c)
-{
-    if ((c >= 0x1100 && c < 0x1160) || (c >= 0xA960 && c < 0xA97D)) return TT__GRAPHEME_L;
-    if ((c >= 0x1160 && c < 0x11A8) || (c >= 0xD7B0 && c < 0xD7C7)) return TT__GRAPHEME_V;
-    if ((c >= 0x11A8 && c < 0x1200) || (c >= 0xD7CB && c < 0xD7FC)) return TT__GRAPHEME_T;
-    if (c >= 0xAC00 && c < 0xD7A4) return (c - 0xAC00) % 28 ? TT__GRAPHEME_LVT : TT__GRAPHEME_LV;
-    const int row = tt__rows_to(&l->graphemes[0][0], TT__GRAPHEME_ROWS, 2, c) - 1;
-    if (row < 0 || c > l->graphemes[row][1] >> 4) return TT__GRAPHEME_OTHER;
-    return (int)(l->graphemes[row][1] & 15);
-}
-
-/* 0 of a starter; marks of a higher combining class have a higher rank. */
-static uint32_t tt__mark_rank(const tt__letters *l, uint32_t c)
-{
-    int row = c < 0x300 ? -1 : tt__rows_to(&l->marks[0][0], TT__MARK_ROWS, 2, c) - 1;
-    return row >= 0 && c - (l->marks[row][0] >> 11) <= (l->marks[row][0] & 0x7FF) ? l->marks[row][1] : 0;
-}
-
-static size_t tt__lower_case(const tt__letters *l, uint32_t c, uint32_t out[2])
-{
-    out[0] = tt__run_to(l->lower, TT__LOWER_RUNS, TT__LOWER_LOOK_BACK, c);
-    if (c != 0x130) return 1;
-    out[0] = 'i';
-    out[1] = 0x307;
-    return 2;
-}
-
-/* Hangul by arithmetic: the Unicode Standard, section 3.12. Without `compat`: 1 to 4 code points. */
-static size_t tt__decompose(const tt__letters *l, uint32_t c, bool compat, uint32_t out[TT__DECOMPOSED])
-{
-    size_t n = 0;
-    uint32_t last[4]; /* what is taken off the end, from the last on */
-    int taken = 0;
-    const int at = compat && c >= 0xA0 ? tt__rows_to(&l->compat[0][0], TT__COMPAT_ROWS, 2, c) - 1 : -1;
-    if (at >= 0 && l->compat[at][0] >> 11 == c) {
-        n = l->compat[at][1] & 31;
-        memcpy(out, l->compat_points + (l->compat[at][1] >> 5), n * sizeof *out);
-        return n;
-    }
-    while (c >= 0xC0) {
-        uint32_t cjk = c >= 0xF900 && c <= 0xFAFF ? l->cjk[c - 0xF900]
-                     : c >= 0x2F800 && c <= 0x2FA1F ? l->cjk[c - 0x2F800 + 512] : c;
-        if (cjk != c) { c = cjk; break; }
-        if (c >= 0xAC00 && c <= 0xD7A3) {
-            uint32_t s = c - 0xAC00;
-            if (s % 28) last[taken++] = 0x11A7 + s % 28;
-            last[taken++] = 0x1161 + s % 588 / 28;
-            c = 0x1100 + s / 588;
-            break;
-        }
-        int row = tt__rows_to(&l->pairs[0][0], TT__PAIRS, 3, c) - 1;
-        if (row < 0 || l->pairs[row][0] >> 11 != c) break;
-        if (l->pairs[row][2]) last[taken++] = l->pairs[row][2];
-        c = l->pairs[row][1];
-    }
-    out[n++] = c;
-    while (taken) out[n++] = last[--taken];
-    return n;
-}
-
-/* What two code points compose to; 0: nothing. */
-static uint32_t tt__compose(const tt__letters *l, uint32_t a, uint32_t b)
-{
-    if (a - 0x1100 < 19 && b - 0x1161 < 21) return 0xAC00 + ((a - 0x1100) * 21 + b - 0x1161) * 28;
-    if (a - 0xAC00 < 11172 && (a - 0xAC00) % 28 == 0 && b - 0x11A8 < 27) return a + b - 0x11A7;
-    size_t low = 0, high = TT__COMPOSED_PAIRS;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        const uint32_t *pair = l->pairs[l->by_pair[middle]];
-        if (pair[1] == a && pair[2] == b) return pair[0] >> 11;
-        if (pair[1] < a || (pair[1] == a && pair[2] < b)) low = middle + 1;
-        else high = middle;
-    }
-    return 0;
-}
-
-static void tt__sort_marks(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
-{
-    for (size_t i = 0; i < n;) {
-        size_t end = i, to = i;
-        uint32_t lowest = UINT32_MAX, rank, before = 0;
-        bool sorted = true;
-        for (; end < n && (rank = tt__mark_rank(l, points[end])) > 0; end++) {
-            sorted &= rank >= before;
-            lowest = rank < lowest ? rank : lowest;
-            before = rank;
-        }
-        while (!sorted && to < end) { /* a pass for each class that there is, of at most 63 */
-            uint32_t next = UINT32_MAX;
-            for (size_t k = i; k < end; k++) {
-                rank = tt__mark_rank(l, points[k]);
-                if (rank == lowest) spare[to++] = points[k];
-                else if (rank > lowest && rank < next) next = rank;
-            }
-            lowest = next;
-        }
-        if (!sorted) memcpy(points + i, spare + i, (end - i) * sizeof *points);
-        i = end + 1;
-    }
-}
-
-/* Decomposes, sorts runs of marks by combining class, composes: the Unicode Standard, section 3.11. */
-static size_t tt__nfc(const tt__letters *l, uint32_t *points, size_t n, uint32_t *spare)
-{
-    size_t count = 0, kept = 0, starter = SIZE_MAX;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t out[TT__DECOMPOSED];
-        size_t more = tt__decompose(l, points[i], false, out);
-        memcpy(spare + count, out, more * sizeof *out);
-        count += more;
-    }
-    memcpy(points, spare, count * sizeof *points);
-    tt__sort_marks(l, points, count, spare);
-    uint32_t before = 0; /* the rank of what was kept behind the starter; 0: nothing was */
-    for (size_t i = 0; i < count; i++) {
-        uint32_t rank = tt__mark_rank(l, points[i]), composed = 0;
-        bool free_way = starter != SIZE_MAX && (kept == starter + 1 || before < rank);
-        if (free_way) composed = tt__compose(l, points[starter], points[i]);
-        if (composed) { points[starter] = composed; continue; }
-        if (!rank) starter = kept;
-        before = rank;
-        points[kept++] = points[i];
-    }
-    return kept;
-}
-
 #pragma GCC diagnostic pop
 #undef TT__IMPLEMENT
 #endif /* TT__IMPLEMENT */

@@ -1,8 +1,7 @@
 #pragma once
 #include "../base/base.h"
 #include "../files/lists.h"
-#include "../text/vocabulary.h"
-#include "../text/tokenizer.h"
+#include "../text/ids.h"
 #include "resize.h"
 #include "dataset.h"
 

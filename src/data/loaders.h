@@ -2,7 +2,6 @@
 #include "../base/base.h"
 #include "../context/params.h"
 #include "../files/lists.h"
-#include "../text/vocabulary.h"
 #include "resize.h"
 #include "dataset.h"
 #include "loader.h"

@@ -5,7 +5,7 @@
 #include "../files/lists.h"
 #include "../files/json.h"
 #include "../files/safetensors.h"
-#include "../text/vocabulary.h"
+#include "../text/folders.h"
 #include "../data/resize.h"
 #include "../data/dataset.h"
 #include "layout.h"
