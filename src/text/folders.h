@@ -9,7 +9,6 @@
 #include "vocabulary.h"
 #include "build.h"
 #include "vocab_txt.h"
-#include "folders.h"
 
 /* ------------------------------------------------------------------------------------- tokenizer: folders */
 

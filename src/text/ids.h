@@ -8,7 +8,6 @@
 #include "normalize.h"
 #include "split.h"
 #include "wordpiece.h"
-#include "wordpiece.h"
 #include "bpe.h"
 #include "unigram.h"
 
