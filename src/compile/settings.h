@@ -7,6 +7,7 @@
 #include "../passes/recompute.h"
 #include "../passes/offload.h"
 #include "../passes/overlap.h"
+#include "../ranks/groups.h"
 #include "../context/memory.h"
 #include "../context/cpu.h"
 #include "../context/devices.h"

@@ -3,7 +3,6 @@
 #include "../ranks/processes.h"
 #include "../files/lists.h"
 #include "../files/json.h"
-#include "../models/config.h"
 #include "trainer.h"
 
 /* ---------------------------------------------------------------------------------------------------- fit */
@@ -60,7 +59,7 @@ tt_fit_options tt_fit_options_default(void)
 
 /* Writes the line of a step with a bar of so many columns (0: none), the first of the 4 fields that follow,
    and the time that is left. */
-static size_t tt__fit_line(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
+static size_t tt__fit_columns(const tt_fit_event *e, int bar, int fields, char *to, size_t capacity)
 {
     tt__text text = {to, capacity, 0};
     tt__print(&text, "epoch %lld/%lld ", (long long)e->epoch + 1, (long long)e->epochs);
@@ -87,12 +86,12 @@ size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
         tt__print(&text, "%s", e->best ? ", kept" : "");
         return text.length;
     }
-    const size_t whole = tt__fit_line(e, BAR, FIELDS, to, capacity);
+    const size_t whole = tt__fit_columns(e, BAR, FIELDS, to, capacity);
     size_t length = whole;
     for (int bar = BAR - 1; length >= capacity && bar >= LEAST - 1; bar--)
-        length = tt__fit_line(e, bar < LEAST ? 0 : bar, FIELDS, to, capacity);
+        length = tt__fit_columns(e, bar < LEAST ? 0 : bar, FIELDS, to, capacity);
     for (int fields = FIELDS - 1; length >= capacity && fields >= 0; fields--)
-        length = tt__fit_line(e, 0, fields, to, capacity);
+        length = tt__fit_columns(e, 0, fields, to, capacity);
     return whole;
 }
 
@@ -171,7 +170,7 @@ static size_t tt__fit_heading(const tt__fit *f, char to[160])
 
 static const char *tt__fit_number(double x, char to[32])
 {
-    if (fabs(x) <= FLT_MAX) return tt__json_float((float)x, to);
+    if (fabs(x) <= FLT_MAX) return tt__shortest((float)x, to);
     return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
 }
 

@@ -181,11 +181,6 @@ static tt_status tt__check_kept(const tt_param *param)
                     strlen(name), TT__STATE_NAME);
 }
 
-static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
-{
-    return stage ? p->stage[stage]->built.t : p->built.t;
-}
-
 /* Is v a persistent storage of its kind? */
 static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 {
@@ -196,7 +191,7 @@ static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
 /* What a stage has of what a state keeps; 0: nothing. */
 static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 {
-    const tt_tape *t = tt__stage_tape(p, stage);
+    const tt_tape *t = p->stage[stage]->built.t;
     int state = 0;
     if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
     for (int32_t v = 1; v < t->n_values; v++)
@@ -207,13 +202,12 @@ static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
 /* Adds the parameters that a program trains, or those that are frozen in it. */
 static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
 {
-    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
     tt_status status = TT_OK;
-    for (int32_t v = 1; v < values && status == TT_OK; v++) {
+    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
         tt__kept x = {v, p->built.t->values[v].param, 0, 0, ""};
         if (p->built.t->values[v].needs_grad == frozen) continue;
-        while (x.stage < tt__stages(p) && !tt__kept_in(p, x.stage, &x)) x.stage++;
-        if (x.stage == tt__stages(p)) continue;
+        while (x.stage < p->stages && !tt__kept_in(p, x.stage, &x)) x.stage++;
+        if (x.stage == p->stages) continue;
         status = tt__check_kept(p->ctx->params[x.param]);
         snprintf(x.name, sizeof x.name, "%.170s", p->ctx->params[x.param]->name);
         kept[(*n)++] = x;
