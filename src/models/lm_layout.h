@@ -24,12 +24,13 @@ tt_lm_config tt_lm_config_sized(const char *kind, int layers, int hidden_size, i
 {
     tt_lm_config c = tt_lm_config_default(kind);
     const int head = heads > 0 ? hidden_size / heads : 0, sharing = c.key_heads ? c.heads / c.key_heads : 1;
+    const bool gate = c.activation && strcmp(c.activation, "silu") == 0;
     const bool turns_whole = c.heads && c.rotary.size == c.hidden_size / c.heads;
     c.layers = layers;
     c.hidden_size = hidden_size;
     c.heads = heads;
     c.key_heads = heads % sharing ? heads : heads / sharing;
-    c.intermediate_size = tt__lm_gated(&c) ? 8 * hidden_size / 3 : 4 * hidden_size;
+    c.intermediate_size = gate ? 8 * hidden_size / 3 : 4 * hidden_size;
     c.rotary.size = turns_whole ? 0 : head / 8 * 2; /* a quarter, in pairs */
     c.window = 0;
     c.tied = true;
