@@ -1763,7 +1763,7 @@ TEST(fit_in_a_line)
     CHECK(tt_fit_text(&e, cut, sizeof cut) == strlen(line) && strcmp(cut, "epoch 2") == 0 &&
           tt_fit_text(&e, NULL, 0) == strlen(line));
     static const char *const narrow[] = {
-        "epoch 2/6 [##....] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05",
+        "epoch 2/6 [#.....] 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05",
         "epoch 2/6 13/52  loss 0.1235  accuracy 0.988  55692 tokens/s  29% of peak  ETA 2:05",
         "epoch 2/6 13/52  loss 0.1235  accuracy 0.988  ETA 2:05", "epoch 2/6 13/52  ETA 2:05"};
     for (int k = 0; k < TEST_COUNT(narrow); k++) {
