@@ -657,10 +657,6 @@ typedef struct tt_parallel {
 } tt_parallel;
 #define TT_ZERO_BUDGET (-1)
 tt_parallel tt_parallel_default(void);
-/* Sets the fields of *p that are 0 to what they stand for on a device, as tt_compile_options.device names it.
-   Where the device has not as many ranks as p wants, or p contradicts itself, it fails and leaves *p as it
-   is. */
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p);
 
 /* What a rank and its links do a second, and what it takes to start work. They change what is planned, never
    bits. All are finite, the seconds at least 0, the others above 0. */
@@ -787,6 +783,10 @@ typedef struct tt_compile_options {
     const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
+/* Checks options as tt_compile does before it reads the tape: one message tells all names that are unknown
+   and all options that do not go together. Sets the fields of o->parallel that are 0 to what they stand for
+   on o->device. After an error *o is as it was. */
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o);
 
 /* Differentiates, rewrites and places; allocates no tensor. root: the loss (1, 1) to train on, or any value
    when train is false. The tape is copied and stays as it is, so it can be compiled again with other options;
@@ -1203,8 +1203,8 @@ typedef struct tt_loader_options {
     int window;       /* batches per sorted window. Default 50; 0 or 1: no sorting */
     bool drop_last;   /* leave out a last incomplete step. Default false */
     int threads;      /* that make images ahead of the trainer, 0..64; 0: tt_loader_next does it. Default 1 */
-    tt_parallel parallel; /* of the trainer, after tt_parallel_on; its `groups` and `data` are read. Default:
-                             one group on one rank */
+    tt_parallel parallel; /* of the trainer, after tt_check_options; its `groups` and `data` are read.
+                             Default: one group on one rank */
 } tt_loader_options;
 tt_loader_options tt_loader_options_default(void);
 
@@ -17668,67 +17668,6 @@ tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t cap
 int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
 int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
 
-/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
-static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
-{
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
-    if (p->tensor == 0) p->tensor = 1;
-    if (p->pipeline == 0) p->pipeline = 1;
-    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
-        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
-    if (p->groups == 0) p->groups = p->data;
-    const char *schedule = p->schedule ? p->schedule : "1f1b";
-    const bool gpipe = strcmp(schedule, "gpipe") == 0;
-    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
-    char stages[32] = "";
-    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
-    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
-    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
-        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
-                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
-                  (long long)p->data * p->tensor * p->pipeline);
-    else if (p->groups < 0 || p->groups % p->data)
-        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
-    else if (p->groups > p->data && !power)
-        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
-                  p->groups, p->data);
-    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
-    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
-        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
-    if (p->server && (p->zero > 1 || p->zero == TT_ZERO_BUDGET))
-        tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
-    if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
-    if (!gpipe && strcmp(schedule, "1f1b") != 0)
-        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
-    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
-    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET;
-    if (p->pipeline > 1 && (divides || p->server || p->reduce_micros))
-        tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
-                  divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros");
-    if (p->pipeline > 1 && gpipe && p->micros == 0)
-        tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
-                  "for which it plans memory");
-    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
-    const int of_stage = ranks ? p->data * p->tensor : 1;
-    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
-        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
-                  "them", of_stage, c->local);
-    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
-        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
-                  p->tensor, c->local);
-    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
-}
-
-tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p)
-{
-    tt_parallel filled = *p;
-    const tt__crew *c = tt__find_devices(ctx, device);
-    tt_status status = c ? tt__parallel_for(ctx, c, &filled) : ctx->status;
-    if (status == TT_OK) *p = filled;
-    return status;
-}
-
 /* ------------------------------------------------------------------------------------------------ context */
 
 static const tt__isa_table *tt__choose_isa(const char *name)
@@ -18856,37 +18795,13 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-static tt_status tt__check_matmul(tt_context *ctx, const tt__settings *s)
+static tt_status tt__parse_update(tt_context *ctx, const char *name, tt__update *out)
 {
-    if (s->matmul != TT__MATMUL_FP8) return TT_OK;
-    if (s->kind && s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
-                        s->kind->name);
-    if (s->precision.kind != TT__32_TRUE) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "matmul 'fp8' rounds 16-bit operands, of which precision "
-                    "'32-true' has none");
-}
-
-/* Where parameters are updated; update "backward" with what it cannot do is refused. */
-static tt_status tt__parse_update(tt_context *ctx, const tt_compile_options *o, bool scales, tt__update *out)
-{
-    char text[512];
-    tt__text all = {text, sizeof text, 0};
     int k;
-    tt_status status = tt__parse(ctx, "update", o->update ? o->update : "end", tt__update_names,
+    tt_status status = tt__parse(ctx, "update", name ? name : "end", tt__update_names,
                                  TT__COUNT(tt__update_names), "end, backward or host", &k);
     *out = (tt__update)k;
-    if (status != TT_OK || *out != TT__UPDATE_BACKWARD || !o->train) return status;
-    if (o->accumulate)
-        tt__print(&all, ", nor with accumulate, as gradients are final at the step's end only");
-    if (o->optimizer.clip_norm > 0)
-        tt__print(&all, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
-                  "only", o->optimizer.clip_norm);
-    if (scales) tt__print(&all, ", nor with precision '%s', as loss scaling skips whole steps", o->precision);
-    if (o->parallel.server) tt__print(&all, ", nor with parallel.server");
-    if (o->parallel.pipeline > 1) tt__print(&all, ", nor with parallel.pipeline");
-    if (!all.length) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'", text + 5);
+    return status;
 }
 
 static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_kind *out)
@@ -18898,25 +18813,111 @@ static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_
     return status;
 }
 
-static tt_status tt__check_memory(tt_context *ctx, const tt__settings *s)
+/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
-    const char *name = tt__memory_names[s->memory];
-    if (!s->crew || s->memory == TT__OWN_MEMORY) return TT_OK;
-    if (s->kind->host)
-        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for device 'cuda', and the device is '%s'",
-                        name, s->kind->name);
-    if (s->crew->ranks == 1) return TT_OK;
-    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "memory '%s' is for one rank, and '%s' has %d: leave `memory` "
-                    "out", name, s->crew->name, s->crew->ranks);
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    if (p->tensor == 0) p->tensor = 1;
+    if (p->pipeline == 0) p->pipeline = 1;
+    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
+        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
+    if (p->groups == 0) p->groups = p->data;
+    const char *schedule = p->schedule ? p->schedule : "1f1b";
+    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
+    char stages[32] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
+    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+                  (long long)p->data * p->tensor * p->pipeline);
+    else if (p->groups < 0 || p->groups % p->data)
+        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+    else if (p->groups > p->data && !power)
+        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
+                  p->groups, p->data);
+    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
+        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (!gpipe && strcmp(schedule, "1f1b") != 0)
+        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    const int of_stage = ranks ? p->data * p->tensor : 1;
+    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
+        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
+                  "them", of_stage, c->local);
+    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
+        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
+                  p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
 }
 
-/* Options that say "budget" need one. */
-static tt_status tt__check_budget(tt_context *ctx, const tt__settings *s)
+/* Which options go together, each of which is right alone: appends "; " and a sentence for each rule that is
+   broken, and returns the status of the first. A row is TT__RULE(what breaks the rule, status, sentence). */
+static tt_status tt__contradictions(const tt__settings *s, tt__text *all)
 {
-    const bool recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
-    if (s->options.memory_budget || !(recompute || s->offload_fits || s->zero_fits)) return TT_OK;
-    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s 'budget' chooses what fits memory_budget, which is not set",
-                    recompute ? "recompute" : s->offload_fits ? "offload" : "zero");
+    const tt_compile_options *o = &s->options;
+    const tt_parallel *p = &o->parallel;
+    const char *kind = s->kind ? s->kind->name : "", *memory = tt__memory_names[s->memory];
+    const int ranks = s->crew ? s->crew->ranks : 1;
+    const bool on_host = s->kind && s->kind->host, managed = s->memory != TT__OWN_MEMORY;
+    const bool fp8 = s->matmul == TT__MATMUL_FP8, staged = p->pipeline > 1;
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET; /* gradients, too */
+    const bool recompute_fits = s->recompute == TT__RECOMPUTE_BUDGET && o->train;
+    const bool early = s->update == TT__UPDATE_BACKWARD && o->train;
+    tt_status status = TT_OK;
+    char text[400];
+    tt__text late = {text, sizeof text, 0}; /* what needs all gradients at once */
+    if (o->accumulate)
+        tt__print(&late, ", nor with accumulate, as gradients are final at the step's end only");
+    if (o->optimizer.clip_norm > 0)
+        tt__print(&late, ", nor with clip_norm %g, as the norm of all gradients is known at the step's end "
+                  "only", o->optimizer.clip_norm);
+    if (s->scales)
+        tt__print(&late, ", nor with precision '%s', as loss scaling skips whole steps",
+                  tt__precision_names[s->precision.kind]);
+    if (p->server) tt__print(&late, ", nor with parallel.server");
+    if (staged) tt__print(&late, ", nor with parallel.pipeline");
+
+#define TT__RULE(broken, code, ...) \
+    if (broken) { tt__print(all, "; " __VA_ARGS__); if (status == TT_OK) status = code; }
+    TT__RULE(!o->memory_budget && (recompute_fits || s->offload_fits || s->zero_fits), TT_ERR_ARGUMENT,
+             "%s 'budget' chooses what fits memory_budget, which is not set",
+             recompute_fits ? "recompute" : s->offload_fits ? "offload" : "zero")
+    TT__RULE(early && late.length, TT_ERR_ARGUMENT, "update 'backward' does not go%s: use update 'end'",
+             text + 5)
+    TT__RULE(p->server && divides, TT_ERR_ARGUMENT,
+             "parallel: a parameter server keeps whole gradients and parameters: use zero 0 or 1")
+    TT__RULE(p->sequence && p->tensor == 1, TT_ERR_ARGUMENT, "parallel: sequence needs tensor > 1")
+    TT__RULE(staged && (divides || p->server || p->reduce_micros), TT_ERR_ARGUMENT,
+             "parallel: pipeline does not go with %s: use zero 0 or 1 alone",
+             divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros")
+    TT__RULE(staged && !p->micros && p->schedule && strcmp(p->schedule, "gpipe") == 0, TT_ERR_ARGUMENT,
+             "parallel: schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, for "
+             "which it plans memory")
+    TT__RULE(fp8 && on_host, TT_ERR_UNSUPPORTED, "matmul 'fp8' is for device 'cuda', and the device is '%s'",
+             kind)
+    TT__RULE(fp8 && s->precision.kind == TT__32_TRUE, TT_ERR_UNSUPPORTED,
+             "matmul 'fp8' rounds 16-bit operands, of which precision '32-true' has none")
+    TT__RULE(managed && on_host, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for device 'cuda', and the device is '%s'", memory, kind)
+    TT__RULE(managed && ranks > 1, TT_ERR_UNSUPPORTED,
+             "memory '%s' is for one rank, and '%s' has %d: leave `memory` out", memory, s->crew->name, ranks)
+#undef TT__RULE
+    return status;
+}
+
+/* Do the options still go together with this parallel.zero and this update? */
+static bool tt__goes_together(const tt__settings *s, int zero, tt__update update)
+{
+    tt__settings other = *s;
+    tt__text unread = {NULL, 0, 0};
+    other.options.parallel.zero = zero;
+    other.update = update;
+    return tt__contradictions(&other, &unread) == TT_OK;
 }
 
 /* Adds the sentence of a check that has failed to those before it; *first is the status of the first. */
@@ -18941,7 +18942,6 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
-    tt__note_error(ctx, &all, &status, tt__check_budget(ctx, s));
     tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
@@ -18949,15 +18949,23 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o, s->scales, &s->update));
+    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o->update, &s->update));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
     tt__note_error(ctx, &all, &status,
                    s->crew ? tt__parallel_for(ctx, s->crew, &s->options.parallel) : ctx->status);
-    tt__note_error(ctx, &all, &status, tt__check_matmul(ctx, s));
-    tt__note_error(ctx, &all, &status, tt__check_memory(ctx, s));
+    const tt_status together = tt__contradictions(s, &all);
+    if (status == TT_OK) status = together;
     return status == TT_OK ? TT_OK : tt__fail(ctx, status, "%s", text + 2);
+}
+
+tt_status tt_check_options(tt_context *ctx, tt_compile_options *o)
+{
+    tt__settings s;
+    tt_status status = tt__parse_settings(ctx, o, &s);
+    if (status == TT_OK) o->parallel = s.options.parallel;
+    return status;
 }
 
 /* Places transient storages and workspaces, and what lies in the host's memory. */
@@ -20213,15 +20221,13 @@ static bool tt__may_update(const tt_program *p, tt__update update)
 {
     const tt_compile_options *o = &p->settings.options;
     if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
-    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
-                                              p->settings.scales || o->parallel.server ||
-                                              o->parallel.pipeline > 1);
+    return tt__goes_together(&p->settings, o->parallel.zero, update);
 }
 
 static bool tt__may_zero(const tt_program *p, int zero)
 {
     const tt_parallel *r = &p->settings.options.parallel;
-    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+    return zero == r->zero || (r->data > 1 && tt__goes_together(&p->settings, zero, p->settings.update));
 }
 
 enum { TT__VALUES = 4 + 4 + 4 + 3 };
@@ -20467,8 +20473,8 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
                                    TT__OUT_PARAMETERS};
     const tt_compile_options *o = &p->settings.options;
     const tt__choice was = *x;
-    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
-    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
+    const bool moves = !tt__one_memory(p);
+    if (k == 0 && tt__may_zero(p, 3)) x->zero = 3;
     if (k == 0) snprintf(name, capacity, "zero 3");
     if (k >= 1 && k <= 3) {
         const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
@@ -20482,8 +20488,7 @@ static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name,
         snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
     }
     if (k == 8) {
-        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
-        const bool may = o->train && once && !o->parallel.server && !staged;
+        const bool may = o->train && tt__may_update(p, TT__UPDATE_BACKWARD);
         if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
         snprintf(name, capacity, "update \"backward\"");
     }
@@ -20678,7 +20683,7 @@ static tt__chooser tt__chooser_of(const tt__job *j)
     if (s->zero_fits) c.base.zero = 1;
     c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
     c.offload = s->offload_fits && !tt__one_memory(j->p);
-    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    c.zero = s->zero_fits && ranks->data > 1;
     const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
     c.by_seconds = c.offload || c.zero || (c.recompute && moves);
     c.best = INFINITY;
@@ -31894,7 +31899,7 @@ static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt
                         "accumulate <= batch", o->batch, o->accumulate);
     if (groups < 1 || data < 0 || (data && groups % data))
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: parallel.groups = %d and parallel.data = %d; expected "
-                        "the trainer's tt_parallel after tt_parallel_on", o->parallel.groups, data);
+                        "the trainer's tt_parallel after tt_check_options", o->parallel.groups, data);
     if (groups > o->batch / o->accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: a step of batch = %d has fewer sequences than "
                         "micro-batches, accumulate = %d for each of %d groups: set batch to %lld at least",
@@ -32955,7 +32960,7 @@ static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, con
                   o->accumulate);
     else if (groups < 1 || data < 0 || (data && groups % data))
         tt__print(&all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
-                  "after tt_parallel_on", o->parallel.groups, data);
+                  "after tt_check_options", o->parallel.groups, data);
     else if (groups > o->batch / o->accumulate)
         tt__print(&all, "; batch = %d is less than accumulate = %d for each of %d groups", o->batch,
                   o->accumulate, groups);
