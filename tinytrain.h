@@ -576,7 +576,16 @@ tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value
 
 /* --------------------------------------------------------------------------------------------- optimizers */
 
-typedef enum tt_optimizer_kind { TT_SGD, TT_ADAM, TT_ADAMW } tt_optimizer_kind;
+/* X(kind, name, op, decoupled, state, its word, second state, its word). `op` computes the update; `decoupled`
+   says whether weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL:
+   nothing); in saved states its word, which is PyTorch's, stands before the parameter's name. */
+#define TT__OPTIMIZERS(X) \
+    X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
+    X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
+    X(TT_ADAMW, "adamw", ADAM, true, "m", "exp_avg", "v", "exp_avg_sq")
+#define TT__KIND(kind, name, op, decoupled, state, word, second, its_word) kind,
+typedef enum tt_optimizer_kind { TT__OPTIMIZERS(TT__KIND) } tt_optimizer_kind;
+#undef TT__KIND
 
 typedef struct tt_optimizer_options {
     tt_optimizer_kind kind;         /* default TT_ADAMW (Loshchilov, Hutter 2019) */
@@ -6776,8 +6785,47 @@ static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
     return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
 }
 
+/* Each op that updates has tt__rules_OP and tt__use_OP, which appends what is wrong with the options that the
+   op reads (wrong NULL: they are right), sets its attributes to them, and returns how many states it keeps of
+   each parameter. */
+
 static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+
+static int tt__use_SGD(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->momentum >= 0 && o->momentum < 1))
+        tt__print(wrong, "; momentum %g is not in [0, 1)", o->momentum);
+    if (o->nesterov && !(o->momentum > 0)) tt__print(wrong, "; nesterov needs a momentum above 0");
+    a->beta1 = o->momentum;
+    a->nesterov = o->nesterov;
+    return o->momentum != 0;
+}
+
 static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+
+static int tt__use_ADAM(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong)
+{
+    if (!(o->beta1 >= 0 && o->beta1 < 1)) tt__print(wrong, "; beta1 %g is not in [0, 1)", o->beta1);
+    if (!(o->beta2 >= 0 && o->beta2 < 1)) tt__print(wrong, "; beta2 %g is not in [0, 1)", o->beta2);
+    if (!(o->eps >= 0)) tt__print(wrong, "; eps %g is negative", o->eps);
+    a->beta1 = o->beta1;
+    a->beta2 = o->beta2;
+    a->eps = o->eps;
+    return 2;
+}
+
+enum { TT__STATES = 2 }; /* the most that an op keeps of a parameter */
+typedef struct tt__optimizer {
+    const char *name;
+    int op;
+    bool decoupled;
+    struct { const char *name, *word; } state[TT__STATES];
+    int (*use)(const tt_optimizer_options *o, tt__attr *a, tt__text *wrong);
+} tt__optimizer;
+#define TT__OPTIMIZER(kind, name, op, decoupled, state, word, second, its_word) \
+    {name, TT__OP_##op, decoupled, {{state, word}, {second, its_word}}, tt__use_##op},
+static const tt__optimizer tt__optimizers[] = {TT__OPTIMIZERS(TT__OPTIMIZER)}; /* by tt_optimizer_kind */
+#undef TT__OPTIMIZER
 
 /* ----------------------------------------------------------------------------------- memories and streams */
 
@@ -9590,7 +9638,9 @@ static bool tt__prepare_updates(tt__updater *u)
     tt_tape *t = u->t;
     tt__builder b = {t, false, true, TT__EACH_STEP, false};
     const int32_t values = t->n_values;
-    const bool adam = u->o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[u->o->kind];
+    tt__attr unread;
+    const int states = how->use(u->o, &unread, NULL);
     for (int32_t v = 1; v < values && b.ok; v++) {
         tt__due *d = &u->due[v];
         if (!tt__is_listed(t, v)) continue;
@@ -9600,8 +9650,7 @@ static bool tt__prepare_updates(tt__updater *u)
         const bool piece = part.unit && !t->values[v].part.unit;
         d->target = piece ? tt__piece_view(t, v, &part) : v;
         if (!d->target) return false;
-        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
-        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        for (int k = 0; k < states; k++) d->state[k] = tt__new_state(&b, d->target, how->state[k].name);
         d->clipped = t->clipped;
     }
     return b.ok;
@@ -9619,25 +9668,21 @@ static bool tt__emit_updates(tt__updater *u)
 {
     tt_tape *t = u->t;
     const tt_optimizer_options *o = u->o;
-    const bool adam = o->kind != TT_SGD;
+    const tt__optimizer *how = &tt__optimizers[o->kind];
     bool ok = true;
     for (int m = 0; m < 2 * u->rows && ok; m++) {
         const int32_t v = u->list[u->row[m % u->rows]];
         const tt__due *d = &u->due[v];
         if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
-        tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
+        tt__instr i = tt__new_instr(how->op);
         i.in[0] = t->values[v].grad;
         i.in[1] = d->clipped;
         i.out[0] = d->target;
-        i.out[1] = d->state[0];
-        i.out[2] = d->state[1];
+        for (int k = 0; k < TT__STATES; k++) i.out[1 + k] = d->state[k];
         i.random = d->random;
         i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
-        i.attr.decoupled = o->kind == TT_ADAMW;
-        i.attr.beta1 = adam ? o->beta1 : o->momentum;
-        i.attr.beta2 = o->beta2;
-        i.attr.eps = o->eps;
-        i.attr.nesterov = o->nesterov;
+        i.attr.decoupled = how->decoupled;
+        how->use(o, &i.attr, NULL);
         ok = tt__append_step(t, &i, true);
     }
     return ok;
@@ -18485,14 +18530,9 @@ static tt_status tt__check_optimizer(tt_context *ctx, const tt_optimizer_options
 {
     char text[512];
     tt__text all = {text, sizeof text, 0}; /* everything that is wrong, in one message */
-    const bool sgd = o->kind == TT_SGD;
-    if ((unsigned)o->kind > TT_ADAMW) tt__print(&all, "; kind %d is unknown", (int)o->kind);
-    if (sgd && !(o->momentum >= 0 && o->momentum < 1))
-        tt__print(&all, "; momentum %g is not in [0, 1)", o->momentum);
-    if (sgd && o->nesterov && !(o->momentum > 0)) tt__print(&all, "; nesterov needs a momentum above 0");
-    if (!sgd && !(o->beta1 >= 0 && o->beta1 < 1)) tt__print(&all, "; beta1 %g is not in [0, 1)", o->beta1);
-    if (!sgd && !(o->beta2 >= 0 && o->beta2 < 1)) tt__print(&all, "; beta2 %g is not in [0, 1)", o->beta2);
-    if (!sgd && !(o->eps >= 0)) tt__print(&all, "; eps %g is negative", o->eps);
+    tt__attr unread;
+    if ((unsigned)o->kind < TT__COUNT(tt__optimizers)) tt__optimizers[o->kind].use(o, &unread, &all);
+    else tt__print(&all, "; kind %d is unknown", (int)o->kind);
     if (!(o->weight_decay >= 0)) tt__print(&all, "; weight_decay %g is negative", o->weight_decay);
     if (!(o->clip_norm >= 0))
         tt__print(&all, "; clip_norm %g is negative (0 means no clipping)", o->clip_norm);
@@ -21107,7 +21147,6 @@ static const char *tt__shortest(float x, char to[32])
 /* What the programs of all processes must have in common, a line of each; the bits depend on it. */
 static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
     tt__text text = {to, capacity, 0};
     char n[6][32];
     const tt_compile_options *o = &p->settings.options;
@@ -21127,7 +21166,7 @@ static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
               tt__update_names[p->chosen.update], p->tunes);
     if (o->train)
         tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
-                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  "momentum %s\n", tt__optimizers[u->kind].name, tt__shortest(u->weight_decay, n[0]),
                   tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
                   tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
                   tt__shortest(u->momentum, n[5]));
@@ -25145,9 +25184,7 @@ static tt_status tt__measure_update(tt_context *ctx, int ranks, double *rate)
     const size_t scratch = tt__cpu_workspace(ctx->cpu.pool->threads, NULL, &i);
     float *x = (float *)tt__calloc(ctx, 4 * sizeof *x * (size_t)n + scratch);
     if (!x) return TT_ERR_MEMORY;
-    i.attr.beta1 = o.beta1;
-    i.attr.beta2 = o.beta2;
-    i.attr.eps = o.eps;
+    tt__use_ADAM(&o, &i.attr, NULL);
     l.device = (tt__device *)(void *)&ctx->cpu;
     l.instr = &i;
     l.workspace = x + 4 * n;
@@ -37042,16 +37079,17 @@ typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]
 /* Fails if a state cannot hold a parameter of this name. */
 static tt_status tt__check_kept(const tt_param *param)
 {
-    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
-                                        "momentum_buffer.*"};
-    const char *name = param->name;
-    bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
-    for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
-    if (usable) return TT_OK;
+    const char *name = param->name, *taken = tt__match("tinytrain.*", name) ? "tinytrain" : NULL;
+    for (int k = 0; k < TT__COUNT(tt__optimizers) * TT__STATES; k++) {
+        const char *word = tt__optimizers[k / TT__STATES].state[k % TT__STATES].word;
+        const size_t n = word ? strlen(word) : 0;
+        if (n && strncmp(name, word, n) == 0 && name[n] == '.') taken = word;
+    }
+    if (!taken && strcmp(name, "__metadata__") != 0 && strlen(name) <= TT__STATE_NAME &&
+        tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
                     "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with 'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name,
-                    strlen(name), TT__STATE_NAME);
+                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME, taken ? taken : "tinytrain");
 }
 
 static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
@@ -37098,18 +37136,18 @@ static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kep
    PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
 static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
 {
-    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
-    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    const tt__optimizer *how = &tt__optimizers[p->settings.options.optimizer.kind];
+    const size_t most = (size_t)((1 + TT__STATES) * p->ctx->n_params + 1);
     tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
     int n = 0;
     tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
     for (int k = 0, params = n; k < params && status == TT_OK; k++)
-        for (int state = 1; state <= 2; state++) {
+        for (int state = 1; state <= TT__STATES; state++) {
             tt__kept x = kept[k];
-            const char *what = sgd ? "momentum_buffer." : state > 1 ? "exp_avg_sq." : "exp_avg.";
             x.state = state;
             if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
-            snprintf(x.name, sizeof x.name, "%s%.170s", what, p->ctx->params[x.param]->name);
+            snprintf(x.name, sizeof x.name, "%s.%.170s", how->state[state - 1].word,
+                     p->ctx->params[x.param]->name);
             kept[n++] = x;
         }
     *count = n;
