@@ -576,9 +576,9 @@ tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value
 
 /* --------------------------------------------------------------------------------------------- optimizers */
 
-/* X(kind, name, op, decoupled, state, its word, second state, its word). `op` computes the update; `decoupled`
-   says whether weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL:
-   nothing); in saved states its word, which is PyTorch's, stands before the parameter's name. */
+/* X(kind, name, op, decoupled, state, word, second state, its word). `op` computes the update. `decoupled`:
+   weight decay bypasses the gradient. A state is what the op keeps of each parameter (NULL: nothing); in
+   saved states its word, which is PyTorch's, stands before the parameter's name. */
 #define TT__OPTIMIZERS(X) \
     X(TT_SGD, "sgd", SGD, false, "momentum", "momentum_buffer", NULL, NULL) \
     X(TT_ADAM, "adam", ADAM, false, "m", "exp_avg", "v", "exp_avg_sq") \
@@ -8238,15 +8238,7 @@ static tt_status tt__parse_precision(tt_context *ctx, const char *name, const ch
 }
 
 typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
-
-static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
-{
-    static const char *const names[] = {"fp32", "tf32", "fp8"};
-    int k;
-    tt_status status = tt__parse(ctx, "matmul", name ? name : "fp32", names, 3, "fp32, tf32 or fp8", &k);
-    *out = (tt__matmul)k;
-    return status;
-}
+static const char *const tt__matmul_names[] = {"fp32", "tf32", "fp8"};
 
 /* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
    16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
@@ -8436,15 +8428,6 @@ typedef enum tt__recompute {
     TT__RECOMPUTE_BUDGET    /* of options, not of choices */
 } tt__recompute;
 static const char *const tt__recompute_names[] = {"none", "cheap", "attention", "blocks", "budget"};
-
-static tt_status tt__parse_recompute(tt_context *ctx, const char *name, tt__recompute *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "recompute", name ? name : "cheap", tt__recompute_names, 5,
-                                 "none, cheap, attention, blocks or budget", &k);
-    *out = (tt__recompute)k;
-    return status;
-}
 
 typedef struct tt__recomputer {
     tt_tape *t;
@@ -18835,24 +18818,6 @@ static tt_status tt__refused(const tt_tape *t, const tt__crew *c)
     return TT_OK;
 }
 
-static tt_status tt__parse_update(tt_context *ctx, const char *name, tt__update *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "update", name ? name : "end", tt__update_names,
-                                 TT__COUNT(tt__update_names), "end, backward or host", &k);
-    *out = (tt__update)k;
-    return status;
-}
-
-static tt_status tt__parse_memory(tt_context *ctx, const char *name, tt__memory_kind *out)
-{
-    int k;
-    tt_status status = tt__parse(ctx, "memory", name ? name : "device", tt__memory_names, TT__MEMORY_KINDS,
-                                 "device, managed or managed-oversubscribed", &k);
-    *out = (tt__memory_kind)k;
-    return status;
-}
-
 /* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
 static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
 {
@@ -18967,6 +18932,29 @@ static void tt__note_error(tt_context *ctx, tt__text *all, tt_status *first, tt_
     if (*first == TT_OK) *first = status;
 }
 
+/* Finds what words stand for, each of one list. NULL: the default. */
+static void tt__parse_words(tt_context *ctx, const tt_compile_options *o, tt__settings *s, tt__text *all,
+                            tt_status *status)
+{
+    const struct {
+        const char *option, *word, *usual; const char *const *names; int n; const char *use;
+    } rows[] = {
+        {"matmul", o->matmul, "fp32", tt__matmul_names, 3, "fp32, tf32 or fp8"},
+        {"recompute", o->recompute, "cheap", tt__recompute_names, 5,
+         "none, cheap, attention, blocks or budget"},
+        {"memory", o->memory, "device", tt__memory_names, 3, "device, managed or managed-oversubscribed"},
+        {"update", o->update, "end", tt__update_names, 3, "end, backward or host"}};
+    int found[TT__COUNT(rows)];
+    for (int k = 0; k < TT__COUNT(rows); k++)
+        tt__note_error(ctx, all, status,
+                       tt__parse(ctx, rows[k].option, rows[k].word ? rows[k].word : rows[k].usual,
+                                 rows[k].names, rows[k].n, rows[k].use, &found[k]));
+    s->matmul = (tt__matmul)found[0];
+    s->recompute = (tt__recompute)found[1];
+    s->memory = (tt__memory_kind)found[2];
+    s->update = (tt__update)found[3];
+}
+
 /* Checks options and finds what their names stand for. One message names all that is wrong. */
 static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o, tt__settings *s)
 {
@@ -18978,18 +18966,15 @@ static tt_status tt__parse_settings(tt_context *ctx, const tt_compile_options *o
     tt__note_error(ctx, &all, &status, tt__parse_precision(ctx, o->precision, o->residual, &s->precision));
     s->scales = o->train && s->precision.half == TT_F16;
     if (s->scales) tt__note_error(ctx, &all, &status, tt__check_loss_scale(ctx, &o->loss_scale));
-    tt__note_error(ctx, &all, &status, tt__parse_matmul(ctx, o->matmul, &s->matmul));
-    tt__note_error(ctx, &all, &status, tt__parse_recompute(ctx, o->recompute, &s->recompute));
+    tt__parse_words(ctx, o, s, &all, &status);
     tt__note_error(ctx, &all, &status, tt__parse_offload(ctx, o->offload, &s->offload, &s->offload_fits));
     s->zero_fits = o->parallel.zero == TT_ZERO_BUDGET;
-    tt__note_error(ctx, &all, &status, tt__parse_memory(ctx, o->memory, &s->memory));
     if (o->tune && !*o->tune)
         tt__note_error(ctx, &all, &status,
                        tt__fail(ctx, TT_ERR_ARGUMENT, "tune '' is neither off nor on, nor a file's name"));
     s->costs = o->costs ? *o->costs : tt_costs_default();
     tt__note_error(ctx, &all, &status, tt__check_costs(ctx, &s->costs));
     if (o->train) tt__note_error(ctx, &all, &status, tt__check_optimizer(ctx, &o->optimizer));
-    tt__note_error(ctx, &all, &status, tt__parse_update(ctx, o->update, &s->update));
     s->crew = tt__find_devices(ctx, o->device);
     s->kind = s->crew ? s->crew->kind : NULL;
     s->threads = s->crew ? tt__rank_threads(ctx, s->crew->local) : ctx->cpu.pool->threads;
@@ -37089,7 +37074,8 @@ static tt_status tt__check_kept(const tt_param *param)
         tt__utf8_invalid(name, strlen(name)) == strlen(name)) return TT_OK;
     return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
                     "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
-                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME, taken ? taken : "tinytrain");
+                    "and not begin with '%s.'", name, strlen(name), TT__STATE_NAME,
+                    taken ? taken : "tinytrain");
 }
 
 static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
