@@ -28,11 +28,18 @@ MAKEFLAGS += -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
 endif
 MAKEFLAGS += --no-builtin-rules
 
+# The two files that users copy are joined from src/. Where there is Python compilers read copies of them with
+# #line, so that messages name the files of src/; PRODUCTS=1 has them read the two themselves, as CI does.
+JOINED   := tinytrain.h tinytrain_cuda.cu
+PRODUCTS ?= $(shell $(PYTHON) -c '' 2> /dev/null || echo 1)
+JOINED_IN := $(if $(PRODUCTS),.,$(B)/lines)
+
 # Compilers write beside each object, as *.d, which headers of this repository it needs.
 LIBS    := -lm -lpthread
 STRICT  := -std=c99 -Wall -Wextra -Wpedantic
 DEPENDS := -MMD -MP
-compile  = $(CC) $(CPPFLAGS) $(STRICT) $(1) $(DEPENDS) -I. -c $< -o $@
+source   = $(addprefix $(JOINED_IN)/,$(filter $(JOINED),$<))$(filter-out $(JOINED),$<)
+compile  = $(CC) $(CPPFLAGS) $(STRICT) $(1) $(DEPENDS) -I$(JOINED_IN) -I. -c $(source) -o $@
 link     = $(CC) $(CFLAGS) $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 
@@ -43,6 +50,14 @@ EXAMPLES := $(patsubst examples/%.c,$(B)/%,$(wildcard examples/*.c))
 #>                   for several processes: mpirun -n 4 build/mpi/NAME; MPICC (mpicc)
 help:
 	@sed -n 's/^#> //p' $(filter-out %.d,$(MAKEFILE_LIST))
+
+$(JOINED): $(B)/joined
+	@:
+$(B)/joined: $(shell find src -type f) tools/join.py
+	@mkdir -p $(B)/lines
+	@if $(PYTHON) -c '' 2> /dev/null; then \
+	    $(PYTHON) tools/join.py && $(PYTHON) tools/join.py --lines --out $(B)/lines; fi
+	@touch $@
 
 demo: $(B)/distilbert_imdb
 	rm -rf '$(B)/demo'
@@ -116,7 +131,7 @@ CUDA_ARCHS  ?= 80 90a 100
 CUDA_CODE   ?= $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
                -gencode arch=compute_90,code=compute_90
 CUDA_LIBS   := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart -lstdc++
-nvcc         = $(NVCC) -O3 -std=c++17 $(CUDA_WERROR) $(1) $(CUDA_CODE) -I. -c $< -o $@
+nvcc         = $(NVCC) -O3 -std=c++17 $(CUDA_WERROR) $(1) $(CUDA_CODE) -I$(JOINED_IN) -I. -c $(source) -o $@
 vpath %.c examples tests bench
 
 cuda: $(EXAMPLES:$(B)/%=$(B)/cuda/%)

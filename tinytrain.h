@@ -784,7 +784,7 @@ typedef struct tt_compile_options {
     tt_parallel parallel; /* how the ranks of the device share the work. Default: tt_parallel_default() */
     /* A program of the same device whose arena to use; inputs are overwritten when the other runs. An arena
        that is allocated does not grow: compile the program that needs most before. NULL (default): none. */
-    tt_program *share;
+    const tt_program *share;
 } tt_compile_options;
 tt_compile_options tt_compile_options_default(void);
 
@@ -1300,8 +1300,8 @@ tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_im
 void tt_loader_free(tt_loader *l); /* at any time: stops its threads */
 int64_t tt_loader_steps(const tt_loader *l); /* steps of an epoch */
 /* What a trainer must have room for, by the texts that there are: max_seqs, max_tokens (of the max_seqs
-   longest texts; 0 of images) and accumulate (a step may have more micro-batches than parallel.data) of
-   tt_train_options. A trainer for several loaders needs the largest. */
+   longest texts; 0 of images) and compile.accumulate (a step may have more micro-batches than
+   parallel.data) of tt_train_options. A trainer for several loaders needs the largest. */
 int tt_loader_max_seqs(const tt_loader *l);
 int tt_loader_max_tokens(const tt_loader *l);
 bool tt_loader_accumulates(const tt_loader *l);
@@ -1685,16 +1685,15 @@ typedef struct tt_generator_options {
     int context;         /* tokens of a prompt and its answer, at most. Default 0: the model's max_positions,
                             or 2048 where it has more */
     int max_tokens;      /* tokens of prompts that run at once, at least max_seqs. Default 256 */
-    /* tt_compile_options', with the same defaults. `share`: a program that trains the model, whose parameters
-       it then uses where they lie (tt_trainer_program), on its device (the default then); make the generator
-       before the first step. Of several ranks the first data rank generates: the other data ranks only give
-       it their pieces of parameters (zero 3); all tensor ranks and stages take part. Of several processes
-       each calls tt_generate with the same arguments, and gets the same tokens. Without `share`, a generator
-       runs on one device, and a name of several is refused (TT_ERR_UNSUPPORTED). To answer more at a time,
-       let max_seqs be larger. */
-    const char *precision, *device;
-    size_t memory_budget;
-    const tt_program *share;
+    /* How its program is made. Default: tt_compile_options_default(), but `train` false, which it must be.
+       `share`: a program that trains the model, whose parameters the generator then uses where they lie
+       (tt_trainer_program), with that program's `parallel`, `memory` and offloaded parameters, and on its
+       device; make the generator before the first step. Of several ranks the first
+       data rank generates: the other data ranks only give it their shards of parameters (zero 3); all tensor
+       ranks and stages take part. Of several processes each calls tt_generate with the same arguments, and
+       gets the same tokens. Without `share`, a generator runs on one device, and a name of several is refused
+       (TT_ERR_UNSUPPORTED). To answer more at a time, let max_seqs be larger. */
+    tt_compile_options compile;
 } tt_generator_options;
 tt_generator_options tt_generator_options_default(void);
 /* NULL after an error. m must stay. */
@@ -1732,26 +1731,19 @@ tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start,
 /* ------------------------------------------------------------------------------------------------ trainer */
 
 struct tt_train_options {
-    bool train; /* default true; false: no gradients, optimizer; for tt_evaluate, tt_forward, tt_predict */
+    /* How its programs are made. Default: tt_compile_options_default(), but optimizer.clip_norm 1. `train`
+       false: no gradients and no optimizer, for tt_evaluate, tt_forward and tt_predict. `accumulate`: a step
+       may have more micro-batches than there are data ranks, as tt_loader_accumulates says. `share`: NULL. */
+    tt_compile_options compile;
     tt_schedule schedule;            /* default: linear, lr 5e-5, no warm-up; total_steps (0) must be set */
-    tt_optimizer_options optimizer;  /* default: AdamW, decay 0.01, clip_norm 1 */
-    /* These are tt_compile_options', with the same defaults. */
-    const char *precision, *residual, *matmul;
-    tt_loss_scale loss_scale;
-    const char *recompute, *offload, *update, *memory, *tune, *device;
-    tt_parallel parallel;
-    size_t memory_budget;
-    const tt_costs *costs;           /* must stay until tt_trainer_new returns */
     /* Of the cross-entropy that classifiers and language models are trained with, as tt_cross_entropy_options
        says; evaluations have the plain one. class_weights (the model's classes; copied; default NULL: none)
        are for classifiers, and with them the loss and the accuracy of a step are weighted means. A model of
        your own gets them, and ones where it is evaluated, in an f32 input "class_weights" of (1, classes). */
     float label_smoothing;           /* default 0 */
     const float *class_weights;
-    /* The most that a micro-batch has, and whether a step may have more of them than there are data ranks:
-       what tt_loader_max_seqs, tt_loader_max_tokens (text only) and tt_loader_accumulates say. */
+    /* The most that a micro-batch has: what tt_loader_max_seqs and tt_loader_max_tokens (text only) say. */
     int max_seqs, max_tokens;
-    bool accumulate;                 /* default false */
 };
 tt_train_options tt_train_options_default(void);
 /* Raises max_seqs and max_tokens to what the micro-batches of two sources need, and sets accumulate if steps
@@ -36556,6 +36548,8 @@ tt_generator_options tt_generator_options_default(void)
     memset(&o, 0, sizeof o);
     o.max_seqs = 1;
     o.max_tokens = 256;
+    o.compile = tt_compile_options_default();
+    o.compile.train = false;
     return o;
 }
 
@@ -36620,26 +36614,22 @@ static tt_status tt__generator_compile(tt_generator *g, const tt_generator_optio
     tt_value x = tt__lm_hidden(g->m, t, &in, &cache);
     g->logits = tt__lm_head(g->m, t, tt_gather_rows(t, x, g->last));
     if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
-    tt_compile_options c = tt_compile_options_default();
-    c.train = false;
-    c.precision = o->precision;
-    c.device = o->device;
-    c.memory_budget = o->memory_budget;
-    c.share = (tt_program *)(uintptr_t)o->share;
-    if (o->share) { /* the parameters stay where its program has put them */
-        const char *name = o->share->settings.crew->name;
-        c.parallel = o->share->settings.options.parallel;
+    tt_compile_options c = o->compile;
+    const tt_program *share = c.share;
+    if (share) { /* the parameters stay where its program has put them */
+        const char *name = share->settings.crew->name;
+        c.parallel = share->settings.options.parallel;
         c.parallel.schedule = NULL;
-        c.memory = tt__memory_names[o->share->settings.memory];
+        c.memory = tt__memory_names[share->settings.memory];
         snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* less " in 4 processes" */
         if (!c.device) c.device = device;
-        if (o->share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
+        if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
     }
     g->program = tt_compile(t, g->logits, &c);
     tt_tape_free(t);
     if (!g->program) return g->ctx->status;
     const tt_plan plan = tt_program_plan(g->program);
-    if (plan.ranks == 1 || o->share) return TT_OK;
+    if (plan.ranks == 1 || share) return TT_OK;
     return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, and its "
                     "device has %d: name one device, as \"cpu\" or \"cuda:0\"", plan.ranks);
 }
@@ -36652,6 +36642,7 @@ tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
     const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
     char text[400] = "";
     tt__text all = {text, sizeof text, 0};
+    if (o->compile.train) tt__print(&all, "; compile.train is true, and a generator does not train");
     if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
     if (context < 2) tt__print(&all, "; a context of %d tokens", context);
     if (m->position && context > c->max_positions)
@@ -36931,17 +36922,10 @@ tt_train_options tt_train_options_default(void)
 {
     tt_train_options o;
     memset(&o, 0, sizeof o);
-    o.train = true;
+    o.compile = tt_compile_options_default();
+    o.compile.optimizer.clip_norm = 1;
     o.schedule.kind = TT_LINEAR;
     o.schedule.lr = 5e-5f;
-    o.optimizer = tt_optimizer_options_default();
-    o.optimizer.clip_norm = 1;
-    o.precision = "32-true";
-    o.matmul = "fp32";
-    o.loss_scale = tt_loss_scale_default();
-    o.recompute = "cheap";
-    o.update = "end";
-    o.parallel = tt_parallel_default();
     return o;
 }
 
@@ -36952,30 +36936,7 @@ void tt_train_options_make_room(tt_train_options *o, const tt_source *train, con
         if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
         if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
     }
-    if (train && train->accumulates) o->accumulate = true;
-}
-
-/* What of these options is for tt_compile. */
-static tt_compile_options tt__compile_options(const tt_train_options *o)
-{
-    tt_compile_options c = tt_compile_options_default();
-    c.train = o->train;
-    c.precision = o->precision;
-    c.residual = o->residual;
-    c.matmul = o->matmul;
-    c.loss_scale = o->loss_scale;
-    c.recompute = o->recompute;
-    c.offload = o->offload;
-    c.update = o->update;
-    c.memory = o->memory;
-    c.tune = o->tune;
-    c.costs = o->costs;
-    c.device = o->device;
-    c.parallel = o->parallel;
-    c.accumulate = o->accumulate;
-    c.optimizer = o->optimizer;
-    c.memory_budget = o->memory_budget;
-    return c;
+    if (train && train->accumulates) o->compile.accumulate = true;
 }
 
 /* Can this stand in the heading of metrics.csv? */
@@ -36991,14 +36952,13 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     char text[1024];
     tt__text all = {text, sizeof text, 0};
     tt__settings settings;
-    const tt_compile_options c = tt__compile_options(o);
     const tt_schedule *s = &o->schedule;
     const bool decays = s->kind != TT_CONSTANT;
     if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
     if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
     if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
     if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
-    if (o->train && decays && s->total_steps < 1)
+    if (o->compile.train && decays && s->total_steps < 1)
         tt__print(&all, "; total_steps must be set for a schedule that decays");
     if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
         tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
@@ -37025,7 +36985,8 @@ static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model,
     if (o->class_weights && sum == 0)
         tt__print(&all, model->classes ? "; the weights of all classes are 0"
                                        : "; class_weights are for a model that has classes");
-    if (tt__parse_settings(ctx, &c, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    if (o->compile.share) tt__print(&all, "; compile.share is set, and a trainer has an arena of its own");
+    if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
     return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
 }
 
@@ -37051,7 +37012,7 @@ static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
 
 static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
 {
-    tt_compile_options o = tt__compile_options(&r->options);
+    tt_compile_options o = r->options.compile;
     tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
     r->output_width = tt_value_width(t, r->output);
     if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
@@ -37204,7 +37165,7 @@ static tt_status tt__keep_class_weights(tt_trainer *r)
 tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
 {
     tt_train_options o = options ? *options : tt_train_options_default();
-    if (!o.precision) o.precision = "32-true";
+    if (!o.compile.precision) o.compile.precision = "32-true";
     if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
     tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
     if (!r) return NULL;
@@ -37291,9 +37252,9 @@ int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_trai
 {
     tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
     if (b.options.max_seqs < 1) b.options.max_seqs = 1;
-    ctx->unbudgeted = !b.options.memory_budget;
-    tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
-    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.memory_budget,
+    ctx->unbudgeted = !b.options.compile.memory_budget;
+    tt_status status = tt__budget_on(ctx, b.options.compile.device, &b.options.compile.memory_budget);
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.compile.memory_budget,
                                                              tt__try_micro_batch, &b);
     ctx->unbudgeted = false;
     return (int)n;
@@ -37415,7 +37376,7 @@ static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *sta
 {
     const float lr = tt_trainer_lr(r);
     r->staged = 0;
-    if (!r->options.accumulate) return tt_step(r->train, lr, stats);
+    if (!r->options.compile.accumulate) return tt_step(r->train, lr, stats);
     tt_status status = tt_micro_step(r->train, stats);
     if (status == TT_OK && stats) r->so_far = *stats;
     if (status == TT_OK && last_of_step) status = tt_update(r->train, lr, stats);
@@ -37429,7 +37390,7 @@ tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool
     if (updated) *updated = false;
     if (status != TT_OK) return status;
     const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
-    if (!r->options.accumulate && !last && whole_round) {
+    if (!r->options.compile.accumulate && !last && whole_round) {
         r->step_failed = r->staged > 0;
         tt__trainer_discard_step(r);
         if (r->data > 1)
@@ -39108,7 +39069,7 @@ static tt_status tt__fit_begin(tt__fit *f)
     if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
     if (status == TT_OK) status = tt__fit_same_classes(f);
     if (status != TT_OK) return status;
-    if (f->train->accumulates && !f->r->options.accumulate)
+    if (f->train->accumulates && !f->r->options.compile.accumulate)
         return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "
                         "trainer with accumulate = true");
     if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)

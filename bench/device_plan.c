@@ -332,10 +332,10 @@ static void print_model(tt_context *ctx, const char *name, const tt_model *m, in
     tt_train_options o = tt_train_options_default();
     cost costs[KINDS], sum = {0, 0, 0, 0};
     o.schedule.kind = TT_CONSTANT;
-    o.device = "cuda";
-    o.precision = precision;
-    o.recompute = recompute;
-    o.matmul = matmul;
+    o.compile.device = "cuda";
+    o.compile.precision = precision;
+    o.compile.recompute = recompute;
+    o.compile.matmul = matmul;
     o.max_seqs = seqs;
     o.max_tokens = seqs * length;
     tt_trainer *r = tt_trainer_new(ctx, m, &o);

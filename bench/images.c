@@ -73,7 +73,7 @@ static void steps_of(tt_image *image, const char *size, int side, int batch, int
     tt_model model = tt_vit_classifier(&m);
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
-    o.precision = bench.precision;
+    o.compile.precision = bench.precision;
     o.max_seqs = batch;
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) bench_die("%s", tt_error(ctx));

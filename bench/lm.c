@@ -29,7 +29,7 @@ static void generate(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, 
     tt_generator_options o = tt_generator_options_default();
     tt_sampling how = tt_sampling_default();
     o.context = prompt + tokens;
-    o.precision = bench.precision;
+    o.compile.precision = bench.precision;
     how.temperature = 0;
     tt_generator *g = tt_generator_new(m, &o);
     int32_t *ids = (int32_t *)malloc(sizeof *ids * (size_t)(prompt + tokens)), start[2] = {0, prompt};
@@ -66,10 +66,10 @@ static void train(tt_context *ctx, const tt_lm *m, const tt_token_stream *s, int
     tt_train_options_make_room(&o, source, NULL);
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = 1e-4f;
-    o.optimizer.clip_norm = 0;
-    o.precision = bench.precision;
-    o.update = update;
-    o.recompute = recompute;
+    o.compile.optimizer.clip_norm = 0;
+    o.compile.precision = bench.precision;
+    o.compile.update = update;
+    o.compile.recompute = recompute;
     const tt_model model = tt_lm_model(m);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     double *speeds = (double *)malloc(sizeof *speeds * (size_t)(steps + 1));

@@ -69,12 +69,12 @@ int main(int argc, char **argv)
     c.classes = 10;
     snprintf(device, sizeof device, "cpu*%d", opt.ranks);
     o.schedule.kind = TT_CONSTANT;
-    o.precision = bench.precision;
-    o.device = device;
-    o.costs = &costs;
+    o.compile.precision = bench.precision;
+    o.compile.device = device;
+    o.compile.costs = &costs;
     o.max_seqs = opt.batch;
-    o.parallel.zero = opt.zero;
-    o.parallel.groups = ranks;
+    o.compile.parallel.zero = opt.zero;
+    o.compile.parallel.groups = ranks;
     if (tt_vit_new(ctx, &m, &c) != TT_OK) bench_die("%s", tt_error(ctx));
     const tt_model model = tt_vit_classifier(&m);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);

@@ -46,7 +46,7 @@ int main(int argc, char **argv)
     o.schedule.warmup_steps = o.schedule.total_steps / 10;
     o.max_seqs = 16;
     o.max_tokens = 8192;
-    if (argc > 4) o.precision = argv[4];
+    if (argc > 4) o.compile.precision = argv[4];
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) return fail(ctx);
     printf("{\"losses\": [");

@@ -120,16 +120,16 @@ static void plan(tt_context *ctx, planned *to, int kind, const char *device, con
     memset(to, 0, sizeof *to);
     v.classes = 10;
     o.schedule.kind = TT_CONSTANT;
-    o.optimizer.kind = c.optimizer.kind = TT_ADAM;
-    o.precision = c.precision = precision;
-    o.recompute = c.recompute = recompute;
-    o.device = c.device = device;
-    o.parallel = c.parallel = parallel_of(s);
-    o.offload = c.offload = s->offload;
-    o.update = c.update = s->early ? "backward" : "end";
-    if (s->early) o.optimizer.clip_norm = 0;
-    o.costs = c.costs = costs;
-    o.accumulate = c.accumulate = s->micros > 1;
+    o.compile.optimizer.kind = c.optimizer.kind = TT_ADAM;
+    o.compile.precision = c.precision = precision;
+    o.compile.recompute = c.recompute = recompute;
+    o.compile.device = c.device = device;
+    o.compile.parallel = c.parallel = parallel_of(s);
+    o.compile.offload = c.offload = s->offload;
+    o.compile.update = c.update = s->early ? "backward" : "end";
+    if (s->early) o.compile.optimizer.clip_norm = 0;
+    o.compile.costs = c.costs = costs;
+    o.compile.accumulate = c.accumulate = s->micros > 1;
     o.max_seqs = kind == VIT ? 64 : 16;
     o.max_tokens = 16 * 512;
     if (kind >= DECODER) { plan_decoder(ctx, to, kind, &c); return; }
@@ -301,8 +301,8 @@ static void open_side(side *s, const char *device, int threads, int micros)
         s->all.batch[k].last_of_step = k + 1 == micros;
     }
     o.schedule.kind = TT_CONSTANT;
-    o.precision = bench.precision;
-    o.device = device;
+    o.compile.precision = bench.precision;
+    o.compile.device = device;
     o.max_seqs = s->all.max_seqs;
     o.max_tokens = s->all.max_rows;
     if (tt_bert_new(s->ctx, &s->m, &c) != TT_OK) bench_die("%s", tt_error(s->ctx));

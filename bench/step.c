@@ -171,9 +171,9 @@ static double seconds_by_plan(tt_context *ctx, const tt_model *model, tt_train_o
 {
     tt_costs costs;
     double begin = tt__seconds();
-    if (tt_measure_costs(ctx, o.device, &costs) != TT_OK) bench_die("%s", tt_error(ctx));
+    if (tt_measure_costs(ctx, o.compile.device, &costs) != TT_OK) bench_die("%s", tt_error(ctx));
     bench_row("measuring costs", tt__seconds() - begin, "s", 0);
-    o.costs = &costs;
+    o.compile.costs = &costs;
     tt_trainer *t = tt_trainer_new(ctx, model, &o);
     if (!t) bench_die("%s", tt_error(ctx));
     const tt_plan plan = tt_program_plan(tt_trainer_program(t));
@@ -384,11 +384,11 @@ int main(int argc, char **argv)
     double before = gpu ? (double)bench_gpu_used() : bench_resident_peak();
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
-    o.precision = bench.precision;
-    o.device = device;
-    if (recompute) o.recompute = recompute;
-    o.tune = tune;
-    if (matmul) o.matmul = matmul;
+    o.compile.precision = bench.precision;
+    o.compile.device = device;
+    if (recompute) o.compile.recompute = recompute;
+    o.compile.tune = tune;
+    if (matmul) o.compile.matmul = matmul;
     o.max_seqs = all.max_seqs;
     o.max_tokens = all.max_rows;
     double planned = estimate ? seconds_by_plan(ctx, &model, o) : 0;

@@ -44,7 +44,7 @@ int main(int argc, char **argv)
     o.schedule.total_steps = atoi(argv[3]);
     o.schedule.warmup_steps = o.schedule.total_steps / 10;
     o.max_seqs = tt_loader_max_seqs(l);
-    if (argc > 4) o.precision = argv[4];
+    if (argc > 4) o.compile.precision = argv[4];
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) return fail(ctx);
     for (int64_t s = 0; s < o.schedule.total_steps; s++) {

@@ -715,22 +715,22 @@ enum { BESIDE_LATER = 2 << 20 }; /* bytes that a training needs beside its plan 
 static inline tt_train_options training_options(const cli_training *run, int64_t total_steps)
 {
     tt_train_options o = tt_train_options_default();
-    o.train = total_steps > 0;
+    o.compile.train = total_steps > 0;
     o.schedule.kind = (tt_schedule_kind)cli_index(run->schedule, SCHEDULES);
     o.schedule.lr = (float)run->lr;
     o.schedule.total_steps = total_steps;
     o.schedule.warmup_steps = (int64_t)(run->warmup * (double)total_steps);
-    o.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
-    o.optimizer.weight_decay = (float)run->decay;
-    o.optimizer.clip_norm = (float)run->clip;
-    o.precision = run->precision;
-    o.matmul = run->matmul;
-    o.recompute = run->recompute;
-    o.offload = run->offload;
-    o.update = run->update;
-    o.device = run->device;
-    o.parallel = run->parallel;
-    o.memory_budget = run->budget;
+    o.compile.optimizer.kind = (tt_optimizer_kind)cli_index(run->optimizer, OPTIMIZERS);
+    o.compile.optimizer.weight_decay = (float)run->decay;
+    o.compile.optimizer.clip_norm = (float)run->clip;
+    o.compile.precision = run->precision;
+    o.compile.matmul = run->matmul;
+    o.compile.recompute = run->recompute;
+    o.compile.offload = run->offload;
+    o.compile.update = run->update;
+    o.compile.device = run->device;
+    o.compile.parallel = run->parallel;
+    o.compile.memory_budget = run->budget;
     if (run->budget && !run->gpu) {
         const int ranks = run->parallel.data * run->parallel.tensor * run->parallel.pipeline;
         if (!beside_the_plan) /* plans that are made later have the same */
@@ -738,13 +738,13 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
         if (run->budget <= beside_the_plan)
             die("--budget of %zu bytes is less than the %.1f MB that are in use beside a plan", run->budget,
                 1e-6 * (double)beside_the_plan);
-        o.memory_budget = run->budget - beside_the_plan;
+        o.compile.memory_budget = run->budget - beside_the_plan;
     }
-    o.memory = run->memory;
-    o.tune = run->tune;
+    o.compile.memory = run->memory;
+    o.compile.tune = run->tune;
     o.label_smoothing = (float)run->label_smoothing;
-    if (o.train) o.class_weights = run->weights;
-    if (run->measure) o.costs = &run->costs;
+    if (o.compile.train) o.class_weights = run->weights;
+    if (run->measure) o.compile.costs = &run->costs;
     return o;
 }
 
@@ -752,9 +752,9 @@ static inline tt_train_options training_options(const cli_training *run, int64_t
    for as many as --micros says. accumulate: of each group. */
 static inline void expect_micros(tt_train_options *o, int accumulate)
 {
-    const int micros = accumulate * o->parallel.groups;
-    if (o->accumulate && o->parallel.pipeline == 1)
-        o->parallel.micros = (micros + o->parallel.data - 1) / o->parallel.data;
+    const int micros = accumulate * o->compile.parallel.groups;
+    if (o->compile.accumulate && o->compile.parallel.pipeline == 1)
+        o->compile.parallel.micros = (micros + o->compile.parallel.data - 1) / o->compile.parallel.data;
 }
 
 /* --batch max: examples of a step whose micro-batches, `accumulate` for each of the groups, are as large as
@@ -766,7 +766,7 @@ static inline int largest_step(tt_context *ctx, const tt_model *model, const cli
     const int most = (int)(examples < 65536 ? examples : 65536) / micros;
     tt_train_options o = training_options(run, 1);
     o.schedule.warmup_steps = 0;
-    o.accumulate = micros > run->parallel.data;
+    o.compile.accumulate = micros > run->parallel.data;
     expect_micros(&o, accumulate);
     o.max_seqs = 1;
     o.max_tokens = tokens;

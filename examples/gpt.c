@@ -256,10 +256,10 @@ static void continue_text(const char *folder, const char *adapter, const char *t
     char device[64]; /* the first, which is enough */
     if (opt.run.device) {
         snprintf(device, sizeof device, "%.*s", (int)strcspn(opt.run.device, "*,"), opt.run.device);
-        o.device = device;
+        o.compile.device = device;
     }
-    o.precision = opt.run.precision;
-    o.memory_budget = opt.run.budget;
+    o.compile.precision = opt.run.precision;
+    o.compile.memory_budget = opt.run.budget;
     const int64_t most = n + opt.tokens;
     o.context = (int)(most < m.config.max_positions ? most : m.config.max_positions);
     if (n >= o.context)

@@ -43,6 +43,14 @@ static void die(const char *format, ...)
 
 /* ----------------------------------------------------------------------------------------------- versions */
 
+/* The tt_compile_options in tt_train_options, whose fields were once those of tt_train_options itself.
+   tests/bits.sh says which of the two a version has. */
+#ifdef HAS_COMPILE
+#define COMPILE(o) (o).compile
+#else
+#define COMPILE(o) (o)
+#endif
+
 /* Saves the state of a trainer: parameters, optimizer state and more in one safetensors file. */
 static tt_status save_state(tt_trainer *t, const char *path)
 {
@@ -321,17 +329,17 @@ static void train_model(tt_context *ctx, const one_case *c, const char *device, 
     o.schedule.lr = lr_of(c, 0);
     o.schedule.warmup_steps = 2;
     o.schedule.total_steps = 2 * steps;
-    o.optimizer = optimizer_of(c);
-    o.precision = c->precision->precision;
-    o.matmul = c->precision->matmul;
-    o.residual = c->precision->residual;
-    o.recompute = c->recompute;
-    o.device = device;
     o.label_smoothing = c->micro > 1 ? 0.1f : 0;
     o.max_seqs = MOST_SEQS;
     o.max_tokens = MOST_ROWS;
-    o.accumulate = c->micro > 1;
-    if (c->overflow) o.loss_scale.init = 1099511627776.0f; /* 2^40 */
+    COMPILE(o).optimizer = optimizer_of(c);
+    COMPILE(o).precision = c->precision->precision;
+    COMPILE(o).matmul = c->precision->matmul;
+    COMPILE(o).residual = c->precision->residual;
+    COMPILE(o).recompute = c->recompute;
+    COMPILE(o).device = device;
+    COMPILE(o).accumulate = c->micro > 1;
+    if (c->overflow) COMPILE(o).loss_scale.init = 1099511627776.0f; /* 2^40 */
     tt_model model = images ? tt_vit_classifier(&vit) : tt_bert_classifier(&bert);
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);
     if (!t) die("%s: %s", c->name, tt_error(ctx));

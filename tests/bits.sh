@@ -31,9 +31,11 @@ newer() # OUTPUT SOURCE...: the output is newer than all sources
 build() # old|new cpu|cuda FOLDER
 {
     program=$B/$1.$2
+    has=
+    grep -q '^    tt_compile_options compile;' "$3/tinytrain.h" && has=-DHAS_COMPILE
     if [ "$2" = cpu ]; then
         newer "$program" "$here/bits.c" "$3/tinytrain.h" && return 0
-        $CC $CFLAGS $strict -I"$3" "$here/bits.c" -o "$program" -lm -lpthread
+        $CC $CFLAGS $strict $has -I"$3" "$here/bits.c" -o "$program" -lm -lpthread
         return
     fi
     newer "$program" "$here/bits.c" "$3/tinytrain.h" "$3/tinytrain_cuda.cu" "$3"/tests/cuda_emu/* && return 0
@@ -48,7 +50,7 @@ build() # old|new cpu|cuda FOLDER
     done
     (cd "$3" && $CXX $cxx -O2 $fma $defines -x c++ -c tinytrain_cuda.cu -o "$program.cu.o") || return 1
     (cd "$3" && $CC -O1 $strict -DTINYTRAIN_CUDA -DTT_EMULATE -DTINYTRAIN_NO_AVX2 $defines \
-        -c "$here/bits.c" -o "$program.c.o") || return 1
+        $has -c "$here/bits.c" -o "$program.c.o") || return 1
     $CXX "$program.c.o" "$program.cu.o" "$program.cuda_emu.o" "$program.cuda_emu_blas.o" -o "$program" \
         -lm -lpthread
 }

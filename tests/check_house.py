@@ -1,66 +1,157 @@
 #!/usr/bin/env python3
-"""Checks the order of tinytrain.h. Standard library only; run from the repository's root.
+"""Checks the tree of src/. Standard library only; run from the repository's root.
 
-ops_in_one_place: outside of the section >>ops, where the rules of ops are, and >>cpu, where their kernels
-are, nothing asks which op an instruction is. What passes, plans and runs must know is a flag of its row or
-one of its rules (see CONTRIBUTING.md, "Add an op").
+products_are_joined: tinytrain.h and tinytrain_cuda.cu are what tools/join.py makes of src/.
 
-nothing_reaches_upward: a section uses no function or table of one below it, but for the declarations at the
-beginning and >>formats, which reads the tables of >>unicode.
+ops_in_one_place: outside of ops/, where the rules and kernels of ops are, nothing asks which op an
+instruction is. What passes, plans and runs must know is a flag of its row or one of its rules.
+
+arrows_point_down: a file includes only files of its own folder and of folders above it in LAYERS.
+
+files_include_what_they_use: the head of a file includes the home of each function, type, macro and table that
+the file uses, and no file of which it uses nothing. base/base.h stands for all of api/, backend/ and base/,
+backend/backend.h for the first two. Files that make names by pasting are exempt.
+
+files_are_short: no file has more than 1,500 lines, and no function of a .h more than 90.
 """
+import os
 import re
+import subprocess
 import sys
 
-HOMES = ("ops", "cpu")
+LAYERS = ("api backend base tape cpu cuda ops passes plan ranks context compile run reports files text data "
+          "models train").split()
+UMBRELLAS = {"backend/backend.h": ("api", "backend"), "base/base.h": ("api", "backend", "base")}
+SYSTEM = ("base/system.h", "api/standard.h")
+PASTED = ("ops/rules.h", "ops/kernels.h", "ops/kernels.cuh", "cpu/kernels.h", "cpu/variants.h", "cpu/undo.h")
 ASKS = re.compile(r"[=!]= *TT__OP_[A-Z]|\bTT__OP_[A-Z_]+ *[=!]=|\bcase TT__OP_[A-Z]")
-DECLARE = ("manual", "api", "backend")
-MAY = {("formats", "unicode")}
-FUNCTION = re.compile(r"(?:\w+ )*\w+[ *]+(?:TT__K\()?(tt__?\w+)\)?\(")
-TABLE = re.compile(r"static const [\w *]+?\b(tt__\w+)(?:\[.*\])? = \{")
+MAX_FILE, MAX_FUNCTION = 1500, 90
+NAME = re.compile(r"TT__K\(\w+\)|\b(?:tt_|TT_)\w+")
+OWN = r"(TT__K\(\w+\)|\w+)"
+DEFINES = [re.compile(p, re.M) for p in (
+    r"^#define (\w+)",
+    r"^(?!return|else|typedef|#)[A-Za-z_][\w ,\"\[\]]*?(?:\(target\(.*?\)\)\) ?)?[ *]" + OWN +
+    r"\([^;{]*\)?[^;{]*\{",
+    r"^(?! )[\w ]+[ *]" + OWN + r"\([^{;]*\)(?: __attribute__[^;]*)?;",
+    r"^(?:TT__TABLE |static |extern )+const [\w *]+?" + OWN + r"(?:\[.*?\])* =",
+    r"^typedef (?:struct|enum|union) \w+ (\w+);",
+    r"^typedef .*?\(\*(\w+)\)",
+    r"^typedef [\w ]+[ *]" + OWN + r"(?: __attribute__.*)?;",
+    r"^(?:typedef )?(?:struct|enum|union) (\w+) \{",
+    r"^\} (\w+);")]
+ROWS = re.compile(r"^TT__ROWS?_FN\((\w+)\)", re.M)
+ENUM = re.compile(r"enum(?: \w+)? \{(.*?)\}", re.S)
 
 
-def sections(text):
-    """[(section, line)] without comments and strings"""
-    found, section = [], "manual"
+def code(text):
+    """The text without comments and strings, with as many lines."""
     blank = lambda m: re.sub(r"[^\n]", " ", m.group(0))
-    code = re.sub(r'/\*.*?\*/|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
-    for line, bare in zip(text.split("\n"), code.split("\n")):
-        banner = re.match(r"   [A-Z ]+ >>(\w+)$", line)
-        section = banner.group(1) if banner else section
-        found.append((section, bare))
+    return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
+
+
+def read_tree():
+    """{path below src/: (head, code of the body, lines of the head)}"""
+    tree = {}
+    for folder, _, names in os.walk("src"):
+        for name in names:
+            path = os.path.relpath(os.path.join(folder, name), "src")
+            if path.count("/") and path.endswith((".h", ".cuh")) and path != "cpu/alone.h":
+                text = open(os.path.join("src", path), encoding="utf-8").read()
+                head, _, body = text.partition("\n\n")
+                tree[path] = (head, code(body), head.count("\n") + 2)
+    return tree
+
+
+def includes(path, head):
+    found = re.findall(r'#\s*include "([^"]+)"', head)
+    return [os.path.normpath(os.path.join(os.path.dirname(path), name)) for name in found]
+
+
+def defined(body):
+    names = {n for d in DEFINES for n in d.findall(body)}
+    names |= {f"TT__K({n})" for n in ROWS.findall(body)}
+    for inside in ENUM.findall(body):
+        names.update(re.findall(r"(?:^|,)\s*(\w+)", inside))
+    return {n for n in names if re.match(r"tt_|TT_", n)}
+
+
+def asks(tree):
+    return [(path, at + n, f"asks for an op: {line.strip()}")
+            for path, (_, body, at) in tree.items() if not path.startswith("ops/")
+            for n, line in enumerate(body.split("\n")) if ASKS.search(line)]
+
+
+def upward(tree):
+    found = []
+    for path, (head, _, _) in tree.items():
+        for used in includes(path, head):
+            if used not in tree:
+                found.append((path, 1, f"includes {used}, which is not there"))
+            elif LAYERS.index(used.split("/")[0]) > LAYERS.index(path.split("/")[0]):
+                found.append((path, 1, f"includes {used}, which is below it"))
     return found
 
 
-def asks(lines):
-    return [(n, f">>{s} asks for an op: {line.strip()}") for n, (s, line) in enumerate(lines, 1)
-            if s not in HOMES and ASKS.search(line)]
-
-
-def reaches(lines):
-    order = {s: k for k, s in enumerate(dict.fromkeys(s for s, _ in lines))}
+def unincluded(tree):
+    names = {path: defined(body) for path, (_, body, _) in tree.items()}
     home, found = {}, []
-    for n, (section, line) in enumerate(lines):
-        m = FUNCTION.match(line) or TABLE.match(line)
-        head = " ".join(bare for _, bare in lines[n:n + 12]).split(";")[0] if m else ""
-        if "{" in head:
-            home.setdefault(m.group(1), section)
-    for n, (section, line) in enumerate(lines, 1):
-        for name in re.findall(r"\btt__?\w+\b", line) if section not in DECLARE else []:
-            there = home.get(name, section)
-            if order[there] > order[section] and (section, there) not in MAY:
-                found.append((n, f">>{section} uses {name} of >>{there}"))
+    for path, defines in names.items():
+        for name in defines:
+            home.setdefault(name, set()).add(path)
+    for path, (head, body, _) in tree.items():
+        if path in UMBRELLAS or path in PASTED:
+            continue
+        direct = includes(path, head)
+        seen, folders = set(direct) | {path}, set().union(*(UMBRELLAS.get(d, ()) for d in direct))
+        used = set(NAME.findall(re.sub(r"\bstruct \w+ \*", "", body))) # a pointer to it needs no type
+        for name in sorted(used & set(home)):
+            if not any(there in seen or there.split("/")[0] in folders for there in home[name]):
+                found.append((path, 1, f"uses {name} and does not include {min(home[name])}"))
+        if path.endswith(".h"): # names of CUDA code have no prefix to be told by
+            found += [(path, 1, f"includes {there} and uses nothing of it") for there in direct
+                      if there not in (*UMBRELLAS, *PASTED, *SYSTEM) and not used & names.get(there, used)]
     return found
 
 
-example = sections("   PASSES   >>passes\nif (i->op == TT__OP_ADD) tt__low();\nint tt__high(int x)\n{\n}\n"
-                   "   OPS   >>ops\nint tt__low(void)\n{\n    tt__high(1); /* case TT__OP_ADD: */\n}\n")
-assert [n for n, _ in asks(example)] == [2] and [n for n, _ in reaches(example)] == [2]
-header = sections(open("tinytrain.h", encoding="utf-8").read())
-failed = 0
-for name, places in (("ops_in_one_place", asks(header)), ("nothing_reaches_upward", reaches(header))):
-    for number, what in places:
-        print(f"tinytrain.h:{number}: {what}")
-    print(f"FAILED {name}: {len(places)} places" if places else f"ok {name}")
-    failed += bool(places)
-print(f"2 checks: {2 - failed} passed, {failed} failed")
-sys.exit(failed > 0)
+def long(tree):
+    found = []
+    for path, (_, body, at) in tree.items():
+        lines = body.split("\n")
+        if len(lines) + at > MAX_FILE:
+            found.append((path, 1, f"has {len(lines) + at} lines"))
+        start = None
+        for n, line in enumerate(lines):
+            if line == "{":
+                start = n
+            elif line == "}" and start is not None:
+                if n - start + 1 > MAX_FUNCTION and path.endswith(".h"):
+                    found.append((path, at + start, f"begins a function of {n - start + 1} lines"))
+                start = None
+    return found
+
+
+EXAMPLE = {
+    "base/low.h": ("#pragma once", "static int tt__low(void)\n{\n    return 1;\n}\n", 2),
+    "passes/a.h": ('#pragma once\n#include "../train/high.h"', "if (i->op == TT__OP_ADD) tt__low();\n", 3),
+    "train/high.h": ('#pragma once\n#include "../base/low.h"', "#define TT__HIGH 1\n", 3),
+}
+assert len(asks(EXAMPLE)) == 1 and len(upward(EXAMPLE)) == 1
+assert sorted(path for path, _, _ in unincluded(EXAMPLE)) == ["passes/a.h", "passes/a.h", "train/high.h"]
+assert long({"base/a.h": ("", "{\n" + "\n" * 95 + "}\n", 2)})
+
+TREE = read_tree()
+JOIN = subprocess.run([sys.executable, "tools/join.py", "--check"], stderr=subprocess.PIPE, text=True)
+CHECKS = {
+    "products_are_joined": [("", 0, JOIN.stderr.strip())] if JOIN.returncode else [],
+    "ops_in_one_place": asks(TREE),
+    "arrows_point_down": upward(TREE),
+    "files_include_what_they_use": unincluded(TREE),
+    "files_are_short": long(TREE),
+}
+for check, places in CHECKS.items():
+    for place, number, what in places:
+        print(f"src/{place}:{number}: {what}" if place else what)
+    print(f"FAILED {check}: {len(places)} places" if places else f"ok {check}")
+FAILED = sum(bool(places) for places in CHECKS.values())
+print(f"{len(CHECKS)} checks: {len(CHECKS) - FAILED} passed, {FAILED} failed")
+sys.exit(FAILED > 0)

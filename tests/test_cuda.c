@@ -144,17 +144,17 @@ static bool open_training(trained *t, const char *device, bool images, float dro
     }
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = 1e-3f;
-    o.optimizer.clip_norm = 1;
+    o.compile.optimizer.clip_norm = 1;
     /* Else elements whose gradient is rounding errors alone, as of keys' biases, take steps of full size. */
-    o.optimizer.eps = 1e-5f;
-    o.device = device;
-    o.accumulate = accumulate;
+    o.compile.optimizer.eps = 1e-5f;
+    o.compile.device = device;
+    o.compile.accumulate = accumulate;
     o.max_seqs = MOST_SEQS;
     o.max_tokens = images ? 0 : MOST_ROWS;
-    o.offload = offload;
-    if (precision) o.precision = precision;
-    o.residual = residual;
-    o.update = update;
+    o.compile.offload = offload;
+    if (precision) o.compile.precision = precision;
+    o.compile.residual = residual;
+    o.compile.update = update;
     tt_model model = images ? tt_vit_classifier(&t->vision) : tt_bert_classifier(&t->text);
     t->trainer = tt_trainer_new(t->ctx, &model, &o);
     if (!t->trainer) CHECK_ERROR(t->ctx, TT_OK, "a trainer");
@@ -1712,11 +1712,11 @@ TEST(no_product_of_a_model_needs_that_kernel)
             if (!CHECK(tt_lm_new(t.ctx, &l, &config) == TT_OK)) printf("%s\n", tt_error(t.ctx));
             model = tt_lm_model(&l);
             o.schedule.kind = TT_CONSTANT;
-            o.device = "cuda";
-            o.precision = precision;
-            o.residual = residual;
-            o.loss_scale.init = 16;
-            o.tune = "on"; /* which finds those of the loss, too */
+            o.compile.device = "cuda";
+            o.compile.precision = precision;
+            o.compile.residual = residual;
+            o.compile.loss_scale.init = 16;
+            o.compile.tune = "on"; /* which finds those of the loss, too */
             o.max_seqs = MOST_SEQS;
             o.max_tokens = MOST_ROWS;
             t.trainer = tt_trainer_new(t.ctx, &model, &o);

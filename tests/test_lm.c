@@ -121,14 +121,14 @@ static tt_train_options golden_options(const char *precision)
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = LR;
-    o.precision = precision;
+    o.compile.precision = precision;
     o.max_seqs = SEQS;
     o.max_tokens = TOKENS;
     if (!ranks.device) return o;
-    o.device = ranks.device;
-    o.parallel.tensor = ranks.tensor;
-    o.parallel.pipeline = ranks.pipeline;
-    o.parallel.zero = ranks.zero;
+    o.compile.device = ranks.device;
+    o.compile.parallel.tensor = ranks.tensor;
+    o.compile.parallel.pipeline = ranks.pipeline;
+    o.compile.parallel.zero = ranks.zero;
     return o;
 }
 
@@ -188,7 +188,7 @@ static void compare_steps(golden *g, differences *d)
     for (int step = 0; step < STEPS; step++) {
         bool updated = false;
         b = golden_batch(g, step, &data);
-        b.last_of_step = !g->r->options.accumulate || step > 0;
+        b.last_of_step = !g->r->options.compile.accumulate || step > 0;
         CHECK(tt_train_batch(g->r, &b, &stats, &updated) == TT_OK && updated == b.last_of_step);
         for (int k = 0; k < params && !b.last_of_step; k++) {
             const tt_param *p = g->ctx->params[k];
@@ -196,7 +196,7 @@ static void compare_steps(golden *g, differences *d)
             float *gradient = (float *)malloc(sizeof(float) * (size_t)size);
             x = reference(g, "grad.", tt_param_name(p), size);
             CHECK(tt_get_gradient(g->r->train, p, gradient) == TT_OK);
-            const bool bf16 = g->r->options.precision[0] == 'b';
+            const bool bf16 = g->r->options.compile.precision[0] == 'b';
             forget_key_biases(g, tt_param_name(p), gradient, x, bf16 ? 1e-3 : 1e-6);
             const double length = distance(x, NULL, size);
             CHECK(length > 0);
@@ -232,8 +232,8 @@ static void compare(const char *name, const char *precision, const char *recompu
         golden g;
         differences d;
         tt_train_options o = golden_options(precision);
-        o.accumulate = accumulate;
-        o.recompute = recompute;
+        o.compile.accumulate = accumulate;
+        o.compile.recompute = recompute;
         memset(&d, 0, sizeof d);
         if (!golden_open(&g, name, 1) || !golden_trainer(&g, &o)) return;
         int tensors = 0;
@@ -1005,7 +1005,7 @@ static tt_generator *generator(golden *g, int max_seqs, int context, int max_tok
     o.max_seqs = max_seqs;
     o.context = context;
     o.max_tokens = max_tokens;
-    o.precision = precision;
+    o.compile.precision = precision;
     tt_generator *made = tt_generator_new(&g->m, &o);
     if (!made) CHECK_ERROR(g->ctx, TT_OK, "a generator");
     return made;
@@ -1057,7 +1057,7 @@ TEST(alibi_of_a_long_sequence)
     tt_batch b;
     o.max_seqs = 1;
     o.max_tokens = LONG;
-    o.train = false;
+    o.compile.train = false;
     if (!golden_open(&g, "falcon_alibi_heads", 1) || !golden_trainer(&g, &o)) return;
     const int vocab = g.m.config.vocab_size, n = golden_ints(&g, -1, "long.ids", ids, LONG);
     for (int k = 0; k < LONG; k++) positions[k] = k;
@@ -1098,7 +1098,7 @@ TEST(cached_scores)
         static float whole[TOKENS * VOCAB];
         if (!golden_open(&g, names[k / 2], 1)) return;
         tt_train_options o = golden_options(precision);
-        o.train = false;
+        o.compile.train = false;
         if (!golden_trainer(&g, &o)) return;
         tt_batch b = golden_batch(&g, 0, &data);
         const int vocab = g.m.config.vocab_size, n = data.seq_start[1];
@@ -1106,10 +1106,10 @@ TEST(cached_scores)
         double most = 0, difference = 0;
         for (int pieces = 1; pieces < 4; pieces++) {
             tt_generator_options go = tt_generator_options_default();
-            go.precision = precision;
+            go.compile.precision = precision;
             go.context = n + 1;
             go.max_tokens = pieces == 1 ? n : pieces;
-            go.share = tt_trainer_program(g.r);
+            go.compile.share = tt_trainer_program(g.r);
             tt_generator *made = tt_generator_new(&g.m, &go);
             CHECK(made == NULL); /* the arena is allocated */
             CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "allocated");
@@ -1301,7 +1301,7 @@ TEST(samples_while_training)
     const tt_train_options o = golden_options("32-true");
     if (!golden_trainer(&g, &o)) return;
     tt_generator_options go = tt_generator_options_default();
-    go.share = tt_trainer_program(g.r);
+    go.compile.share = tt_trainer_program(g.r);
     go.context = 16;
     go.max_tokens = 8;
     tt_generator *made = tt_generator_new(&g.m, &go);
@@ -1369,19 +1369,19 @@ static bool sample_while_training(int32_t out[2][2][6], const tt_lm_config *c, c
     o.schedule.lr = 1e-3f;
     o.max_seqs = 2;
     o.max_tokens = ROWS;
-    o.accumulate = true;
-    o.device = device;
-    o.offload = offload;
-    o.parallel = *parallel;
+    o.compile.accumulate = true;
+    o.compile.device = device;
+    o.compile.offload = offload;
+    o.compile.parallel = *parallel;
     if (!golden_trainer(&g, &o)) return false;
     tt_generator_options go = tt_generator_options_default();
-    go.share = tt_trainer_program(g.r);
+    go.compile.share = tt_trainer_program(g.r);
     go.context = 16;
     go.max_tokens = 12;
     go.max_seqs = 2;
     tt_generator *made = tt_generator_new(&g.m, &go);
     if (!made) { CHECK_ERROR(g.ctx, TT_OK, "a generator"); return false; }
-    CHECK(tt_program_plan(tt_generator_program(made)).ranks == tt_program_plan(go.share).ranks);
+    CHECK(tt_program_plan(tt_generator_program(made)).ranks == tt_program_plan(go.compile.share).ranks);
     tt_sampling s = tt_sampling_default();
     s.max_new = 6;
     for (int round = 0; round < 2; round++) {
@@ -1444,11 +1444,15 @@ TEST(generation_errors)
         CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, sizes[k].error);
     }
     tt_generator_options o = tt_generator_options_default();
-    o.memory_budget = 1000;
+    o.compile.train = true;
+    CHECK(tt_generator_new(&g.m, &o) == NULL);
+    CHECK_ERROR(g.ctx, TT_ERR_ARGUMENT, "compile.train is true");
+    o.compile.train = false;
+    o.compile.memory_budget = 1000;
     CHECK(tt_generator_new(&g.m, &o) == NULL);
     CHECK_ERROR(g.ctx, TT_ERR_BUDGET, "");
-    o.memory_budget = 0;
-    o.device = "cpu*2";
+    o.compile.memory_budget = 0;
+    o.compile.device = "cpu*2";
     CHECK(tt_generator_new(&g.m, &o) == NULL);
     CHECK_ERROR(g.ctx, TT_ERR_UNSUPPORTED, "runs on one rank, and its device has 2");
     tt_generator *made = generator(&g, 2, 19, 8, NULL);
@@ -1546,7 +1550,7 @@ TEST(golden_lora)
         const int base = g.ctx->n_params;
         CHECK(tt_lm_lora_load(&g.m, path) == TT_OK && g.ctx->n_params == base + 2 * g.m.n_lora);
         tt_train_options o = golden_options("32-true");
-        o.accumulate = true;
+        o.compile.accumulate = true;
         if (!golden_trainer(&g, &o)) return;
         lora_path(path, adapted[k], "golden.safetensors");
         tt_safetensors_close(g.file);

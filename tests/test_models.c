@@ -136,11 +136,11 @@ static tt_train_options golden_options(const char *precision, bool accumulate) /
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = GOLDEN_LR;
-    o.precision = precision;
-    o.loss_scale.init = 1024; /* no step is skipped */
+    o.compile.precision = precision;
+    o.compile.loss_scale.init = 1024; /* no step is skipped */
     o.max_seqs = 8;
     o.max_tokens = 256;
-    o.accumulate = accumulate;
+    o.compile.accumulate = accumulate;
     return o;
 }
 
@@ -599,8 +599,8 @@ static tt_plan plan_of_base(const char *precision, const char *recompute)
     tt_context *ctx = test_open(&a);
     tt_plan plan;
     memset(&plan, 0, sizeof plan);
-    o.precision = precision;
-    o.recompute = recompute;
+    o.compile.precision = precision;
+    o.compile.recompute = recompute;
     o.schedule.kind = TT_CONSTANT;
     o.max_seqs = 16;
     o.max_tokens = 16 * 512;

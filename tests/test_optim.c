@@ -628,8 +628,8 @@ TEST(precision_options)
     tt_context *ctx = test_open(&a);
     pulled x = pull(ctx, 3, TT_INIT_ZEROS);
     tt_compile_options c = tt_compile_options_default();
-    CHECK(c.residual == NULL && tt_train_options_default().residual == NULL &&
-          tt_train_options_default().loss_scale.init == 65536);
+    CHECK(c.residual == NULL && tt_train_options_default().compile.residual == NULL &&
+          tt_train_options_default().compile.loss_scale.init == 65536);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
         c.precision = rows[k].precision;
         c.residual = rows[k].residual;

@@ -1428,16 +1428,16 @@ TEST(vit_l16_on_four_ranks)
     tt_vit_config c = tt_vit_config_default("L/16");
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
-    o.device = "cpu*4";
-    o.parallel.zero = 3;
-    o.recompute = "blocks";
+    o.compile.device = "cpu*4";
+    o.compile.parallel.zero = 3;
+    o.compile.recompute = "blocks";
     pieces_from = 65536;
     REQUIRE(tt_vit_new(ctx, &v, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&v);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
-        o.offload = rows[k].offload;
+        o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
-        o.accumulate = rows[k].images < 64;
+        o.compile.accumulate = rows[k].images < 64;
         together = k ? 32L << 20 : together;
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) {

@@ -1321,10 +1321,10 @@ TEST(products_of_models_suit_cublaslt)
             tt_train_options o = tt_train_options_default();
             int products = 0, heads = 0, zeros = 0, sums = 0;
             o.schedule.kind = TT_CONSTANT;
-            o.device = "cuda";
-            o.precision = c.precision;
-            o.residual = c.residual;
-            o.accumulate = k >= PRECISIONS;
+            o.compile.device = "cuda";
+            o.compile.precision = c.precision;
+            o.compile.residual = c.residual;
+            o.compile.accumulate = k >= PRECISIONS;
             o.max_seqs = 8;
             o.max_tokens = m ? 8 * 512 : 0;
             tt_trainer *r = tt_trainer_new(ctx, &model, &o);
@@ -1783,17 +1783,17 @@ TEST(gradients_updated_in_the_backward)
     for (int k = 0; k < 2 * TEST_COUNT(expected); k++) {
         tt_train_options o = tt_train_options_default();
         o.schedule.kind = TT_CONSTANT;
-        o.optimizer.kind = expected[k / 2].kind;
-        o.optimizer.clip_norm = 0;
-        o.precision = "bf16-true";
-        o.recompute = "blocks";
-        o.device = "cuda";
+        o.compile.optimizer.kind = expected[k / 2].kind;
+        o.compile.optimizer.clip_norm = 0;
+        o.compile.precision = "bf16-true";
+        o.compile.recompute = "blocks";
+        o.compile.device = "cuda";
         o.max_seqs = 16;
-        o.update = k % 2 ? "backward" : "end";
+        o.compile.update = k % 2 ? "backward" : "end";
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         REQUIRE(t != NULL);
         const double bytes = (double)tt_program_plan(tt_trainer_program(t)).bytes / 1e9;
-        if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %s: %.3f GB\n", o.update, bytes);
+        if (getenv("TINYTRAIN_TEST_VERBOSE")) printf("  %s: %.3f GB\n", o.compile.update, bytes);
         CHECK(k % 2 ? bytes <= expected[k / 2].most : bytes >= expected[k / 2].least);
         const tt_tape *tape = tt_trainer_program(t)->built.t;
         CHECK(!(k % 2) || tape->n_code - tt__segment_first(tape, TT__EACH_STEP) == 1);
@@ -2494,18 +2494,18 @@ TEST(vit_l16_with_the_host)
     tt_vit_config c = tt_vit_config_default("L/16");
     tt_train_options o = tt_train_options_default();
     o.schedule.kind = TT_CONSTANT;
-    o.precision = "bf16-true";
-    o.recompute = "blocks";
-    o.device = "cuda";
-    o.accumulate = true;
+    o.compile.precision = "bf16-true";
+    o.compile.recompute = "blocks";
+    o.compile.device = "cuda";
+    o.compile.accumulate = true;
     pieces_from = 65536;
     together = 32L << 20;
     REQUIRE(tt_vit_new(ctx, &v, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&v);
     for (int k = 0; k < TEST_COUNT(rows); k++) {
-        o.offload = rows[k].offload;
+        o.compile.offload = rows[k].offload;
         o.max_seqs = rows[k].images;
-        o.memory_budget = rows[k].most; /* or more would run beside computation */
+        o.compile.memory_budget = rows[k].most; /* or more would run beside computation */
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         if (CHECK(t != NULL)) CHECK(tt_program_plan(tt_trainer_program(t)).bytes <= rows[k].most);
         tt_trainer_free(t);
@@ -3653,29 +3653,30 @@ TEST(no_fixed_options_beat_a_budget)
         c.image_size = 224;
         c.classes = 10;
         o.schedule.kind = TT_CONSTANT;
-        o.optimizer.clip_norm = 0;
-        o.device = k % 2 ? "cuda*4" : "cuda";
-        o.parallel.zero = k % 2 ? 3 : 1;
+        o.compile.optimizer.clip_norm = 0;
+        o.compile.device = k % 2 ? "cuda*4" : "cuda";
+        o.compile.parallel.zero = k % 2 ? 3 : 1;
         o.max_seqs = 64;
-        o.recompute = "blocks";
-        o.offload = offloads[k / 2];
+        o.compile.recompute = "blocks";
+        o.compile.offload = offloads[k / 2];
         REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
         const tt_model model = tt_vit_classifier(&m);
         for (int chosen = 0; chosen < 3; chosen++) { /* nothing, what is computed again, all */
-            if (chosen) o.recompute = "budget";
-            if (chosen == 2) o.offload = "budget";
-            if (chosen == 2 && k % 2) o.parallel.zero = TT_ZERO_BUDGET;
+            if (chosen) o.compile.recompute = "budget";
+            if (chosen == 2) o.compile.offload = "budget";
+            if (chosen == 2 && k % 2) o.compile.parallel.zero = TT_ZERO_BUDGET;
             tt_trainer *t = tt_trainer_new(ctx, &model, &o);
             REQUIRE(t != NULL);
             const tt_plan plan = tt_program_plan(tt_trainer_program(t));
             const double seconds = plan.compute_seconds + plan.exposed_seconds;
             char text[256];
             snprintf(text, sizeof text, "%s, %s: %zu bytes, %.4g s; chosen: %zu bytes, %.4g s, offload %s",
-                     o.device, offloads[k / 2], o.memory_budget, fixed, plan.bytes, seconds, plan.offload);
-            const bool good = !chosen || (plan.bytes <= o.memory_budget && seconds <= 1.005 * fixed);
+                     o.compile.device, offloads[k / 2], o.compile.memory_budget, fixed, plan.bytes, seconds,
+                      plan.offload);
+            const bool good = !chosen || (plan.bytes <= o.compile.memory_budget && seconds <= 1.005 * fixed);
             test__check(good, __FILE__, __LINE__, text);
             if (!chosen) fixed = seconds;
-            if (!chosen) o.memory_budget = plan.bytes;
+            if (!chosen) o.compile.memory_budget = plan.bytes;
             tt_trainer_free(t);
         }
         tt_vit_free(&m);
@@ -3698,20 +3699,20 @@ TEST(what_a_large_model_reaches_is_named)
     tt_train_options o = tt_train_options_default();
     c.image_size = 224;
     o.schedule.kind = TT_CONSTANT;
-    o.device = "cuda";
-    o.precision = "bf16-true";
+    o.compile.device = "cuda";
+    o.compile.precision = "bf16-true";
     o.max_seqs = 64;
-    o.recompute = "budget";
-    o.memory_budget = 1;
+    o.compile.recompute = "budget";
+    o.compile.memory_budget = 1;
     REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&m);
     REQUIRE(!tt_trainer_new(ctx, &model, &o) && tt_error_code(ctx) == TT_ERR_BUDGET);
     const size_t least = named_least(tt_error(ctx));
     for (int k = 0; k < 4; k++) { /* one byte less, so many, some more */
-        o.memory_budget = k < 2 ? least - 1 + (size_t)k : least + least / 2000 * (size_t)(k - 1);
+        o.compile.memory_budget = k < 2 ? least - 1 + (size_t)k : least + least / 2000 * (size_t)(k - 1);
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         const size_t bytes = t ? tt_program_plan(tt_trainer_program(t)).bytes : 0;
-        CHECK(k ? t && bytes >= least && bytes <= o.memory_budget
+        CHECK(k ? t && bytes >= least && bytes <= o.compile.memory_budget
                 : !t && tt_error_code(ctx) == TT_ERR_BUDGET && named_least(tt_error(ctx)) == least);
         tt_trainer_free(t);
     }
@@ -3741,21 +3742,21 @@ TEST(choices_count_micro_batches)
     tt_train_options o = tt_train_options_default();
     c.classes = 10;
     o.schedule.kind = TT_CONSTANT;
-    o.device = "cuda";
+    o.compile.device = "cuda";
     o.max_seqs = 16;
-    o.accumulate = true;
+    o.compile.accumulate = true;
     test_estimates = 1200000; /* the library's own */
     REQUIRE(tt_vit_new(ctx, &m, &c) == TT_OK);
     const tt_model model = tt_vit_classifier(&m);
     for (int k = 2; k >= 0; k--) {
-        o.recompute = k < 2 ? "budget" : "none";
-        o.offload = k < 2 ? "budget" : "none";
-        o.memory_budget = k < 2 ? plan[2].bytes / 2 : 0;
-        o.parallel.micros = k ? MANY : 0;
+        o.compile.recompute = k < 2 ? "budget" : "none";
+        o.compile.offload = k < 2 ? "budget" : "none";
+        o.compile.memory_budget = k < 2 ? plan[2].bytes / 2 : 0;
+        o.compile.parallel.micros = k ? MANY : 0;
         tt_trainer *t = tt_trainer_new(ctx, &model, &o);
         REQUIRE(t != NULL);
         plan[k] = tt_program_plan(tt_trainer_program(t));
-        CHECK(k == 2 || plan[k].bytes <= o.memory_budget);
+        CHECK(k == 2 || plan[k].bytes <= o.compile.memory_budget);
         CHECK(plan[k].micro_compute_seconds > 0 && plan[k].micro_exposed_seconds >= 0);
         CHECK(plan[k].micro_compute_seconds < plan[k].compute_seconds && plan[k].host_seconds == 0);
         tt_trainer_free(t);

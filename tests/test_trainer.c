@@ -72,7 +72,7 @@ static setup small(void)
     s.precision = "32-true";
     s.loss_scale = tt_loss_scale_default();
     s.loss_scale.init = 256; /* no step is skipped */
-    s.optimizer = tt_train_options_default().optimizer;
+    s.optimizer = tt_train_options_default().compile.optimizer;
     s.schedule.kind = TT_COSINE;
     s.schedule.lr = 2e-3f;
     s.schedule.warmup_steps = 3;
@@ -97,19 +97,19 @@ typedef struct world {
 static tt_train_options train_options(const setup *s, const tt_loader *l)
 {
     tt_train_options o = tt_train_options_default();
-    o.train = s->train;
+    o.compile.train = s->train;
     o.schedule = s->schedule;
-    o.optimizer = s->optimizer;
-    o.precision = s->precision;
-    o.residual = s->residual;
-    o.loss_scale = s->loss_scale;
+    o.compile.optimizer = s->optimizer;
+    o.compile.precision = s->precision;
+    o.compile.residual = s->residual;
+    o.compile.loss_scale = s->loss_scale;
     o.max_seqs = tt_loader_max_seqs(l);
     o.max_tokens = tt_loader_max_tokens(l);
-    o.accumulate = s->accumulating || s->accumulate > 1 || s->max_tokens;
-    o.device = s->device;
-    o.parallel = s->parallel;
-    if (s->parallel.groups) o.accumulate = s->accumulating || tt_loader_accumulates(l);
-    o.memory_budget = s->memory_budget;
+    o.compile.accumulate = s->accumulating || s->accumulate > 1 || s->max_tokens;
+    o.compile.device = s->device;
+    o.compile.parallel = s->parallel;
+    if (s->parallel.groups) o.compile.accumulate = s->accumulating || tt_loader_accumulates(l);
+    o.compile.memory_budget = s->memory_budget;
     return o;
 }
 
@@ -292,11 +292,11 @@ TEST(options_refused_together)
     o.max_seqs = 5;
     o.max_tokens = 4;
     o.label_smoothing = 1;
-    o.precision = "fp4";
-    o.residual = "f32";
-    o.optimizer.beta1 = 1;
-    o.optimizer.weight_decay = -2;
-    o.optimizer.clip_norm = NAN;
+    o.compile.precision = "fp4";
+    o.compile.residual = "f32";
+    o.compile.optimizer.beta1 = 1;
+    o.compile.optimizer.weight_decay = -2;
+    o.compile.optimizer.clip_norm = NAN;
     model.record = NULL;
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     static const char *const parts[] = {
@@ -313,9 +313,9 @@ TEST(options_refused_together)
         "clip_norm nan is negative"};
     for (int k = 0; k < TEST_COUNT(parts); k++) CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, parts[k]);
     o = train_options(&s, w.l);
-    o.precision = "16-mixed";
-    o.residual = "fp32";
-    o.loss_scale.interval = -1;
+    o.compile.precision = "16-mixed";
+    o.compile.residual = "fp32";
+    o.compile.loss_scale.interval = -1;
     model = tt_bert_classifier(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: residual 'fp32' is unknown: use f32 or 16-bit");
@@ -324,7 +324,7 @@ TEST(options_refused_together)
     o.schedule.kind = (tt_schedule_kind)9;
     o.schedule.lr = INFINITY;
     o.schedule.warmup_steps = -1;
-    o.optimizer.kind = (tt_optimizer_kind)9;
+    o.compile.optimizer.kind = (tt_optimizer_kind)9;
     model = tt_bert_classifier(&w.m);
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT,
@@ -332,10 +332,17 @@ TEST(options_refused_together)
                 "options: kind 9 is unknown");
     CHECK(tt_allocated_bytes(w.ctx) == held); /* nothing was left behind */
     o = train_options(&s, w.l);
-    o.optimizer.kind = TT_SGD;
-    o.optimizer.nesterov = true;
+    o.compile.optimizer.kind = TT_SGD;
+    o.compile.optimizer.nesterov = true;
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "nesterov needs a momentum above 0");
+    o = train_options(&s, w.l);
+    tt_trainer *other = tt_trainer_new(w.ctx, &model, &o);
+    CHECK(other != NULL);
+    o.compile.share = tt_trainer_program(other);
+    CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
+    CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: compile.share is set, and a trainer has an arena");
+    tt_trainer_free(other);
     close_world(&w);
 }
 
@@ -474,9 +481,9 @@ TEST(names_and_room_from_the_data)
     other.max_seqs--;
     other.accumulates = true;
     tt_train_options_make_room(&o, &train, &other);
-    CHECK(o.max_seqs == BATCH && o.max_tokens == train.max_tokens + 1 && !o.accumulate);
+    CHECK(o.max_seqs == BATCH && o.max_tokens == train.max_tokens + 1 && !o.compile.accumulate);
     tt_train_options_make_room(&o, &other, NULL);
-    CHECK(o.max_seqs == BATCH && o.max_tokens == train.max_tokens + 1 && o.accumulate);
+    CHECK(o.max_seqs == BATCH && o.max_tokens == train.max_tokens + 1 && o.compile.accumulate);
     close_world(&w);
 }
 
@@ -707,11 +714,11 @@ TEST(weights_and_smoothing_as_pytorchs)
         bool updated = false;
         o.schedule.kind = TT_CONSTANT;
         o.schedule.lr = 0.5f;
-        o.optimizer.kind = TT_SGD;
-        o.optimizer.weight_decay = o.optimizer.momentum = o.optimizer.clip_norm = 0;
+        o.compile.optimizer.kind = TT_SGD;
+        o.compile.optimizer.weight_decay = o.compile.optimizer.momentum = o.compile.optimizer.clip_norm = 0;
         o.max_seqs = LINEAR_ROWS;
-        o.device = ways[way].device;
-        o.accumulate = true;
+        o.compile.device = ways[way].device;
+        o.compile.accumulate = true;
         o.label_smoothing = of[c].smoothing;
         if (of[c].weighted) o.class_weights = weights;
         tt_trainer *r = tt_trainer_new(ctx, &model, &o);
@@ -815,7 +822,7 @@ TEST(probabilities)
         if (k >= 5) { /* a trainer that only predicts, on parameters of this one */
             tt_train_options o = train_options(&s, w.l);
             tt_model model = tt_bert_classifier(&w.m);
-            o.train = false;
+            o.compile.train = false;
             tt_trainer *only = tt_trainer_new(w.ctx, &model, &o);
             REQUIRE(only != NULL);
             tt_trainer_free(w.r);
@@ -881,7 +888,7 @@ TEST(planned_bytes_are_allocated_bytes)
         w.r = NULL;
         tt_model model = tt_bert_classifier(&w.m);
         tt_train_options o = train_options(&s, w.l);
-        o.memory_budget = arena - 1;
+        o.compile.memory_budget = arena - 1;
         CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
         char text[64];
         snprintf(text, sizeof text, "memory_budget is %zu", arena - 1);
@@ -903,7 +910,7 @@ TEST(largest_micro_batches)
     for (int k = 0; k < TEST_COUNT(devices); k++) {
         tt_train_options o = train_options(&s, w.l);
         size_t bytes[MOST + 1];
-        o.device = devices[k];
+        o.compile.device = devices[k];
         for (int n = 1; n <= MOST; n++) {
             tt_train_options sized = o;
             sized.max_seqs = n;
@@ -912,7 +919,8 @@ TEST(largest_micro_batches)
             if (!CHECK(r != NULL)) return;
             bytes[n] = tt_program_plan(tt_trainer_program(r)).bytes;
             tt_trainer_free(r);
-            sized.memory_budget = bytes[n] - 1; /* without memory for the inputs of the next run, on a GPU */
+            /* On a GPU, without memory for the inputs of the next run. */
+            sized.compile.memory_budget = bytes[n] - 1;
             r = tt_trainer_new(w.ctx, &model, &sized);
             if (!CHECK((r != NULL) == (k == 1))) return;
             if (r) bytes[n] = tt_program_plan(tt_trainer_program(r)).bytes;
@@ -921,21 +929,21 @@ TEST(largest_micro_batches)
         o.max_seqs = 3;
         o.max_tokens = 60;
         for (int n = 1; n < MOST; n += 3) {
-            o.memory_budget = bytes[n];
+            o.compile.memory_budget = bytes[n];
             int largest = n;
             while (largest < MOST && bytes[largest + 1] <= bytes[n]) largest++;
             CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == largest);
-            o.memory_budget = bytes[n + 1] - 1;
+            o.compile.memory_budget = bytes[n + 1] - 1;
             CHECK(tt_largest_micro_batch(w.ctx, &model, &o, n) == n);
         }
-        o.memory_budget = bytes[1] - 1;
+        o.compile.memory_budget = bytes[1] - 1;
         CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
         CHECK_ERROR(w.ctx, TT_ERR_BUDGET, "the plan needs");
-        o.memory_budget = 0;
+        o.compile.memory_budget = 0;
         CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
         CHECK(k == 1 || strstr(tt_error(w.ctx), "depends on memory_budget, which is not set"));
-        o.memory_budget = bytes[1];
-        o.precision = "7-true";
+        o.compile.memory_budget = bytes[1];
+        o.compile.precision = "7-true";
         CHECK(tt_largest_micro_batch(w.ctx, &model, &o, MOST) == 0);
         CHECK(strstr(tt_error(w.ctx), "'7-true'"));
     }
@@ -954,7 +962,7 @@ TEST(planned_for_another_device)
     REQUIRE(tt_loader_seek(w.all, 0, 0) == TT_OK && tt_loader_next(w.all, &b));
     tt_model model = tt_bert_classifier(&w.m);
     tt_train_options o = train_options(&s, w.l);
-    o.device = "cuda";
+    o.compile.device = "cuda";
     tt_trainer *planned = tt_trainer_new(w.ctx, &model, &o);
     REQUIRE(planned != NULL);
     CHECK(strcmp(tt_program_plan(tt_trainer_program(planned)).device, "cuda") == 0 &&
@@ -967,11 +975,11 @@ TEST(planned_for_another_device)
     CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK); /* beside it */
     tt_trainer_free(planned);
     CHECK(tt_train_batch(w.r, &b, &stats, NULL) == TT_OK);
-    o.device = "abacus";
+    o.compile.device = "abacus";
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: device 'abacus' is unknown: use cpu or cuda");
-    o.device = "cpu";
-    o.matmul = "tf16";
+    o.compile.device = "cpu";
+    o.compile.matmul = "tf16";
     CHECK(tt_trainer_new(w.ctx, &model, &o) == NULL);
     CHECK_ERROR(w.ctx, TT_ERR_ARGUMENT, "train options: matmul 'tf16' is unknown: use fp32, tf32 or fp8");
     close_world(&w);
@@ -1396,7 +1404,7 @@ TEST(resume_warns_of_other_pixel_means)
             if (again && k == 2) c.std[2] = 0.25f;
             o.schedule.kind = TT_CONSTANT;
             o.max_seqs = 2;
-            o.recompute = again && k == 3 ? "blocks" : "none";
+            o.compile.recompute = again && k == 3 ? "blocks" : "none";
             CHECK(tt_vit_new(ctx, &m, &c) == TT_OK);
             tt_model model = tt_vit_classifier(&m);
             tt_trainer *r = tt_trainer_new(ctx, &model, &o);
@@ -2643,7 +2651,7 @@ static bool open_own(own *w, bool language, tt_metric metric)
     o.schedule.total_steps = 2 * OWN_STEPS * OWN_EPOCHS;
     o.max_seqs = s.max_seqs;
     o.max_tokens = s.max_tokens;
-    o.accumulate = true;
+    o.compile.accumulate = true;
     w->r = tt_trainer_new(w->ctx, &model, &o);
     if (!w->r) CHECK_ERROR(w->ctx, TT_OK, "a trainer");
     return w->r != NULL;
@@ -3429,7 +3437,7 @@ TEST(a_trainers_state_in_a_program)
     CHECK(tt_trainer_save(w.r, path, NULL) == TT_OK && tt_trainer_load(w.r, path, NULL) == TT_OK);
     to.max_seqs = OWN_ROWS;
     o.accumulate = true;
-    o.optimizer = to.optimizer;
+    o.optimizer = to.compile.optimizer;
     tt_tape *t = tt_tape_new(w.ctx);
     tt_program *p = tt_compile(t, own_record(&w, t, &to, &output), &o);
     REQUIRE(p != NULL);
@@ -3574,7 +3582,7 @@ TEST(micro_batches_wait_for_their_round)
     bool updated = true;
     memset(&zero, 0, sizeof zero);
     if (!open_world(&a, &s) || !open_world(&b, &s)) return;
-    REQUIRE(a.r->options.accumulate && tt_loader_max_seqs(a.l) == 2);
+    REQUIRE(a.r->options.compile.accumulate && tt_loader_max_seqs(a.l) == 2);
     CHECK(train(&b, 3, NULL) == TT_OK);
     for (int micro = 0; micro < 4; micro++) {
         REQUIRE(tt_loader_next(a.l, &x));
@@ -3631,7 +3639,7 @@ TEST(a_step_of_one_round)
     if (!open_world(&a, &s)) return;
     s.accumulating = true;
     if (!open_world(&b, &s)) return;
-    CHECK(!a.r->options.accumulate && b.r->options.accumulate && !tt_loader_accumulates(a.l));
+    CHECK(!a.r->options.compile.accumulate && b.r->options.compile.accumulate && !tt_loader_accumulates(a.l));
     CHECK(train(&a, 7, NULL) == TT_OK && train(&b, 7, NULL) == TT_OK);
     CHECK(a.progress.targets == TEXTS && memcmp(&a.progress, &b.progress, sizeof a.progress) == 0);
     for (int p = 0; p < a.ctx->n_params; p++) {

@@ -610,9 +610,9 @@ static tt_trainer *trainer_of(tt_context *ctx, tt_vit *m, const char *recompute,
     c.layers = 3;
     o.schedule.kind = TT_CONSTANT;
     o.schedule.lr = 3e-3f;
-    o.recompute = recompute;
+    o.compile.recompute = recompute;
     o.max_seqs = max_seqs;
-    o.accumulate = accumulate;
+    o.compile.accumulate = accumulate;
     if (!CHECK(tt_vit_new(ctx, m, &c) == TT_OK)) return NULL;
     tt_model model = tt_vit_classifier(m);
     CHECK(model.max_length == 10 && model.same_length);
@@ -786,7 +786,7 @@ TEST(misuse)
     c.layers = 1;
     c.intermediate_size = 8;
     c.max_positions = 4;
-    o.train = false;
+    o.compile.train = false;
     o.max_seqs = 4;
     o.max_tokens = 16;
     CHECK(tt_bert_new(ctx, &text, &c) != TT_OK); /* ViT's classifier is there */

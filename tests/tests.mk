@@ -20,7 +20,7 @@ $(filter-out $(WHOLE:%=$(B)/%),$(PROGRAMS)): $(KERNELS)
 # What check_mpi.py starts in several processes, where there is an MPI.
 HAVE_MPI := $(if $(MPI),,$(if $(filter %check_mpi.py,$(CHECKS)),$(shell command -v $(MPICC))))
 mpicc     = OMPI_CC='$(1)' MPICH_CC='$(1)' $(MPICC)
-mpi_program = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) $(1) $(TEST_CFLAGS) -I. $< \
+mpi_program = $(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) $(1) $(TEST_CFLAGS) -I$(JOINED_IN) -I. $< \
               $(filter %.o,$^) -o $@ $(LINKED) $(LDFLAGS) $(LIBS)
 MPI_NEEDS := $(wildcard examples/*.h tests/test*.h) tests/test_parallel.c tinytrain.h $(B)/flags
 $(B)/mpi_ranks: tests/mpi.c $(MPI_NEEDS) $(KERNELS)
@@ -28,7 +28,7 @@ $(B)/mpi_ranks: tests/mpi.c $(MPI_NEEDS) $(KERNELS)
 $(B)/mpi_vit_l16 $(B)/mpi_gpt: $(B)/mpi_%: examples/%.c $(MPI_NEEDS) $(KERNELS)
 	$(call mpi_program,-DTINYTRAIN_MPI)
 $(EMU)/mpi_ranks: tests/mpi.c $(MPI_NEEDS) $(call emu_with,tinytrain_cuda,plain) $(EMU_SHARED)
-	$(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) $(EMU_C) $(SHARED) -O0 -g1 -c $< -o $@.o
+	$(call mpicc,$(CC)) $(CPPFLAGS) $(STRICT) -I$(JOINED_IN) $(EMU_C) $(SHARED) -O0 -g1 -c $< -o $@.o
 	$(call mpicc,$(CXX)) $@.o $(filter %.o,$^) -o $@ $(LINKED) $(LIBS)
 ifneq ($(HAVE_MPI),)
 $(B)/check_mpi.log: $(B)/mpi_ranks $(B)/mpi_vit_l16 $(B)/mpi_gpt $(if $(HAVE_EMU),$(EMU)/mpi_ranks)
@@ -84,8 +84,8 @@ case: $(B)/test_ops $(EMU)/test_ops.plain
 GCOV ?= gcov
 coverage:
 	@rm -f $(B)/coverage/*.gcda
-	@$(MAKE) --no-print-directory test B=$(B)/coverage CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' \
-	    CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
+	@$(MAKE) --no-print-directory test PRODUCTS=1 B=$(B)/coverage \
+	    CC='$(if $(filter default,$(origin CC)),gcc,$(CC))' CFLAGS='-O1 --coverage $(COVERAGE_FLAGS)' EMU_BUILDS=
 	@$(MAKE) --no-print-directory covered B=$(B)/coverage
 covered:
 	@for f in $(B)/*.gcda; do $(GCOV) -t -o $(B) $$f; done | \

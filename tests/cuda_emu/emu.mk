@@ -77,7 +77,7 @@ vpath %.cu tests/cuda_emu bench
 .SECONDEXPANSION:
 name     = $(basename $*)
 build    = $(subst .,,$(suffix $*))
-emu_cxx  = $(CXX) $(EMU_STRICT) $(1) $(DEPENDS) -c $< -o $@
+emu_cxx  = $(CXX) $(EMU_STRICT) $(1) $(DEPENDS) -I$(JOINED_IN) -c $(source) -o $@
 emu_link = $(CXX) $(EMU_LINK_$(build)) $(filter %.o,$^) -o $@ $(LINKED) $(LIBS)
 
 $(EMU)/%.o: tests/cuda_emu/$$(name).cpp $(B)/flags

@@ -107,7 +107,7 @@ static void plan(tt_context *ctx, const any_model *m)
 {
     tt_model model = m->images ? tt_vit_classifier(&m->vit) : tt_bert_classifier(&m->bert);
     tt_train_options o = tt_train_options_default();
-    o.train = false;
+    o.compile.train = false;
     o.max_seqs = 1;
     o.max_tokens = 4;
     tt_trainer *t = tt_trainer_new(ctx, &model, &o);

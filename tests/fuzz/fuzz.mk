@@ -18,9 +18,9 @@ fuzz: FORCE
 	     $(MAKE) $(FUZZ_LOGS) && sh tests/run.sh total $(FUZZ_LOGS); \
 	else echo 'skip fuzz: $(CLANG) has no libFuzzer (Debian: libclang-rt-dev or libclang-rt-14-dev)'; fi
 $(B)/fuzz/tinytrain.o: tests/fuzz/fuzz.c $(wildcard tests/fuzz/not_*.txt) tinytrain.h
-	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -I. -c $< -o $@
+	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -I$(JOINED_IN) -I. -c $< -o $@
 $(FUZZ:%=$(B)/fuzz/%): $(B)/fuzz/%: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) $(B)/fuzz/tinytrain.o
-	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer -I. $< $(B)/fuzz/tinytrain.o -o $@ $(LIBS)
+	$(CLANG) $(FUZZ_FLAGS) -fsanitize=fuzzer -I$(JOINED_IN) -I. $< $(B)/fuzz/tinytrain.o -o $@ $(LIBS)
 $(FUZZ_LOGS): $(B)/fuzz/%.log: $(B)/fuzz/% FORCE
 	@TEST_SECONDS=$$(($(SECONDS) + 600)) sh tests/run.sh run $@ sh tests/fuzz/run.sh $< $(SECONDS)
 

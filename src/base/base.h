@@ -1,0 +1,12 @@
+#pragma once
+#include "../backend/backend.h"
+#include "system.h"
+#include "context.h"
+#include "memory.h"
+#include "text.h"
+#include "numbers.h"
+#include "random.h"
+#include "threads.h"
+#include "machine.h"
+#include "hooks.h"
+#include "files.h"

@@ -1,0 +1,171 @@
+#pragma once
+#include "../api/standard.h"
+#include "system.h"
+
+#if defined(__linux__)
+/* CPUs that a control group's quota is worth (version 2: cpu.max; 1: cpu.cfs_*_us); HUGE_VAL: no limit. */
+static double tt__quota_in(const char *folder)
+{
+    static const char *const names[] = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"};
+    double value[4] = {0, 0, 0, 0}, quota = HUGE_VAL;
+    char path[8192];
+    for (int k = 0; k < 3; k++) {
+        const int at = k + (k > 0); /* cpu.max holds a quota and a period: value[0] and value[1] */
+        if (snprintf(path, sizeof path, "%s/%s", folder, names[k]) >= (int)sizeof path) continue;
+        FILE *f = fopen(path, "r");
+        if (!f) continue;
+        int read = fscanf(f, k == 0 ? "%lf %lf" : "%lf", &value[at], &value[1]);
+        if (read < 1) value[at] = 0; /* the word "max" */
+        fclose(f);
+    }
+    for (int k = 0; k < 4; k += 2)
+        if (value[k] > 0 && value[k + 1] > 0) quota = fmin(quota, value[k] / value[k + 1]);
+    return quota;
+}
+
+/* Calls each() with the folders of the process's control groups that have a controller, up to the top, below
+   `root` ("" but in tests). In a container /proc may name the host's groups, with its own folder alone there:
+   missing ones limit nothing. */
+static void tt__each_group(const char *root, const char *controller,
+                           void (*each)(const char *folder, void *arg), void *arg)
+{
+    char line[4096], folder[8192];
+    const size_t length = strlen(controller);
+    if (snprintf(folder, sizeof folder, "%s/proc/self/cgroup", root) >= (int)sizeof folder) return;
+    FILE *f = fopen(folder, "r");
+    if (!f) return;
+    while (fgets(line, sizeof line, f)) { /* number:controllers:/path; no controllers: version 2 */
+        char *controllers = strchr(line, ':'), *group = controllers ? strchr(++controllers, ':') : NULL;
+        if (!group) continue;
+        *group++ = 0;
+        group[strcspn(group, "\n")] = 0;
+        bool second = !*controllers, has = false;
+        for (const char *c = controllers; *c; c += strcspn(c, ","), c += *c == ',')
+            has = has || (strcspn(c, ",") == length && strncmp(c, controller, length) == 0);
+        if (!second && !has) continue;
+        const char *below[2] = {second ? "" : controllers, second ? "unified" : controller};
+        const int places = strcmp(below[0], below[1]) == 0 ? 1 : 2;
+        for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
+            *end = 0;
+            for (int k = 0; k < places; k++) {
+                int n = snprintf(folder, sizeof folder, "%s/sys/fs/cgroup/%s%s", root, below[k], group);
+                if (n < (int)sizeof folder) each(folder, arg);
+            }
+        }
+    }
+    fclose(f);
+}
+
+static void tt__least_quota(const char *folder, void *arg)
+{
+    double *quota = (double *)arg;
+    *quota = fmin(*quota, tt__quota_in(folder));
+}
+
+/* The smallest quota of the process's control groups. */
+static double tt__cgroup_quota(const char *root)
+{
+    double quota = HUGE_VAL;
+    tt__each_group(root, "cpu", tt__least_quota, &quota);
+    return quota;
+}
+
+/* The number in a file, in its first line that begins with `key`; -1: there is none. */
+static double tt__number_in(const char *folder, const char *file, const char *key)
+{
+    char path[8192], line[256], *end;
+    double n = -1;
+    if (snprintf(path, sizeof path, "%s/%s", folder, file) >= (int)sizeof path) return -1;
+    FILE *f = fopen(path, "r");
+    if (!f) return -1;
+    while (n < 0 && fgets(line, sizeof line, f)) {
+        if (strncmp(line, key, strlen(key)) != 0) continue;
+        const char *from = line + strlen(key);
+        const double x = strtod(from, &end);
+        if (end > from) n = x;
+    }
+    fclose(f);
+    return n;
+}
+
+/* Bytes that the process may still take, and the limit that leaves the least; that of its control groups. */
+typedef struct tt__room { double bytes, limit, group_limit, swap; const char *of; } tt__room;
+
+static void tt__room_of(tt__room *m, double bytes, double limit, const char *of)
+{
+    if (!(bytes < m->bytes)) return;
+    m->bytes = fmax(bytes, 0);
+    m->limit = limit;
+    m->of = of;
+}
+
+/* Notes the bytes that a control group can still have. The cache of files counts as used there and gives
+   way. */
+static void tt__group_room(const char *folder, void *arg)
+{
+    static const struct { const char *limit, *used, *inactive, *active, *swap_limit, *swap_used; } names[] = {
+        {"memory.max", "memory.current", "inactive_file ", "active_file ", "memory.swap.max",
+         "memory.swap.current"},
+        {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ", "total_active_file ",
+         "memory.memsw.limit_in_bytes", "memory.limit_in_bytes"}};
+    tt__room *m = (tt__room *)arg;
+    for (int k = 0; k < 2; k++) {
+        const double limit = tt__number_in(folder, names[k].limit, "");
+        if (limit < 0) continue;
+        const double used = tt__number_in(folder, names[k].used, ""),
+                     cached = fmax(tt__number_in(folder, "memory.stat", names[k].inactive), 0) +
+                              fmax(tt__number_in(folder, "memory.stat", names[k].active), 0),
+                     swap_limit = tt__number_in(folder, names[k].swap_limit, ""),
+                     swap = swap_limit < 0 ? m->swap
+                                           : swap_limit - tt__number_in(folder, names[k].swap_used, "");
+        m->group_limit = fmin(m->group_limit, limit);
+        tt__room_of(m, limit - fmax(used - cached, 0) + fmax(fmin(swap, m->swap), 0), limit,
+                    "a control group allows");
+    }
+}
+
+/* By the machine's memory and swap space that are free or hold files, by control groups, and (root "") by the
+   limit of addresses. What is unknown limits nothing. */
+static tt__room tt__memory_room(const char *root)
+{
+    tt__room m = {HUGE_VAL, HUGE_VAL, HUGE_VAL, 0, ""};
+    char folder[4096];
+    struct rlimit addresses;
+    if (snprintf(folder, sizeof folder, "%s/proc", root) >= (int)sizeof folder) return m;
+    m.swap = 1024 * fmax(tt__number_in(folder, "meminfo", "SwapFree:"), 0);
+    const double available = tt__number_in(folder, "meminfo", "MemAvailable:");
+    if (available >= 0)
+        tt__room_of(&m, 1024 * available + m.swap, 1024 * tt__number_in(folder, "meminfo", "MemTotal:"),
+                    "the machine has");
+    tt__each_group(root, "memory", tt__group_room, &m);
+    const double pages = tt__number_in(folder, "self/statm", "");
+    if (!*root && pages >= 0 && getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
+        tt__room_of(&m, (double)addresses.rlim_cur - pages * (double)sysconf(_SC_PAGESIZE),
+                    (double)addresses.rlim_cur, "ulimit -v allows");
+    return m;
+}
+
+/* Returns the number of CPUs in the affinity mask of the calling thread; 0 if the kernel doesn't tell. The C
+   library's cpu_set_t needs _GNU_SOURCE, for which it may be too late here, and ends at 1,024 CPUs. */
+static int tt__affinity_cpus(void)
+{
+    unsigned long mask[8192 / 8 / sizeof(long)]; /* bits: the most CPUs that Linux has (NR_CPUS, x86) */
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+    int n = 0;
+    for (long k = 0; k < bytes / (long)sizeof *mask; k++) n += __builtin_popcountl(mask[k]);
+    return n;
+}
+#endif
+
+/* CPUs that the calling thread may use: of its affinity mask, which threads inherit, at most the quota. */
+static int tt__usable_cpus(void)
+{
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(__linux__)
+    double quota = tt__cgroup_quota("");
+    int mask = tt__affinity_cpus();
+    if (mask) n = mask;
+    if (quota < (double)n) n = (long)ceil(quota);
+#endif
+    return (int)tt__max(1, tt__min(n, 256));
+}

@@ -1,0 +1,97 @@
+#pragma once
+#include "../api/standard.h"
+#include "../api/params.h"
+#include "../backend/launch.h"
+#include "../backend/ops.h"
+#include "system.h"
+
+/* ------------------------------------------------------------------------------------------------- dtypes */
+
+size_t tt_dtype_bytes(tt_dtype dtype)
+{
+    switch (dtype) {
+    case TT_F32: case TT_I32: return 4;
+    case TT_BF16: case TT_F16: return 2;
+    case TT_U8: return 1;
+    case TT__F64: return 8;
+    default: return 0;
+    }
+}
+
+const char *tt_dtype_name(tt_dtype dtype)
+{
+    static const char *const names[TT_DTYPE_COUNT + 1] = {"f32", "bf16", "f16", "i32", "u8", "f64"};
+    return (unsigned)dtype <= TT__F64 ? names[dtype] : "unknown dtype";
+}
+
+static bool tt__is_float(tt_dtype dtype) { return dtype == TT_F32 || dtype == TT_BF16 || dtype == TT_F16; }
+
+static uint32_t tt__bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+static float tt__float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+
+static float tt__from_bf16(uint16_t h) { return tt__float((uint32_t)h << 16); }
+
+static uint16_t tt__to_bf16(float x) /* round to nearest even; NaN stays NaN */
+{
+    uint32_t u = tt__bits(x);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+static float tt__from_f16(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 0x3ff;
+    if (exponent == 31) return tt__float(sign | 0x7f800000u | fraction << 13);
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
+    return tt__float(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+static uint16_t tt__to_f16(float x)
+{
+    uint32_t u = tt__bits(x), sign = (u >> 16) & 0x8000, magnitude = u & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
+    if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00); /* rounds to infinity */
+    if (magnitude < 0x38800000u) { /* subnormal: the FPU rounds to 2^-24, the ulp of numbers in [0.5, 1) */
+        float scaled = tt__float(magnitude) + 0.5f;
+        return (uint16_t)(sign | (tt__bits(scaled) - tt__bits(0.5f)));
+    }
+    return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+/* fp8 of x: rounded to nearest even, at most the largest finite number; NaN where x is not finite. */
+static uint8_t tt__to_fp8(float x, bool e5m2)
+{
+    const int bits = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, drop = 23 - bits; /* bits: of the mantissa */
+    const uint32_t u = tt__bits(x), magnitude = u & 0x7fffffffu;
+    const uint8_t sign = (uint8_t)(u >> 24 & 0x80);
+    if (magnitude >= 0x7f800000u) return sign | 0x7f;
+    if (magnitude >= tt__bits(TT__FP8_MOST(e5m2))) return sign | (e5m2 ? 0x7b : 0x7e);
+    if (magnitude >> 23 < (uint32_t)(128 - bias)) { /* subnormal, as tt__to_f16 rounds them */
+        const float unit = tt__float((uint32_t)(128 - bias + drop) << 23);
+        return (uint8_t)(sign | (tt__bits(tt__float(magnitude) + unit) - tt__bits(unit)));
+    }
+    const uint32_t r = magnitude - ((uint32_t)(127 - bias) << 23);
+    return (uint8_t)(sign | (r + (1u << (drop - 1)) - 1 + (r >> drop & 1)) >> drop);
+}
+
+/* What a tensor is multiplied by that is to be rounded to fp8: the largest power of two that keeps its
+   largest magnitude within range. NaN where that is not finite, so that all of the tensor becomes NaN. */
+static float tt__fp8_scale(float largest, bool e5m2)
+{
+    if (!(largest <= 3.4028235e38f)) return NAN;
+    if (largest < 0x1p-100f) return 0x1p100f;
+    return tt__float(tt__bits(TT__FP8_MOST(e5m2) / largest) & 0x7f800000u);
+}
+
+/* Converts n numbers between float dtypes (either side may be f32, bf16, f16). */
+static void tt__convert(void *to, tt_dtype to_type, const void *from, tt_dtype from_type, size_t n)
+{
+    if (to_type == from_type) { memcpy(to, from, n * tt_dtype_bytes(to_type)); return; }
+    const uint16_t *half = (const uint16_t *)from;
+    for (size_t i = 0; i < n; i++) {
+        float x = from_type == TT_F32 ? ((const float *)from)[i]
+                : from_type == TT_BF16 ? tt__from_bf16(half[i]) : tt__from_f16(half[i]);
+        if (to_type == TT_F32) ((float *)to)[i] = x;
+        else ((uint16_t *)to)[i] = to_type == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    }
+}

@@ -1,0 +1,47 @@
+#pragma once
+#include "../api/standard.h"
+#include "../api/context.h"
+#include "system.h"
+
+/* --------------------------------------------------------------------------------------------------- text */
+
+/* Appends to a caller's buffer as snprintf does, counting what did not fit. */
+typedef struct tt__text { char *to; size_t capacity, length; } tt__text;
+
+TT_PRINTF(2, 3)
+static void tt__print(tt__text *text, const char *format, ...)
+{
+    va_list args;
+    size_t room = text->length < text->capacity ? text->capacity - text->length : 0;
+    va_start(args, format);
+    int n = vsnprintf(room ? text->to + text->length : NULL, room, format, args);
+    va_end(args);
+    if (n > 0) text->length += (size_t)n;
+}
+
+/* Where the class that a pattern begins with ends, as "[0-3a]", if it holds c; else NULL. */
+static const char *tt__match_class(const char *pattern, char c)
+{
+    const char *end = *pattern == '[' ? strchr(pattern, ']') : NULL;
+    for (const char *p = pattern + 1; end && p < end; p++) {
+        const bool range = p[1] == '-' && p + 2 < end;
+        if (c >= *p && c <= (range ? p[2] : *p)) return end + 1;
+        if (range) p += 2;
+    }
+    return NULL;
+}
+
+/* Does `name` match the pattern ('*': any run of characters, '?': one, '[0-3a]': one of these)? */
+static bool tt__match(const char *pattern, const char *name)
+{
+    const char *star = NULL, *retry = NULL, *behind;
+    while (*name) {
+        if (*pattern == '*') { star = pattern++; retry = name; }
+        else if (*pattern == '?' || *pattern == *name) { pattern++; name++; }
+        else if ((behind = tt__match_class(pattern, *name)) != NULL) { pattern = behind; name++; }
+        else if (star) { pattern = star + 1; name = ++retry; }
+        else return false;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}

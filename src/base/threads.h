@@ -1,0 +1,201 @@
+#pragma once
+#include "../api/standard.h"
+#include "../api/context.h"
+#include "system.h"
+#include "context.h"
+#include "memory.h"
+
+/* ------------------------------------------------------------------------------------------------ threads */
+
+/* The floating-point mode (rounding, subnormals, traps) of a thread. The library computes in the default, so
+   that results don't depend on the caller's: tt__float_default sets it and returns the one to be restored. */
+#if defined(__x86_64__)
+typedef uint32_t tt__float_mode; /* MXCSR: flags in bits 0 to 5 */
+static tt__float_mode tt__float_default(void)
+{
+    tt__float_mode before = __builtin_ia32_stmxcsr();
+    if ((before & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(0x1f80);
+    return before;
+}
+static void tt__float_restore(tt__float_mode mode)
+{
+    if ((mode & ~63u) != 0x1f80) __builtin_ia32_ldmxcsr(mode);
+}
+#elif defined(__aarch64__)
+typedef uint64_t tt__float_mode; /* FPCR */
+static tt__float_mode tt__float_default(void)
+{
+    tt__float_mode before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    if (before) __asm__ volatile("msr fpcr, %0" : : "r"((tt__float_mode)0) : "memory");
+    return before;
+}
+static void tt__float_restore(tt__float_mode mode)
+{
+    if (mode) __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory");
+}
+#else
+typedef fenv_t tt__float_mode;
+static tt__float_mode tt__float_default(void)
+{
+    tt__float_mode before;
+    fegetenv(&before);
+    fesetenv(FE_DFL_ENV);
+    return before;
+}
+static void tt__float_restore(tt__float_mode mode) { fesetenv(&mode); }
+#endif
+
+/* Starts a thread that takes none of the signals that are sent to the process: they are for the host's
+   threads. A signal that an instruction raises goes to the thread of that instruction and is not blocked, so
+   that the host's handlers for it stay in force. Returns false on failure. */
+static bool tt__thread_start(pthread_t *handle, void *(*run)(void *), void *arg)
+{
+    static const int raised[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
+    sigset_t most, before;
+    sigfillset(&most);
+    for (int k = 0; k < TT__COUNT(raised); k++) sigdelset(&most, raised[k]);
+    pthread_sigmask(SIG_BLOCK, &most, &before);
+    int failed = pthread_create(handle, NULL, run, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed == 0;
+}
+
+/* A pool that runs `count` tasks on all threads, the caller's included. Each thread begins with a slice of
+   its own, the same in each call, so that what it worked on is still in its cache, and then helps with the
+   others'. A result must depend on the task alone, not the thread or their number. Idle workers sleep. */
+typedef void (*tt__task)(void *arg, int64_t task, int thread);
+
+typedef struct tt__worker {
+    tt__pool *pool;
+    int thread;
+    int64_t next, end; /* the tasks left of this thread's slice; `next` is atomic */
+    char apart[40];    /* so that no two slices share a cache line */
+} tt__worker;
+
+struct tt__pool {
+    int threads, started;
+    pthread_t handles[256];
+    tt__worker workers[256]; /* [0]: the caller */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake, done;
+    tt__task run;
+    void *arg;
+    uint64_t generation;     /* atomic; changes when there is work */
+    int active;              /* atomic; workers that have not finished this generation */
+    bool stop;
+};
+
+static double tt__seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void tt__pool_work(tt__pool *pool, int thread)
+{
+    for (int k = 0; k < pool->threads; k++) {
+        tt__worker *slice = &pool->workers[(thread + k) % pool->threads];
+        for (int64_t task; (task = __atomic_fetch_add(&slice->next, 1, __ATOMIC_RELAXED)) < slice->end;)
+            pool->run(pool->arg, task, thread);
+    }
+}
+
+/* Times around a waiting loop, about 20 us: longer than between two ops, shorter than a time slice. */
+#define TT__SPINS 2000
+
+static void tt__pause(void) /* in a loop that waits for another thread */
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void *tt__pool_main(void *arg)
+{
+    const int thread = ((tt__worker *)arg)->thread;
+    tt__pool *pool = ((tt__worker *)arg)->pool;
+    uint64_t seen = 0;
+    tt__float_default();
+    for (;;) {
+        for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) == seen; i++)
+            tt__pause();
+        pthread_mutex_lock(&pool->mutex);
+        while (pool->generation == seen && !pool->stop) pthread_cond_wait(&pool->wake, &pool->mutex);
+        seen = pool->generation;
+        bool stop = pool->stop;
+        pthread_mutex_unlock(&pool->mutex);
+        if (stop) return NULL;
+        tt__pool_work(pool, thread);
+        if (__atomic_sub_fetch(&pool->active, 1, __ATOMIC_ACQ_REL) == 0) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+    }
+}
+
+static void tt__parallel(tt__pool *pool, int64_t count, tt__task run, void *arg)
+{
+    if (count <= 0) return;
+    tt__float_mode mode = tt__float_default();
+    if (count == 1 || pool->threads == 1) {
+        for (int64_t i = 0; i < count; i++) run(arg, i, 0);
+        tt__float_restore(mode);
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    pool->run = run;
+    pool->arg = arg;
+    for (int t = 0; t < pool->threads; t++) {
+        pool->workers[t].next = count * t / pool->threads;
+        pool->workers[t].end = count * (t + 1) / pool->threads;
+    }
+    pool->active = pool->threads - 1;
+    __atomic_add_fetch(&pool->generation, 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    tt__pool_work(pool, 0);
+    tt__float_restore(mode);
+    for (int i = 0; i < TT__SPINS && __atomic_load_n(&pool->active, __ATOMIC_ACQUIRE); i++) tt__pause();
+    pthread_mutex_lock(&pool->mutex);
+    while (__atomic_load_n(&pool->active, __ATOMIC_ACQUIRE)) pthread_cond_wait(&pool->done, &pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+static void tt__pool_free(tt_context *ctx, tt__pool *pool)
+{
+    if (!pool) return;
+    pthread_mutex_lock(&pool->mutex);
+    pool->stop = true;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int i = 0; i < pool->started; i++) pthread_join(pool->handles[i], NULL);
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->mutex);
+    tt__free(ctx, pool);
+}
+
+static tt__pool *tt__pool_new(tt_context *ctx, int threads)
+{
+    tt__pool *pool = (tt__pool *)tt__calloc(ctx, sizeof *pool);
+    if (!pool) return NULL;
+    pool->threads = threads;
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->wake, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    while (pool->started < threads - 1) {
+        tt__worker *worker = &pool->workers[pool->started + 1];
+        worker->pool = pool;
+        worker->thread = pool->started + 1;
+        if (!tt__thread_start(&pool->handles[pool->started], tt__pool_main, worker)) {
+            tt__fail(ctx, TT_ERR_MEMORY, "could not start thread %d of %d", pool->started + 2, threads);
+            tt__pool_free(ctx, pool);
+            return NULL;
+        }
+        pool->started++;
+    }
+    return pool;
+}

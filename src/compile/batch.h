@@ -1,0 +1,126 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../context/memory.h"
+#include "../context/devices.h"
+#include "program.h"
+
+/* -------------------------------------------------------------------------------------- the largest batch */
+
+#define TT__LEFT_FREE ((size_t)256 << 20)
+
+/* Where a budget is 0, what a rank of the device may take. */
+static tt_status tt__budget_on(tt_context *ctx, const char *device, size_t *budget)
+{
+    size_t least = SIZE_MAX;
+    if (*budget) return TT_OK;
+    tt__crew *c = tt__find_devices(ctx, device);
+    if (!c) return ctx->status;
+    if (c->kind->host || !c->kind->backend)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch for device '%s' depends on memory_budget, "
+                        "which is not set%s", c->name,
+                        c->kind->host ? "" : ", and this build cannot ask the device what it has free");
+    tt_status status = tt__crew_open(ctx, c);
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
+        size_t bytes = 0, sharers = 0;
+        for (int k = c->first; k < c->first + c->local; k++) sharers += c->index[k] == c->index[r];
+        status = tt__device_status(ctx, c, r, c->kind->backend->available(c->device[r], &bytes));
+        bytes -= bytes / 8 < TT__LEFT_FREE ? bytes / 8 : TT__LEFT_FREE;
+        if (bytes / sharers < least) least = bytes / sharers;
+    }
+    *budget = least ? least : 1;
+    return status;
+}
+
+/* Plans for n: TT_OK with the plan's bytes, TT_ERR_BUDGET or another error. */
+typedef tt_status (*tt__try_size)(void *arg, int64_t n, size_t *bytes);
+
+/* Where the line through two plans, of `from` and of `to`, meets the budget, rounded down; 0: it does not
+   rise. */
+static double tt__line_meets(double from, double from_bytes, double to, double to_bytes, double budget)
+{
+    const double rise = (to_bytes - from_bytes) / (to - from);
+    return rise > 0 ? floor(to + (budget - to_bytes) / rise) : 0;
+}
+
+/* Finds the largest n that fits. A plan grows nearly as a line, and so does the least that a refused one
+   would need: the next guess is where the line through the two nearest meets the budget. Where there is no
+   such line, as what is kept is less the more is needed, bytes are taken to be in proportion to n. */
+static int64_t tt__largest_size(tt_context *ctx, int64_t most, size_t budget, tt__try_size try_size,
+                                void *arg)
+{
+    int64_t fits = 0, fails = most + 1, next = 1;
+    double bytes = 0, needs = 0; /* of these two; 0: not known */
+    int slow = 0; /* trials since the gap was halved */
+    int64_t up = 1; /* the next step, where nothing says more */
+    if (most < 1)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: most %lld is less than 1", (long long)most),
+               0;
+    void (*const log)(void *, tt_log_level, const char *, const char *) = ctx->options.logger.log;
+    ctx->options.logger.log = NULL; /* the program that is kept is told of */
+    ctx->searches = true;
+    tt_status status = TT_OK;
+    while (fails - fits > 1) {
+        const int64_t gap = fails - fits;
+        size_t now = 0;
+        double guess = 0;
+        ctx->needs = 0;
+        status = try_size(arg, next, &now);
+        if (status != TT_OK && (status != TT_ERR_BUDGET || next == 1)) break;
+        if (status == TT_OK) {
+            if (fits) guess = tt__line_meets((double)fits, bytes, (double)next, (double)now, (double)budget);
+            if (guess <= (double)next) guess = floor((double)next * ((double)budget / (double)now));
+            fits = next, bytes = (double)now;
+        } else {
+            fails = next, needs = (double)ctx->needs;
+        }
+        if (needs > bytes && fits)
+            guess = tt__line_meets((double)fits, bytes, (double)fails, needs, (double)budget);
+        slow = 2 * (fails - fits) > gap ? slow + 1 : 0;
+        guess = fmin(guess, 16.0 * (double)fits); /* of few, most of the bytes do not depend on n */
+        if (fails <= most && slow > 2) guess = 0, slow = 0;
+        const bool halve = guess <= 0 && fails <= most;
+        next = halve ? fits + (fails - fits) / 2 : guess > (double)fits ? (int64_t)guess : fits + up;
+        up = !halve && next == fits + up ? 2 * up : 1;
+        if (next >= fails) next = fails - 1;
+    }
+    ctx->options.logger.log = log;
+    ctx->searches = false;
+    return status == TT_OK || status == TT_ERR_BUDGET ? fits : 0;
+}
+
+typedef struct tt__batch_of {
+    tt_context *ctx;
+    tt_value (*record)(void *user, tt_tape *t, int64_t n);
+    void *user;
+    tt_compile_options options;
+} tt__batch_of;
+
+static tt_status tt__try_batch(void *arg, int64_t n, size_t *bytes)
+{
+    const tt__batch_of *b = (const tt__batch_of *)arg;
+    tt_tape *t = tt_tape_new(b->ctx);
+    if (!t) return TT_ERR_MEMORY;
+    const tt_value root = b->record(b->user, t, n);
+    tt_program *p = tt_compile(t, root, &b->options);
+    tt_tape_free(t);
+    if (!p) return b->ctx->status;
+    *bytes = tt__arena_size(p->arena, 0);
+    tt_program_free(p);
+    return TT_OK;
+}
+
+int64_t tt_largest_batch(tt_context *ctx, tt_value (*record)(void *user, tt_tape *t, int64_t n), void *user,
+                         const tt_compile_options *o, int64_t most)
+{
+    tt__batch_of b = {ctx, record, user, o ? *o : tt_compile_options_default()};
+    if (b.options.share)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the largest batch: `share` names a program, whose arena would "
+                        "grow with all that is tried: leave it out"), 0;
+    ctx->unbudgeted = !b.options.memory_budget;
+    tt_status status = tt__budget_on(ctx, b.options.device, &b.options.memory_budget);
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.memory_budget,
+                                                             tt__try_batch, &b);
+    ctx->unbudgeted = false;
+    return n;
+}

@@ -1,0 +1,290 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../ops/rules.h"
+#include "../passes/precision.h"
+#include "../passes/stages.h"
+#include "../passes/overlap.h"
+#include "../plan/place.h"
+#include "../context/memory.h"
+#include "../context/params.h"
+#include "program.h"
+#include "passes.h"
+#include "settings.h"
+
+/* Places transient storages and workspaces, and what lies in the host's memory. */
+static tt_status tt__place_transients(tt__built *b)
+{
+    tt_tape *t = b->t;
+    const int n = (int)tt__max(1, t->n_code);
+    size_t bound;
+    int peak;
+    tt_status status = tt__lifetimes(t, b->root, &b->box, &b->n_boxes);
+    if (status != TT_OK) return status;
+    status = tt__place(t->ctx, b->box, b->n_boxes, n, TT__HOST, &b->host_transient, &bound, &peak);
+    if (status == TT_OK)
+        status = tt__place(t->ctx, b->box, b->n_boxes, n, TT__DEVICE, &b->transient, &b->bound, &b->peak_at);
+    if (status != TT_OK) return status;
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].place = TT__NO_PLACE;
+    for (int k = 0; k < b->n_boxes; k++) {
+        const tt__box *box = &b->box[k];
+        if (box->value) t->values[box->value].place = box->place;
+        else t->code[box->first].workspace_place = box->place;
+    }
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (!x->persistent || x->base != v || x->space != TT__HOST) continue;
+        if (x->storage == TT__PARAMETER) continue; /* in an arena */
+        size_t *end = x->part.root ? &b->host_of_first : &b->host_persistent;
+        x->place = *end;
+        *end += tt__arena_bytes(t, x);
+    }
+    status = tt__verify_places(t, b->box, b->n_boxes, TT__HOST, b->host_transient);
+    return status == TT_OK ? tt__verify_places(t, b->box, b->n_boxes, TT__DEVICE, b->transient) : status;
+}
+
+/* Tells a tape how its ranks share the work. */
+static void tt__spread_tape(tt_tape *t, const tt__settings *s, const tt__choice *choice)
+{
+    const tt_parallel *p = &s->options.parallel;
+    t->data = p->data;
+    t->slots = s->options.accumulate ? p->groups / p->data : 1;
+    t->zero = choice->zero;
+    t->server = p->server;
+    t->stages = p->pipeline;
+    t->stage = s->stage;
+    t->early = s->options.train && choice->update == TT__UPDATE_BACKWARD;
+    t->on_host = s->options.train && choice->update == TT__UPDATE_HOST;
+    t->sums_micros = choice->zero > 1 || p->reduce_micros || (t->early && p->data > 1);
+    t->accumulate = s->options.train && (s->options.accumulate || p->data > 1);
+}
+
+/* Are the ranks of an arena's programs laid out along the axes as these settings say? */
+static bool tt__same_ranks(const tt__arena *a, const tt__settings *s)
+{
+    return a->data == s->options.parallel.data && a->tensor == s->options.parallel.tensor &&
+           a->stages == s->options.parallel.pipeline;
+}
+
+/* The bit of an arena's stage; 0: there is no arena, or its pipeline has another number of stages. */
+static uint64_t tt__stage_bit(const tt__arena *a, int stages)
+{
+    return a && a->stages == stages ? 1ull << a->stage : 0;
+}
+
+/* Tells a tape how the tensor ranks hold its parameters already, as it must split them in the same way. When
+   the first stage is compiled, also notes which stages hold each parameter: a later stage would find what
+   this compilation has added, too. */
+static void tt__note_held(tt_tape *t, const tt__settings *s)
+{
+    tt__arena *shared = s->options.share ? s->options.share->arena : NULL;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        tt_param *p = t->ctx->params[x->param];
+        if (!t->stage) p->stages = tt__stage_bit(p->holder, t->stages) | tt__stage_bit(p->again, t->stages);
+        const tt__arena *a = tt__home_arena(s->kind, shared, t->ctx->params[x->param], t->stage, t->stages);
+        const tt__home *home = tt__home_in(a, x->param);
+        if (home && a->crew == s->crew && tt__same_ranks(a, s)) x->held = 1 + (int)home->part.split;
+    }
+}
+
+/* Notes what goes to other stages, and where it is written first. */
+static void tt__note_sends(tt__built *b)
+{
+    tt_tape *t = b->t;
+    tt__note_first_writers(t);
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (i->move.over != TT__OVER_STAGES || i->out[0]) continue;
+        const int way = i->move.to > i->move.from;
+        b->send[way] = k + 1;
+        b->sends_from[way] = t->code[t->values[t->values[i->in[0]].base].instead - 1].segment;
+    }
+    tt__forget_first_writers(t);
+}
+
+/* A copy of a tape after the first passes. After an error, *b is empty. */
+static tt_status tt__begin_build(const tt_tape *t, int32_t root, const tt__settings *s,
+                                 const tt__choice *choice, tt__built *b)
+{
+    memset(b, 0, sizeof *b);
+    b->root = root;
+    b->recorded = tt__hash_on(tt__tape_hash(t), &root, sizeof root);
+    b->t = tt__copy_tape(t);
+    if (!b->t) return TT_ERR_MEMORY;
+    b->t->alignment = s->kind->alignment;
+    b->t->host = s->kind->host;
+    tt__spread_tape(b->t, s, choice);
+    tt__note_held(b->t, s);
+    tt__mark_gradients(b->t);
+    if (!s->options.train) b->t->values[root].keep = b->t->values[b->t->values[root].base].keep = true;
+    tt_status status = tt__first_passes(b, s);
+    if (status == TT_OK) return TT_OK;
+    tt__built_free(t->ctx, b);
+    memset(b, 0, sizeof *b);
+    return status;
+}
+
+/* All that a program is but for places, and what it costs. */
+static tt_status tt__end_build(tt__built *b, const tt__settings *s, const tt__choice *choice)
+{
+    tt_tape *t = b->t;
+    tt_status status = tt__last_passes(b, s, choice);
+    if (status == TT_OK && s->options.parallel.pipeline > 1) {
+        tt__hold_micros(t, s->in_flight);
+        tt__note_sends(b);
+    }
+    for (int32_t v = 1; status == TT_OK && v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        const tt__value *base = &t->values[x->base];
+        const bool apart = x->persistent && x->base == v && x->space != TT__HOST;
+        x->parted = base->slots > 1 || base->copies > 1 || x->part.unit || tt__is_own_rows(t, v);
+        if (apart && x->part.root) b->of_first += tt__arena_bytes(t, x);
+    }
+    for (int k = 0, n = 1, started = 0; status == TT_OK && k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        i->workspace = (i->on_host ? tt__cpu_workspace : s->kind->workspace)(s->threads, t, i);
+        b->together = (int)tt__max(b->together, n);
+        n = i->with_next ? n + 1 : 1;
+        started += (i->stream != TT__COMPUTE_STREAM) - tt__is(i, TT__WAITS);
+        b->under_way = (int)tt__max(b->under_way, started);
+    }
+    return status == TT_OK ? tt__replay_of(t, &s->costs, &b->replay) : status;
+}
+
+/* Rewrites a copy of a tape and gives its transient storages their places: a program in all but the arena.
+   Depends on nothing but its arguments, which parameters are frozen, and how ranks hold them already. After
+   an error, *b is empty. */
+static tt_status tt__build(const tt_tape *t, int32_t root, const tt__settings *s, const tt__choice *choice,
+                           tt__built *b)
+{
+    tt_status status = tt__begin_build(t, root, s, choice, b);
+    if (status != TT_OK) return status;
+    status = tt__end_build(b, s, choice);
+    if (status == TT_OK) status = tt__check_total(b->t, s->kind->resident);
+    if (status == TT_OK) status = tt__place_transients(b);
+    if (status == TT_OK) status = tt__refused(b->t, s->crew);
+    if (status != TT_OK) {
+        tt__built_free(t->ctx, b);
+        memset(b, 0, sizeof *b);
+    }
+    return status;
+}
+
+/* Fails if parameter value v cannot be the one that arena `a` has a home for. */
+static tt_status tt__check_home(const tt_program *p, const tt__arena *a, int32_t v)
+{
+    const tt__settings *s = &p->settings;
+    const tt__value *x = &p->built.t->values[v];
+    const char *name = p->ctx->params[x->param]->name;
+    const tt__home *home = tt__home_in(a, x->param);
+    const tt_dtype dtype = home->dtype;
+    if (a->crew != s->crew)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives on device '%s', where an earlier "
+                        "program has put it, and this program is for '%s'", name, a->crew->name,
+                        s->crew->name);
+    if (!tt__same_ranks(a, s) || home->part.split != x->part.split || home->part.unit != x->part.unit)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "an earlier program has parameter '%s' in other parts on "
+                        "the ranks than this one: compile both with the same `parallel`", name);
+    if (home->space != x->space)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lies in the %s memory, where an earlier "
+                        "program has put it: compile both with the same `offload`", name,
+                        home->space == TT__HOST ? "host's" : "device's");
+    if (dtype == x->shape.dtype) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "precision '%s' needs parameter '%s' as %s, but an earlier "
+                    "program holds it as %s: compile both with the same precision",
+                    tt__precision_names[s->precision.kind], name, tt_dtype_name(x->shape.dtype),
+                    tt_dtype_name(dtype));
+}
+
+/* Is a storage persistent, and a part of an arena? */
+static bool tt__in_arena(const tt__value *x)
+{
+    return x->persistent && (x->space == TT__DEVICE || x->storage == TT__PARAMETER);
+}
+
+/* Are the device's memory and the host's one, so that what is moved from one to the other saves nothing? */
+static bool tt__one_memory(const tt_program *p) { return p->settings.kind->host && !p->ctx->apart; }
+
+/* Bytes that a built program keeps in the host's memory because its options or marks move values there; its
+   arena counts those of parameters. */
+static size_t tt__offloaded_bytes(const tt__built *b)
+{
+    size_t bytes = 0;
+    bool any = b->t->on_host;
+    for (int32_t v = 1; v < b->t->n_values; v++) {
+        const tt__value *x = &b->t->values[v];
+        const bool moved = x->base == v && x->space == TT__HOST && x->storage != TT__STEP;
+        if (moved && x->persistent && x->storage != TT__PARAMETER) bytes += tt__arena_bytes(b->t, x);
+        any = any || moved;
+    }
+    return any ? bytes + b->host_transient : 0; /* else only a step's settings and results are there */
+}
+
+/* Bytes, of each space, of the persistent storages that no arena has, if the program joins arena `a` (NULL: a
+   new one). */
+static tt_status tt__added_bytes(const tt_program *p, tt__arena *a, size_t bytes[TT__SPACES])
+{
+    const tt_tape *t = p->built.t;
+    bytes[TT__DEVICE] = bytes[TT__HOST] = 0;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        const tt__arena *home = NULL;
+        if (!tt__in_arena(x) || x->base != v) continue;
+        if (x->storage == TT__PARAMETER)
+            home = tt__home_arena(p->settings.kind, a, p->ctx->params[x->param], t->stage, t->stages);
+        tt_status status = home ? tt__check_home(p, home, v) : TT_OK;
+        if (status != TT_OK) return status;
+        if (!home && !x->part.root) bytes[x->space] += tt__arena_bytes(t, x);
+    }
+    return TT_OK;
+}
+
+/* The bytes of an arena with a program in it. */
+typedef struct tt__extent {
+    size_t persistent, transient;
+    size_t bytes;           /* of both, of what only data rank 0 has, and where the device's memory is the
+                               host's, of what is moved there */
+    size_t budget;          /* the least of the arena's programs'; 0: none has one */
+    bool by_them;           /* it is that of another program than the one that joins */
+    bool grows;             /* they are more than the arena had */
+} tt__extent;
+
+/* The bytes of the arena that the program joins (`shared`), or of its own (NULL), once it is in there. */
+static tt_status tt__extent_of(const tt_program *p, tt__arena *shared, tt__extent *e)
+{
+    tt__arena none;
+    const tt__arena *a = shared ? shared : &none;
+    memset(&none, 0, sizeof none);
+    const size_t own = p->settings.options.memory_budget, held = a->persistent + a->transient + a->of_first;
+    size_t added[TT__SPACES];
+    tt_status status = tt__added_bytes(p, shared, added);
+    if (status == TT_OK) status = tt__check_total(p->built.t, held);
+    if (status != TT_OK) return status;
+    e->persistent = (shared ? a->persistent : p->settings.kind->resident) + added[TT__DEVICE];
+    e->transient = a->transient > p->built.transient ? a->transient : p->built.transient;
+    e->bytes = e->persistent + e->transient + a->of_first + p->built.of_first;
+    if (tt__one_memory(p)) {
+        e->bytes += a->on_host + added[TT__HOST] + tt__offloaded_bytes(&p->built);
+        for (const tt_program *q = a->programs; q; q = q->next) e->bytes += tt__offloaded_bytes(&q->built);
+    }
+    e->by_them = a->budget && (!own || a->budget < own);
+    e->budget = e->by_them ? a->budget : own;
+    e->grows = added[TT__DEVICE] || added[TT__HOST] || p->built.of_first || e->transient > a->transient;
+    return TT_OK;
+}
+
+static bool tt__fits(const tt__extent *e) { return !e->budget || e->bytes <= e->budget; }
+
+/* Fails if the arena that the program joins is allocated, and the program needs more. */
+static tt_status tt__check_extent(const tt_program *p, tt__arena *shared, tt__extent *e)
+{
+    tt_status status = tt__extent_of(p, shared, e);
+    if (status != TT_OK || !shared || !shared->allocated || !e->grows) return status;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_compile: the arena of `share` is allocated already, with "
+                    "%zu bytes, and this program needs %zu: compile it before tt_allocate or the first "
+                    "tt_set of those that it shares with, or without `share`",
+                    shared->persistent + shared->transient + shared->of_first, e->bytes);
+}

@@ -1,0 +1,789 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/linear/rules.h"
+#include "../ops/rules.h"
+#include "../passes/recompute.h"
+#include "../passes/offload.h"
+#include "../passes/overlap.h"
+#include "../plan/place.h"
+#include "../context/memory.h"
+#include "../context/params.h"
+#include "program.h"
+#include "build.h"
+
+/* ---------------------------------------------------------------------------------------------- the choice
+   What fits memory_budget at the least cost, of what says "budget". A candidate is a configuration (what the
+   ranks split, what lies in the host's memory), a set of forward values that are computed again, and a pace:
+   how many blocks copies run ahead, and how large the groups are that move together. The passes and lifetimes
+   say, without placing anything, what a candidate costs and how many bytes are live at its peak. The cheapest
+   that could fit is built, and the next if its placement does not fit. Cost is the seconds of a replay; where
+   only what is computed again may change, FLOPs. */
+
+/* Instructions that all estimates of a choice may go through together, about 0.3 us each. */
+#ifndef TT__ESTIMATES /* tests make it smaller */
+#define TT__ESTIMATES 1200000
+#endif
+#define TT__FOR_CONFIGURATIONS (TT__ESTIMATES / 4 * 3)
+#define TT__FOR_CHANGES (TT__ESTIMATES / 4)
+#define TT__FOR_LEAST (TT__ESTIMATES / 2) /* for the smallest, when nothing fits */
+/* The most builds of a choice; of these, for the smallest candidates. Steps of which a message says what they
+   save. */
+enum { TT__BUILDS = 30, TT__LEAST_BUILDS = 13, TT__STEPS = 12 };
+enum { TT__LARGE = 300 }; /* instructions of a program of which only a few of the smallest are built */
+
+/* What a message says of programs that do not fit. */
+typedef struct tt__shortage {
+    size_t bytes;           /* of the program with as little recomputed and moved as possible ... */
+    double flops;           /* ... and its FLOPs */
+    size_t least;           /* bytes of the smallest that was built; SIZE_MAX: none was ... */
+    tt__choice how;         /* ... which is this; `drop` is its own */
+    int items;              /* values that it computes again beside its policy */
+} tt__shortage;
+
+/* What is compiled, the arena that it joins (NULL: a new one), and where the smallest program that is built
+   is noted (NULL: nowhere). */
+typedef struct tt__job {
+    tt_program *p;
+    const tt_tape *t;
+    int32_t root;
+    tt__arena *shared;
+    tt__shortage *least;
+} tt__job;
+
+typedef struct tt__candidate {
+    tt__choice how;         /* its configuration; `drop` is `set` */
+    bool *set;              /* of each item: it is computed again */
+    int level;              /* of recomputation; -1: a set that is none of them */
+    bool both;              /* that is also computed again in blocks whose activations are offloaded */
+    double flops, seconds;  /* that are computed again; of a step */
+    double floor;           /* seconds that it takes at any pace */
+    size_t bytes;           /* of the arena, at least */
+    size_t grouped;         /* tt_tape's */
+    int cuts;               /* ... of which this is, too */
+    bool parts;             /* smaller groups may need less */
+    bool tuned;             /* this pace with smaller groups is among the candidates */
+    uint64_t hash;          /* of the configuration and the set */
+    bool raised;            /* the fastest pace that fits is among the candidates */
+    bool failed;            /* its placement does not fit */
+} tt__candidate;
+
+typedef struct tt__chooser {
+    tt_context *ctx;
+    tt__job job;
+    bool recompute, offload, zero; /* may change */
+    bool by_seconds;        /* cost is seconds, not FLOPs */
+    tt__choice base;        /* what does not change, and else nothing, with all that may run ahead */
+    bool held, held_on_host, held_split; /* parameters have a home: in the host's memory, in pieces */
+    size_t budget;
+    /* Of each tt_parallel.zero and each update, after the first passes; no tape: not needed yet. */
+    tt__built front[4][TT__COUNT(tt__update_names)];
+    tt_tape *scratch;       /* for estimates */
+    int forward, blocks;    /* instructions of its forward, and blocks whose activations may be offloaded */
+    /* Values that the backward reads and could compute again at some cost, in order; what a byte of each
+       costs, the instruction that computes it, and whether "attention" does it again. */
+    int32_t *item; int n;
+    double *price;
+    int *made;
+    bool *attention;
+    /* Of the last estimate: its peak, the last instruction of the forward that reads an item, and the first
+       behind it. */
+    int peak, *before, *after;
+    bool *banned;           /* items whose dropping was of no use */
+    bool *drop;             /* of each value, as tt__choice has it */
+    bool *set;              /* of each item, to be estimated */
+    tt__candidate *list; int n_list, cap_list;
+    tt__candidate *kept; int n_kept, cap_kept; /* those of the search for the smallest, if set aside */
+    uint64_t searched[8]; int n_searched; /* configurations whose smallest set was searched for */
+    int *level; int levels; /* candidates without a change of the configuration, from the cheapest on, each
+                               with fewer bytes than those before it */
+    double best;            /* the fewest seconds of a candidate that fits */
+    int64_t left;           /* instructions that estimates may go through */
+    bool all;               /* configurations and sets are candidates, at all paces */
+} tt__chooser;
+
+/* Makes *to, which has arrays of its own, a copy of a tape between passes. */
+static bool tt__copy_into(tt_tape *to, const tt_tape *t)
+{
+    const tt_tape arrays = *to;
+    *to = *t;
+    to->values = arrays.values;
+    to->code = arrays.code;
+    to->axes = arrays.axes;
+    to->cap_values = arrays.cap_values;
+    to->cap_code = arrays.cap_code;
+    to->cap_axes = arrays.cap_axes;
+    to->params = NULL;
+    to->n_params = to->cap_params = 0;
+    to->n_values = to->n_code = to->n_axes = 0;
+    while (to->cap_values < t->n_values) {
+        to->n_values = to->cap_values;
+        if (!TT__GROW(t->ctx, to->values, to->n_values, to->cap_values)) return false;
+    }
+    while (to->cap_code < t->n_code) {
+        to->n_code = to->cap_code;
+        if (!TT__GROW(t->ctx, to->code, to->n_code, to->cap_code)) return false;
+    }
+    while (to->cap_axes < t->n_axes) {
+        to->n_axes = to->cap_axes;
+        if (!TT__GROW(t->ctx, to->axes, to->n_axes, to->cap_axes)) return false;
+    }
+    to->n_values = t->n_values;
+    to->n_code = t->n_code;
+    to->n_axes = t->n_axes;
+    memcpy(to->values, t->values, sizeof *t->values * (size_t)t->n_values);
+    memcpy(to->code, t->code, sizeof *t->code * (size_t)t->n_code);
+    memcpy(to->axes, t->axes, sizeof *t->axes * (size_t)t->n_axes);
+    return true;
+}
+
+static double tt__flops_at_capacity(const tt_tape *t, const tt__instr *i)
+{
+    tt__mat in[TT__MAX_IN];
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+    return i->in[0] ? tt__flops(i, in) : 0;
+}
+
+/* FLOPs of what a program computes again. */
+static double tt__flops_of_copies(const tt_tape *t)
+{
+    double flops = 0;
+    for (int k = 0; k < t->n_code; k++)
+        if (t->code[k].again) flops += tt__flops_at_capacity(t, &t->code[k]);
+    return flops;
+}
+
+/* -------- estimates */
+
+/* Where the items are read. */
+static void tt__find_uses(tt__chooser *c, const tt_tape *t, int32_t *number)
+{
+    const int forward = tt__forward_of(t);
+    memset(number, 0, sizeof *number * (size_t)t->n_values);
+    for (int n = 0; n < c->n; n++) {
+        number[c->item[n]] = n + 1;
+        c->before[n] = c->after[n] = -1;
+    }
+    for (int k = 0; k < t->n_code; k++)
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            const tt__instr *i = &t->code[k];
+            int n = number[t->values[j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN]].base] - 1;
+            if (n < 0) continue;
+            if (k < forward) c->before[n] = k;
+            else if (c->after[n] < 0) c->after[n] = k;
+        }
+}
+
+/* The program after the first passes, as the options have it. */
+static const tt__built *tt__front(const tt__chooser *c) { return &c->front[c->base.zero][c->base.update]; }
+
+/* A choice with the values of a set. */
+static tt__choice tt__with_set(tt__chooser *c, tt__choice how, const bool *set)
+{
+    for (int n = 0; n < c->n; n++) c->drop[c->item[n]] = set[n];
+    how.drop = c->n ? c->drop : NULL;
+    how.n_drop = c->n ? tt__front(c)->forward_values : 0;
+    return how;
+}
+
+static uint64_t tt__hash_choice(const tt__chooser *c, const tt__choice *x, const bool *set)
+{
+    const int numbers[] = {(int)x->recompute, (int)x->offload, x->activations, (int)x->update, x->ahead,
+                           x->zero, x->halved};
+    return tt__hash_on(tt__hash_on(TT__HASH_BEGIN, numbers, sizeof numbers), set, (size_t)c->n);
+}
+
+/* Micro-batches of a step that choices are made for. */
+static int tt__micros_of(const tt__settings *s)
+{
+    return s->options.accumulate ? (int)tt__max(1, s->options.parallel.micros) : 1;
+}
+
+/* May smaller groups need less? A program's peak is where its groups are. */
+static bool tt__is_at_groups(const tt_tape *t, int peak)
+{
+    return t->early || (peak < t->n_code && t->code[peak].segment >= TT__EACH_LAP);
+}
+
+/* What a rewritten tape costs and needs. */
+static tt_status tt__weigh(tt__chooser *c, tt__built *b, tt__candidate *x)
+{
+    tt_program *p = c->job.p;
+    tt__extent e;
+    tt__box *box;
+    int n;
+    tt_status status = tt__lifetimes(b->t, b->root, &box, &n);
+    if (status != TT_OK) return status;
+    const int code = (int)tt__max(1, b->t->n_code);
+    b->host_transient = tt__one_memory(p) ? tt__max_live(box, n, code, TT__HOST, 0, c->ctx, &c->peak) : 0;
+    b->transient = tt__max_live(box, n, code, TT__DEVICE, 0, c->ctx, &c->peak);
+    tt__free(c->ctx, box);
+    int32_t *number = (int32_t *)tt__alloc(c->ctx, sizeof *number * (size_t)b->t->n_values);
+    const bool measured = b->transient != SIZE_MAX && b->host_transient != SIZE_MAX;
+    if (!number || !measured) return tt__free(c->ctx, number), TT_ERR_MEMORY;
+    tt__find_uses(c, b->t, number);
+    tt__free(c->ctx, number);
+    const tt__built was = p->built;
+    p->built = *b;
+    status = tt__extent_of(p, c->job.shared, &e);
+    p->built = was;
+    if (status != TT_OK) return status;
+    const tt__spent r = tt__spent_on(&b->replay, tt__micros_of(&p->settings));
+    double links = 0;
+    for (int s = 0; s < TT__STREAMS; s++) links = s == TT__COMPUTE_STREAM ? links : fmax(links, r.busy[s]);
+    x->bytes = e.bytes;
+    x->flops = tt__flops_of_copies(b->t);
+    x->seconds = r.compute + r.exposed;
+    const bool slowest = x->how.ahead == 0 && x->how.halved == TT__ONE_BY_ONE;
+    const bool overlaps = c->base.ahead && links > 0;
+    x->grouped = b->t->grouped;
+    x->parts = tt__is_at_groups(b->t, c->peak);
+    x->cuts = b->t->cuts;
+    x->raised = !slowest || !(overlaps || b->t->cuts);
+    const double cuts = (double)b->t->cuts * tt__micros_of(&p->settings);
+    const double compute = r.compute - cuts * p->settings.costs.launch; /* in larger groups */
+    x->floor = x->raised ? x->seconds : overlaps ? fmax(compute, links) : compute + r.exposed;
+    return TT_OK;
+}
+
+/* Adds a candidate. `set` is copied. */
+static tt_status tt__estimate(tt__chooser *c, const tt__choice *how, const bool *set)
+{
+    tt__built b, *front = &c->front[how->zero][how->update];
+    tt_status status = TT_OK;
+    if (!front->t)
+        status = tt__begin_build(c->job.t, c->job.root, &c->job.p->settings, how, front);
+    if (status != TT_OK) return status;
+    if (!TT__GROW(c->ctx, c->list, c->n_list, c->cap_list)) return TT_ERR_MEMORY;
+    tt__candidate *x = &c->list[c->n_list];
+    memset(x, 0, sizeof *x);
+    x->how = *how;
+    x->level = -1;
+    x->hash = tt__hash_choice(c, how, set);
+    if (!tt__copy_array(c->ctx, (void **)&x->set, set, sizeof *set * (size_t)c->n)) return TT_ERR_MEMORY;
+    c->n_list++;
+    b = *front;
+    b.t = c->scratch;
+    if (!tt__copy_into(b.t, front->t)) return TT_ERR_MEMORY;
+    const bool verify = c->ctx->options.verify; /* what is built is verified */
+    const tt__choice choice = tt__with_set(c, *how, set);
+    c->ctx->options.verify = false;
+    status = tt__end_build(&b, &c->job.p->settings, &choice);
+    c->ctx->options.verify = verify;
+    if (status == TT_OK) status = tt__weigh(c, &b, x);
+    c->left -= b.t->n_code * tt__max(1, front->t->stages) * (how->ahead ? 4 : 1); /* a copy has all stages */
+    if (status != TT_OK) x->failed = true, x->bytes = SIZE_MAX;
+    else if (x->bytes <= c->budget) c->best = fmin(c->best, x->seconds);
+    return status;
+}
+
+/* The number of a candidate, -1 if it is none yet. */
+static int tt__find_candidate(const tt__chooser *c, const tt__choice *how, const bool *set)
+{
+    const uint64_t hash = tt__hash_choice(c, how, set);
+    for (int k = 0; k < c->n_list; k++) if (c->list[k].hash == hash) return k;
+    return -1;
+}
+
+/* Has a choice among the candidates; *at: its number. */
+static tt_status tt__consider(tt__chooser *c, const tt__choice *how, const bool *set, int *at)
+{
+    *at = tt__find_candidate(c, how, set);
+    if (*at >= 0) return TT_OK;
+    *at = c->n_list;
+    return tt__estimate(c, how, set);
+}
+
+static bool tt__may_fit(const tt__chooser *c, int k) { return c->list[k].bytes <= c->budget; }
+
+/* A choice at the slowest pace, which needs least memory: nothing runs ahead, and nothing moves together. */
+static tt__choice tt__at_slowest(tt__choice how)
+{
+    how.ahead = 0;
+    how.halved = TT__ONE_BY_ONE;
+    return how;
+}
+
+/* Groups are not halved first, and then, where the largest of all has so many bytes, as often as it takes;
+   where that fits, the largest that do are found in the other trials. -1: as before. */
+enum { TT__HALVINGS = 5 };
+static int tt__halved(size_t grouped, int trial)
+{
+    int least = 1;
+    if (trial == 0) return 0;
+    if (!grouped) return -1;
+    if (trial == 1) return TT__ONE_BY_ONE;
+    while (TT__OFFLOAD_TOGETHER >> least >= grouped) least++;
+    return least + trial - 2 < TT__ONE_BY_ONE ? least + trial - 2 : -1;
+}
+
+/* Adds candidate k of the slowest pace at faster paces: for each number of blocks ahead, with the largest
+   groups that fit, or with all. */
+static tt_status tt__raise(tt__chooser *c, int k)
+{
+    tt_status status = TT_OK;
+    bool largest = false; /* fit */
+    if (c->list[k].raised) return TT_OK;
+    c->list[k].raised = true;
+    c->list[k].floor = c->list[k].seconds; /* as it is */
+    const tt__candidate was = c->list[k];
+    for (int ahead = c->base.ahead; ahead >= !was.cuts && status == TT_OK; ahead--) {
+        if (largest && !c->all) break;
+        size_t grouped = 0;
+        bool fits = false;
+        for (int trial = 0, at = -1; trial < TT__HALVINGS && status == TT_OK; trial++) {
+            tt__choice how = was.how;
+            how.ahead = ahead;
+            how.halved = tt__halved(grouped, trial);
+            if (how.halved < 0) continue;
+            const int64_t left = c->left;
+            status = tt__consider(c, &how, was.set, &at);
+            if (status != TT_OK) break;
+            if (trial || !ahead) c->left = left; /* is for configurations */
+            c->list[at].level = was.level;
+            c->list[at].both = was.both;
+            if (trial == 0 && (c->all || c->list[at].parts)) grouped = c->list[at].grouped;
+            fits = tt__may_fit(c, at);
+            largest = largest || (fits && trial == 0);
+            if (!c->all && fits != (trial == 1)) break;
+        }
+    }
+    return status;
+}
+
+/* -------- what is computed again */
+
+/* Cost of an instruction and of those whose results are not there when it is run again. */
+static double tt__cost_again(const tt__chooser *c, const tt__recomputer *r, int at, int depth)
+{
+    const tt__instr *i = &r->t->code[at];
+    const tt_costs *costs = &c->job.p->settings.costs;
+    double cost = c->by_seconds ? tt__seconds_of(r->t, i, costs, true) : tt__flops_at_capacity(r->t, i);
+    for (int j = 0; j < TT__MAX_IN && depth; j++) {
+        const int32_t v = i->in[j] ? r->t->values[i->in[j]].base : 0;
+        const int from = tt__producer(r->t, v);
+        const bool there = !v || tt__is_saved(r, v) || r->t->values[v].storage != TT__TRANSIENT;
+        if (!there && from >= 0) cost += tt__cost_again(c, r, from, depth - 1);
+    }
+    return cost;
+}
+
+/* Room for the items, of which there are none yet. */
+static tt_status tt__items_open(tt__chooser *c)
+{
+    const size_t most = (size_t)tt__front(c)->t->n_values;
+    c->item = (int32_t *)tt__alloc(c->ctx, sizeof *c->item * most);
+    c->price = (double *)tt__alloc(c->ctx, sizeof *c->price * most);
+    c->made = (int *)tt__alloc(c->ctx, 3 * sizeof *c->made * most);
+    c->attention = (bool *)tt__calloc(c->ctx, 4 * sizeof *c->attention * most);
+    if (!c->item || !c->price || !c->made || !c->attention) return TT_ERR_MEMORY;
+    c->before = c->made + most;
+    c->after = c->before + most;
+    c->banned = c->attention + most;
+    c->drop = c->banned + most;
+    c->set = c->drop + most;
+    return TT_OK;
+}
+
+/* Lists the items. */
+static void tt__list_items(tt__chooser *c)
+{
+    tt_tape *t = tt__front(c)->t;
+    tt__recomputer r = {t, TT__RECOMPUTE_CHEAP, NULL, 0, c->forward, 0, 0};
+    tt__index(t);
+    for (int k = 0; k < r.forward; k++)
+        for (int o = 0; o < 2; o++) {
+            const tt__instr *i = &t->code[k];
+            const int32_t v = i->out[o];
+            const tt__value *x = &t->values[v];
+            bool deep = false;
+            if (!v || x->storage != TT__TRANSIENT || x->writes != 1) continue;
+            const bool asked = x->mark != TT__UNMARKED || x->keep || x->block_end || x->offload;
+            const bool own = x->base == v && !asked;
+            const bool main = o == 0 || (tt__is(i, TT__ACTIVATES) && i->attr.act);
+            if (!own || !main || tt__is(i, TT__LOSS) || !tt__is_saved(&r, v)) continue;
+            if (tt__recomputation(&r, v, &deep).op >= 0) continue; /* is done anyway */
+            c->price[c->n] = tt__cost_again(c, &r, k, 8) / (double)tt__storage_bytes(x);
+            c->made[c->n] = k;
+            c->attention[c->n] = tt__is(i, TT__AGAIN_ATTENTION) && !tt__is(i, TT__AGAIN_KEPT);
+            c->item[c->n++] = v;
+        }
+}
+
+/* Of the items that live over the peak and nobody uses there, the one that costs least a byte; among equals
+   the earliest, whose blocks have most room when they are computed again. -1: none. */
+static int tt__next_item(const tt__chooser *c)
+{
+    int best = -1;
+    for (int n = 0; n < c->n; n++) {
+        if (c->set[n] || c->banned[n] || c->before[n] >= c->peak || c->after[n] <= c->peak) continue;
+        if (best < 0 || c->price[n] < 0.98 * c->price[best]) best = n;
+    }
+    return best;
+}
+
+/* From c->set on, `at_once` items at a time, those that are best to drop. */
+static tt_status tt__try_path(tt__chooser *c, const tt__choice *how, int at_once)
+{
+    int *dropped = (int *)tt__alloc(c->ctx, sizeof *dropped * (size_t)at_once);
+    tt_status status = dropped ? tt__estimate(c, how, c->set) : TT_ERR_MEMORY;
+    size_t before = status == TT_OK ? c->list[c->n_list - 1].bytes : 0;
+    for (int many = 1; many && status == TT_OK;) {
+        int n;
+        for (many = 0; many < at_once && (n = tt__next_item(c)) >= 0; many++) {
+            dropped[many] = n;
+            c->set[n] = true;
+        }
+        if (many) status = tt__estimate(c, how, c->set);
+        if (status != TT_OK) break;
+        const size_t now = c->list[c->n_list - 1].bytes;
+        const bool worse = now > before; /* computing them again takes more than they did */
+        for (int k = 0; k < many && worse; k++) {
+            c->set[dropped[k]] = false;
+            c->banned[dropped[k]] = true;
+        }
+        if (worse) status = tt__estimate(c, how, c->set); /* where its peak is */
+        else before = now;
+    }
+    tt__free(c->ctx, dropped);
+    return status;
+}
+
+/* Whole blocks, the first so many, without and with what attention computes in the others. */
+static tt_status tt__try_blocks(tt__chooser *c, const tt__choice *how)
+{
+    const tt_tape *t = tt__front(c)->t;
+    tt_status status = TT_OK;
+    int blocks = 0, block = 0;
+    for (int k = 0; k < c->forward; k++) blocks += t->values[t->code[k].out[0]].block_end;
+    for (int k = 0; k < c->forward; k++) {
+        if (!t->values[t->code[k].out[0]].block_end || block++ % (1 + blocks / 32)) continue;
+        for (int attention = 0; attention < 2 && status == TT_OK; attention++) {
+            for (int n = 0; n < c->n; n++) c->set[n] = c->made[n] <= k || (attention && c->attention[n]);
+            status = tt__estimate(c, how, c->set);
+        }
+    }
+    return status;
+}
+
+static double tt__price_of(const tt__chooser *c, const tt__candidate *x)
+{
+    return c->by_seconds ? x->floor : x->flops;
+}
+
+/* Another candidate is better in one way and as good in the other. */
+static bool tt__is_dominated(const tt__chooser *c, const tt__candidate *x)
+{
+    const double cost = tt__price_of(c, x);
+    for (const tt__candidate *y = c->list; y < c->list + c->n_list; y++) {
+        const bool alike = tt__price_of(c, y) == cost && y->bytes == x->bytes;
+        if (tt__price_of(c, y) <= cost && y->bytes <= x->bytes && (!alike || y < x)) return true;
+    }
+    return false;
+}
+
+/* One item more or less than the best candidates have, and so on, until no more than `left` instructions may
+   be gone through (Paquete, Chiarandini, Stuetzle: "Pareto local optimum sets in the biobjective traveling
+   salesman problem", 2004). */
+static tt_status tt__try_neighbours(tt__chooser *c, const tt__choice *how, int64_t left)
+{
+    tt_status status = TT_OK;
+    for (int k = 0; k < c->n_list && c->left > left; k++) {
+        if (tt__is_dominated(c, &c->list[k])) continue;
+        for (int n = 0; n < c->n && c->left > left && status == TT_OK; n++) {
+            memcpy(c->set, c->list[k].set, sizeof *c->set * (size_t)c->n);
+            c->set[n] = !c->set[n];
+            if (tt__find_candidate(c, how, c->set) < 0) status = tt__estimate(c, how, c->set);
+        }
+    }
+    return status;
+}
+
+/* Orders candidates by their cost; of those with the same, what needs least. */
+static bool tt__cheaper(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__chooser *c = (const tt__chooser *)arg;
+    const tt__candidate *x = &c->list[a], *y = &c->list[b];
+    const double cost = tt__price_of(c, x), other = tt__price_of(c, y);
+    return cost != other ? cost < other : x->bytes != y->bytes ? x->bytes < y->bytes : a < b;
+}
+
+/* Candidates that compute again more and more, of the configuration that changes nothing; the levels are the
+   best of them. */
+static tt_status tt__try_sets(tt__chooser *c)
+{
+    tt__choice how = tt__at_slowest(c->base);
+    tt_status status = TT_OK;
+    int at;
+    const int64_t left = c->by_seconds ? TT__FOR_CONFIGURATIONS : 0; /* is to be left */
+    const int64_t most = tt__max(64, (c->left - left) / (tt__front(c)->t->n_code + 1));
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
+    status = tt__consider(c, &how, c->set, &at);
+    if (c->recompute) {
+        how.recompute = TT__RECOMPUTE_CHEAP;
+        if (status == TT_OK) status = tt__try_path(c, &how, (int)(1 + 2 * c->n / most));
+        if (status == TT_OK) status = tt__try_blocks(c, &how);
+        if (status == TT_OK) status = tt__try_neighbours(c, &how, left);
+    }
+    uint32_t *order = (uint32_t *)tt__alloc(c->ctx, sizeof *order * (size_t)(c->n_list + 1));
+    tt__free(c->ctx, c->level); /* of an earlier search */
+    c->levels = 0;
+    c->level = (int *)tt__alloc(c->ctx, sizeof *c->level * (size_t)(c->n_list + 1));
+    if (status == TT_OK && order && c->level) {
+        for (int k = 0; k < c->n_list; k++) order[k] = (uint32_t)k;
+        tt__sort_indices(order, (size_t)c->n_list, tt__cheaper, c);
+        for (int k = 0; k < c->n_list; k++) {
+            const int x = (int)order[k];
+            if (c->levels && c->list[x].bytes >= c->list[c->level[c->levels - 1]].bytes) continue;
+            c->list[x].level = c->levels;
+            c->level[c->levels++] = x;
+        }
+    } else if (status == TT_OK) {
+        status = TT_ERR_MEMORY;
+    }
+    tt__free(c->ctx, order);
+    return status;
+}
+
+/* -------- configurations */
+
+/* A configuration with what a level computes again; unless `both`, but for blocks whose activations are
+   offloaded. */
+static tt_status tt__consider_level(tt__chooser *c, tt__choice how, int level, bool both, int *at)
+{
+    const tt__candidate *x = &c->list[c->level[level]];
+    const tt_tape *t = tt__front(c)->t;
+    const bool out = !both && c->offload && how.offload & TT__OUT_ACTIVATIONS;
+    const int end = out ? tt__blocks_to_recompute(t, c->forward, how.activations) : 0;
+    how = tt__at_slowest(how);
+    how.recompute = x->how.recompute;
+    for (int n = 0; n < c->n; n++) c->set[n] = x->set[n] && c->made[n] >= end;
+    tt_status status = tt__consider(c, &how, c->set, at);
+    if (status != TT_OK) return status;
+    c->list[*at].level = level;
+    c->list[*at].both = both;
+    return tt__may_fit(c, *at) && c->list[*at].floor < c->best ? tt__raise(c, *at) : TT_OK;
+}
+
+/* Finds the first level that fits, after the last. More levels are more computation, but may be less to move,
+   where `both`. */
+static tt_status tt__try_levels(tt__chooser *c, const tt__choice *how, bool both)
+{
+    int at = 0, low = 0, high = c->levels - 1;
+    tt_status status = tt__consider_level(c, *how, high, both, &at);
+    if (status != TT_OK || !tt__may_fit(c, at)) return status;
+    while (low < high && status == TT_OK) {
+        const int middle = low + (high - low) / 2;
+        status = tt__consider_level(c, *how, middle, both, &at);
+        if (status == TT_OK && tt__may_fit(c, at)) high = middle;
+        else low = middle + 1;
+    }
+    return status;
+}
+
+/* May a configuration be, where parameters have a home already? */
+static bool tt__is_allowed(const tt__chooser *c, const tt__choice *how)
+{
+    const bool train = c->job.p->settings.options.train;
+    if (how->offload & ~(unsigned)TT__OUT_PARAMETERS && !train) return false;
+    if (!c->held) return true;
+    if (c->zero && (how->zero == 3) != c->held_split) return false;
+    return !c->offload || !(how->offload & TT__OUT_PARAMETERS) == !c->held_on_host;
+}
+
+/* Lists the configurations without offloaded activations into to[], of which there are at most 24. */
+static int tt__list_configurations(const tt__chooser *c, tt__choice *to)
+{
+    int n = 0;
+    for (int zero = c->zero ? 1 : c->base.zero; zero <= (c->zero ? 3 : c->base.zero); zero++)
+        for (unsigned out = 0; out < (c->offload ? TT__OUT_ACTIVATIONS : 1); out++) {
+            to[n] = c->base;
+            to[n].zero = zero;
+            if (c->offload) to[n].offload = out;
+            n += tt__is_allowed(c, &to[n]);
+        }
+    return n;
+}
+
+/* All configurations with all levels and sets, of a small program. */
+static tt_status tt__try_all(tt__chooser *c)
+{
+    tt__choice list[24];
+    const int n = tt__list_configurations(c, list), blocks = c->offload ? c->blocks : 0;
+    tt_status status = TT_OK;
+    int at;
+    c->all = true;
+    for (int k = 0; k < n; k++)
+        for (int block = 0; block <= blocks; block++)
+            for (uint32_t sets = 0; sets <= (c->recompute ? 1u << c->n : 0) && status == TT_OK; sets++) {
+                tt__choice how = tt__at_slowest(list[k]);
+                if (block) how.offload |= TT__OUT_ACTIVATIONS;
+                if (block) how.activations = block;
+                if (c->recompute && sets >> c->n == 0) how.recompute = TT__RECOMPUTE_CHEAP; /* last, none */
+                for (int i = 0; i < c->n; i++) c->set[i] = sets >> i & 1;
+                status = tt__consider(c, &how, c->set, &at);
+            }
+    return status;
+}
+
+/* Finds the fewest blocks whose activations have to be offloaded, where nothing else is to be found. */
+static tt_status tt__try_fewest(tt__chooser *c, tt__choice how)
+{
+    tt_status status = TT_OK;
+    for (int low = 1, high = c->blocks, at; low <= high && status == TT_OK;) {
+        how.activations = low + (high - low) / 2;
+        status = tt__consider_level(c, how, 0, true, &at);
+        if (status == TT_OK && tt__may_fit(c, at)) high = how.activations - 1;
+        else low = how.activations + 1;
+    }
+    return status;
+}
+
+/* A configuration, and it with the activations of some of the blocks, if it could be the best. */
+static tt_status tt__try_configuration(tt__chooser *c, tt__choice how)
+{
+    tt_status status = tt__try_levels(c, &how, false);
+    how.offload |= TT__OUT_ACTIVATIONS;
+    if (status == TT_OK && c->offload && c->levels == 1) return tt__try_fewest(c, how);
+    for (int k = 0; k < 4 && c->offload && c->blocks && status == TT_OK; k++) {
+        how.activations = k < 2 ? c->blocks : (c->blocks + 1) / 2;
+        status = tt__try_levels(c, &how, k % 2 == 0);
+    }
+    return status;
+}
+
+/* What the options themselves can say: each policy of recomputation ("none" was tried before) with nothing in
+   the host's memory, and "blocks" with activations and whatever else there, for each way to split what ranks
+   have. A search that ends early is no worse than these. */
+static tt_status tt__try_extremes(tt__chooser *c, const tt__choice *list, int n)
+{
+    tt_status status = TT_OK;
+    const int first = c->recompute ? TT__RECOMPUTE_CHEAP : (int)c->base.recompute;
+    const int last = c->recompute ? TT__RECOMPUTE_BLOCKS : (int)c->base.recompute;
+    int at;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    for (int k = 0; k < n; k++) {
+        const bool moves = c->offload && list[k].offload && c->blocks;
+        for (int policy = moves ? last : first; policy <= last && status == TT_OK; policy++) {
+            tt__choice how = tt__at_slowest(list[k]);
+            how.recompute = (tt__recompute)policy;
+            if (moves) how.offload |= TT__OUT_ACTIVATIONS, how.activations = c->blocks;
+            status = tt__consider(c, &how, c->set, &at);
+            const bool may = status == TT_OK && tt__may_fit(c, at) && c->list[at].floor < c->best;
+            if (may) status = tt__raise(c, at);
+        }
+    }
+    for (int k = 0; k < n && status == TT_OK; k++)
+        if (!c->offload || !list[k].offload) status = tt__try_levels(c, &list[k], false);
+    return status;
+}
+
+/* Orders configurations by the fewest seconds that they could take. */
+static tt_status tt__try_configurations(tt__chooser *c)
+{
+    tt__choice list[24];
+    double floor[24];
+    const int n = tt__list_configurations(c, list);
+    if (!n) return TT_OK;
+    tt__choice all = list[n - 1]; /* what saves most, so that what costs more need not be tried */
+    int at;
+    if (c->offload && c->blocks) all.offload |= TT__OUT_ACTIVATIONS;
+    tt_status status = tt__consider_level(c, all, c->levels - 1, true, &at);
+    for (int k = 0; k < n && status == TT_OK; k++) {
+        status = tt__consider_level(c, list[k], 0, false, &at);
+        floor[k] = status == TT_OK ? c->list[at].floor : 0;
+    }
+    if (status == TT_OK) status = tt__try_extremes(c, list, n);
+    for (int tried = 0; tried < n && status == TT_OK; tried++) {
+        int next = 0;
+        for (int k = 1; k < n; k++) if (floor[k] < floor[next]) next = k;
+        if (floor[next] >= c->best) return TT_OK; /* and so are all others */
+        floor[next] = INFINITY;
+        if (c->left > 0 || c->best == INFINITY) status = tt__try_configuration(c, list[next]);
+    }
+    return status;
+}
+
+/* The candidate that could be the cheapest of those that `room` has place for; -1: none. */
+static int tt__cheapest(const tt__chooser *c, size_t room)
+{
+    int best = -1;
+    for (int k = 0; k < c->n_list; k++) {
+        const tt__candidate *x = &c->list[k], *y = &c->list[best < 0 ? k : best];
+        if (x->failed || x->bytes > room) continue;
+        const double cost = tt__price_of(c, x), other = tt__price_of(c, y);
+        const bool better = cost != other ? cost < other
+                          : x->seconds != y->seconds ? x->seconds < y->seconds : x->bytes < y->bytes;
+        if (best < 0 || better) best = k;
+    }
+    return best;
+}
+
+enum { TT__CHANGES = 18 };
+
+/* Changes a candidate by little, in way number `change`. False: there is no such change. */
+static bool tt__change(const tt__chooser *c, int change, tt__candidate *x)
+{
+    static const int steps[] = {-4, -1, 1, 4};
+    tt__choice *how = &x->how;
+    const tt__choice was = *how;
+    const int level = x->level;
+    if (change < 3 && c->zero) how->zero = 1 + change;
+    else if (change >= 3 && change < 7 && c->offload) how->offload ^= 1u << (change - 3);
+    const bool out = c->offload && how->offload & TT__OUT_ACTIVATIONS;
+    if (out && !(was.offload & TT__OUT_ACTIVATIONS)) how->activations = 1, x->both = true;
+    if (change >= 7 && change < 11 && out) how->activations += steps[change - 7];
+    if (change >= 11 && change < 17) x->level += change < 15 ? steps[change - 11] : change == 15 ? -16 : 16;
+    if (change == 17 && out) x->both = !x->both;
+    const bool moves = how->zero != was.zero || how->offload != was.offload ||
+                       (out && how->activations != was.activations);
+    if (out && (how->activations < 1 || how->activations > c->blocks)) return false;
+    if (x->level < 0 || x->level >= c->levels || !tt__is_allowed(c, how)) return false;
+    return moves || x->level != level || change == 17;
+}
+
+/* The best candidate's neighbours, while one of them is better. */
+static tt_status tt__try_changes(tt__chooser *c)
+{
+    tt_status status = TT_OK;
+    for (double before = INFINITY; c->best < before && status == TT_OK;) {
+        const int best = tt__cheapest(c, c->budget);
+        before = c->best;
+        if (best < 0) return TT_OK;
+        const tt__candidate was = c->list[best];
+        for (int change = 0, at; change < TT__CHANGES && c->left > 0 && status == TT_OK; change++) {
+            tt__candidate x = was;
+            if (!tt__change(c, change, &x)) continue;
+            status = tt__consider_level(c, x.how, x.level, x.both, &at);
+            if (status == TT_OK && !tt__may_fit(c, at) && change < 11 && c->list[at].floor < c->best)
+                status = tt__try_levels(c, &x.how, x.both);
+        }
+    }
+    return status;
+}
+
+/* Is a program so small that all configurations with all sets can be candidates? Of a large one these are too
+   many, where each is tried at many paces. */
+static bool tt__is_small(const tt__chooser *c)
+{
+    tt__choice list[24];
+    if (c->by_seconds && tt__front(c)->t->n_code >= TT__LARGE) return false;
+    const int configurations = tt__list_configurations(c, list) * (c->offload ? c->blocks + 1 : 1);
+    const int64_t most = TT__ESTIMATES / (tt__front(c)->t->n_code + 1) / tt__max(1, configurations);
+    return c->n < 20 && (int64_t)1 << c->n < tt__max(c->by_seconds ? 2 : 64, most);
+}
+
+/* Lists candidates: all, of a small program, or levels of recomputation and then configurations. */
+static tt_status tt__list_candidates(tt__chooser *c)
+{
+    if (tt__is_small(c)) return tt__try_all(c);
+    tt_status status = tt__try_sets(c);
+    c->left = tt__max(c->left, TT__FOR_CONFIGURATIONS); /* sets of a large program may have taken more */
+    if (status == TT_OK && c->by_seconds) status = tt__try_configurations(c);
+    c->left = tt__max(c->left, TT__FOR_CHANGES);
+    if (status == TT_OK && c->by_seconds) status = tt__try_changes(c);
+    return status;
+}

@@ -1,0 +1,445 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../passes/tensor.h"
+#include "../passes/precision.h"
+#include "../plan/place.h"
+#include "../ranks/processes.h"
+#include "../context/memory.h"
+#include "program.h"
+#include "settings.h"
+#include "build.h"
+#include "choice.h"
+#include "search.h"
+
+/* ------------------------------------------------------------------------------------------------- commit */
+
+/* Gives persistent storage v a place in the program's arena, if it has none: right behind `before`, unless
+   that is 0. What pads that to the arena's alignment is then behind both. */
+static bool tt__place_in_arena(tt_program *p, int32_t v, int32_t before)
+{
+    tt_tape *t = p->built.t;
+    tt__arena *a = p->arena;
+    tt__value *x = &t->values[v];
+    const tt__value *y = &t->values[before];
+    tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
+    if (!tt__in_arena(x) || x->base != v || x->place != TT__NO_PLACE) return false;
+    if (param && tt__home_arena(a->kind, a, param, a->stage, a->stages)) return false;
+    size_t *end = x->space == TT__HOST ? &a->on_host : x->part.root ? &a->of_first : &a->persistent;
+    x->place = before ? y->place + tt__storage_bytes(y) : *end;
+    *end += tt__arena_bytes(t, x);
+    if (!param) return true;
+    a->home[x->param].offset = x->place;
+    a->home[x->param].dtype = x->shape.dtype;
+    a->home[x->param].space = x->space;
+    a->home[x->param].part = x->part;
+    if (!a->kind->backend) return true;
+    if (param->holder) param->again = a;
+    else param->holder = a;
+    a->references++;
+    return true;
+}
+
+static void tt__place_persistent(tt_program *p)
+{
+    const tt_tape *t = p->built.t;
+    for (int32_t v = 1; v < t->n_values; v++)
+        for (int32_t next = v, before = 0; next; next = t->values[next].behind)
+            before = tt__place_in_arena(p, next, before) ? next : 0;
+}
+
+/* Puts a built program into the arena of `share`, or into a new one. After an error nothing has changed. */
+static tt_status tt__commit(tt_program *p, tt__arena *shared)
+{
+    tt_context *ctx = p->ctx;
+    const tt__settings *s = &p->settings;
+    const size_t budget = s->options.memory_budget;
+    tt__extent extent;
+    tt_status status = tt__check_extent(p, shared, &extent);
+    if (status != TT_OK) return status;
+    tt__arena *a = shared ? shared : (tt__arena *)tt__calloc(ctx, sizeof *a);
+    if (!a) return TT_ERR_MEMORY;
+    if (!shared) {
+        a->kind = s->kind;
+        a->crew = s->crew;
+        a->data = s->options.parallel.data;
+        a->tensor = s->options.parallel.tensor;
+        a->stages = s->options.parallel.pipeline;
+        a->stage = s->stage;
+        a->persistent = s->kind->resident;
+        a->memory_kind = s->memory;
+    }
+    a->references++;
+    if ((status = tt__homes_grow(ctx, a)) != TT_OK) {
+        tt__arena_release(ctx, a);
+        return status;
+    }
+    p->next = a->programs;
+    a->programs = p;
+    a->transient = extent.transient;
+    if (budget && (!a->budget || budget < a->budget)) a->budget = budget;
+    p->arena = a;
+    tt__place_persistent(p);
+    return TT_OK;
+}
+
+/* What runs on a rank need beside the arena. Of a rank of another process only the rows and which inputs are
+   set are known. */
+static tt_status tt__make_rank(tt_program *p, tt__rank *r, bool local)
+{
+    const size_t values = (size_t)p->built.t->n_values, axes = (size_t)p->built.t->n_axes;
+    const size_t together = (size_t)p->built.together + 1, ranks = (size_t)p->settings.crew->ranks;
+    const size_t slots = (size_t)(p->settings.options.parallel.groups / p->settings.options.parallel.data);
+    const size_t peers = 2 * together * (ranks > slots ? ranks : slots);
+    r->axis_rows = (int64_t *)tt__alloc(p->ctx, sizeof *r->axis_rows * axes);
+    r->input = (unsigned char *)tt__calloc(p->ctx, values);
+    for (size_t k = 0; k < axes && r->axis_rows; k++) r->axis_rows[k] = -1;
+    if (!local) return r->axis_rows && r->input ? TT_OK : TT_ERR_MEMORY;
+    r->staged = (tt__staged *)tt__calloc(p->ctx, values * sizeof *r->staged);
+    r->launches = (tt__launch *)tt__calloc(p->ctx, sizeof *r->launches * together);
+    r->peers = (tt__mat *)tt__calloc(p->ctx, sizeof *r->peers * (peers > 2 * together ? peers : 1));
+    r->started = (tt__started *)tt__calloc(p->ctx, sizeof *r->started * (size_t)(p->built.under_way + 1));
+    if (!r->axis_rows || !r->input || !r->staged || !r->launches || !r->peers || !r->started)
+        return TT_ERR_MEMORY;
+    const size_t micros = (size_t)p->settings.in_flight;
+    if (micros) r->passed = (tt__passed *)tt__calloc(p->ctx, sizeof *r->passed * micros);
+    if (micros && !r->passed) return TT_ERR_MEMORY;
+    return TT_OK;
+}
+
+static tt_status tt__make_ranks(tt_program *p)
+{
+    const tt_parallel *how = &p->settings.options.parallel;
+    const int of_stage = how->data * how->tensor, first = p->settings.stage * of_stage;
+    tt_status status = TT_OK;
+    for (int r = first; r < first + of_stage && status == TT_OK; r++)
+        status = tt__make_rank(p, &p->rank[r], tt__is_local(p->settings.crew, r));
+    return status;
+}
+
+static tt_status tt__check_share(tt_context *ctx, const tt__settings *s)
+{
+    const tt_program *share = s->options.share;
+    if (share && share->ctx != ctx)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` belongs to another context");
+    if (share && share->settings.crew != s->crew)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program for device '%s', and this "
+                        "one is for '%s'", share->settings.crew->name, s->crew->name);
+    if (share && share->settings.memory != s->memory)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program with memory '%s', and this "
+                        "one is with '%s'", tt__memory_names[share->settings.memory],
+                        tt__memory_names[s->memory]);
+    if (!share || tt__same_ranks(share->arena, s)) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_compile: `share` is a program of data %d x tensor %d "
+                    "ranks, and this one is of data %d x tensor %d", share->arena->data, share->arena->tensor,
+                    s->options.parallel.data, s->options.parallel.tensor);
+}
+
+/* Tells a program which stage of a pipeline it is of. */
+static void tt__set_stage(tt__settings *s, int stage)
+{
+    const tt_parallel *p = &s->options.parallel;
+    const int micros = !s->options.train || !s->options.accumulate ? 1 : p->micros ? p->micros : INT_MAX;
+    const bool gpipe = p->schedule && strcmp(p->schedule, "gpipe") == 0;
+    s->stage = stage;
+    s->in_flight = p->pipeline == 1 ? 0 : gpipe ? micros : (int)tt__min(micros, p->pipeline - stage);
+}
+
+/* Keeps tt_compile_options.tune. */
+static tt_status tt__keep_tune(tt_program *p, const char *tune)
+{
+    p->tunes = tune && strcmp(tune, "off") != 0;
+    if (!p->tunes || strcmp(tune, "on") == 0) return TT_OK;
+    p->tune_file = tt__strdup(p->ctx, tune);
+    return p->tune_file ? TT_OK : TT_ERR_MEMORY;
+}
+
+static tt_status tt__compile_into(tt_program *p, const tt_tape *t, int32_t root, const tt_compile_options *o,
+                                  int stage)
+{
+    const tt__job job = {p, t, root, o->share ? o->share->arena : NULL, NULL};
+    tt_status status = tt__parse_settings(p->ctx, o, &p->settings);
+    if (status == TT_OK) tt__set_stage(&p->settings, stage);
+    if (status == TT_OK) status = tt__check_share(p->ctx, &p->settings);
+    p->run.seed = p->ctx->options.seed;
+    p->results.scale.scale = p->settings.scales ? o->loss_scale.init : 1;
+    if (status == TT_OK && !p->rank) { /* of a pipeline, the stages' in common */
+        p->rank = (tt__rank *)tt__calloc(p->ctx, sizeof *p->rank * (size_t)p->settings.crew->ranks);
+        if (!p->rank) status = TT_ERR_MEMORY;
+    }
+    if (status == TT_OK) status = tt__build_chosen(&job);
+    if (status == TT_OK) status = tt__make_ranks(p);
+    if (status == TT_OK) status = tt__keep_tune(p, o->tune);
+    tt_compile_options *kept = &p->settings.options; /* what it points to may be gone when this returns */
+    kept->precision = kept->residual = kept->matmul = kept->recompute = kept->offload = kept->device = NULL;
+    kept->update = NULL;
+    kept->share = NULL;
+    kept->memory = kept->tune = NULL;
+    kept->costs = NULL;
+    kept->optimizer.no_decay = NULL;
+    return status == TT_OK ? tt__commit(p, job.shared) : status;
+}
+
+/* Counts the numbers in a program's parameters, and those in parameters that tensor ranks have in parts. */
+static void tt__count_params(const tt_program *p, int64_t *all, int64_t *split)
+{
+    *all = *split = 0;
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        const tt__value *x = &p->built.t->values[v];
+        if (p->stage && v >= p->n_recorded) break;
+        for (int s = 0; s < tt__stages(p) && x->elsewhere; s++) x = &p->stage[s]->built.t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        *all += p->ctx->params[x->param]->size;
+        if (x->part.split != TT__WHOLE) *split += p->ctx->params[x->param]->size;
+    }
+}
+
+/* Tells the logger of tensor ranks that all do the same. */
+static void tt__tell_unsplit(const tt_program *p)
+{
+    int64_t all, split;
+    tt__count_params(p, &all, &split);
+    if (p->arena->tensor == 1 || split || !all) return;
+    tt__log(p->ctx, TT_LOG_WARNING, "tensor", "'%s', tensor %d: the program has no layers of %d weights that "
+            "can be split, so that all tensor ranks do the same work", p->arena->crew->name, p->arena->tensor,
+            (int)TT__TENSOR_LEAST);
+}
+
+/* Is an input read by a stage? */
+static bool tt__reads_input(const tt_program *p, int32_t v)
+{
+    bool read = p->built.t->values[v].place != TT__NO_PLACE;
+    for (int s = 1; s < tt__stages(p) && !read; s++)
+        read = p->stage[s]->built.t->values[v].place != TT__NO_PLACE;
+    return read;
+}
+
+/* Of the stages that do not fit, the error of the one that needs most, and the largest of the smallest
+   possible. */
+typedef struct tt__short_stages {
+    size_t needs, advised;  /* of the stage of the error */
+    size_t most;            /* tt_context.advised of a stage, ... */
+    int at;                 /* ... and its number */
+    char error[TT__ERROR];  /* "": all fit */
+} tt__short_stages;
+
+static void tt__note_stage(const tt_context *ctx, int stage, tt__short_stages *r)
+{
+    if (ctx->advised > r->most) r->most = ctx->advised, r->at = stage;
+    if (r->error[0] && ctx->needs <= r->needs) return;
+    r->needs = ctx->needs;
+    r->advised = ctx->advised;
+    memcpy(r->error, ctx->error, sizeof r->error);
+}
+
+/* Fails with the error, whose number is enough for all stages. Where the smallest possible that it advises is
+   too little for another stage, that stage's is named behind it. */
+static tt_status tt__refuse_stages(tt_context *ctx, const tt__short_stages *r)
+{
+    ctx->needs = r->needs;
+    if (r->most <= r->advised) return tt__fail(ctx, TT_ERR_BUDGET, "%s", r->error);
+    return tt__fail(ctx, TT_ERR_BUDGET, "%.*s. Of stage %d the smallest possible is %zu",
+                    TT__ERROR - 80, r->error, r->at, r->most);
+}
+
+/* Compiles the other stages of a pipeline, of which p is the first, which has come to `status`. */
+static tt_status tt__compile_stages(tt_program *p, const tt_tape *t, int32_t root,
+                                    const tt_compile_options *o, tt_status status)
+{
+    const int stages = p->settings.options.parallel.pipeline;
+    const size_t values = (size_t)t->n_values;
+    const bool all = !p->ctx->searches; /* are compiled, also after one that does not fit */
+    tt__short_stages refused;
+    if (stages == 1) return status;
+    memset(&refused, 0, sizeof refused);
+    p->stage = (tt_program **)tt__calloc(p->ctx, sizeof *p->stage * (size_t)stages);
+    p->fed_at = (size_t *)tt__calloc(p->ctx, sizeof *p->fed_at * (values + 1));
+    if (!p->stage || !p->fed_at) return TT_ERR_MEMORY;
+    p->stage[0] = p;
+    p->n_recorded = t->n_values;
+    p->n_axes = t->n_axes;
+    for (int s = 0;;) {
+        if (status != TT_OK && (status != TT_ERR_BUDGET || !all)) return status;
+        if (status != TT_OK) tt__note_stage(p->ctx, s, &refused);
+        if (++s == stages) break;
+        tt_compile_options of_stage = *o;
+        tt_program *q = p->stage[s] = (tt_program *)tt__calloc(p->ctx, sizeof *q);
+        if (!q) return TT_ERR_MEMORY;
+        q->ctx = p->ctx;
+        q->rank = p->rank;
+        q->is_later = true;
+        if (o->share) of_stage.share = o->share->stage[s];
+        status = tt__compile_into(q, t, root, &of_stage, s);
+    }
+    if (refused.error[0]) return tt__refuse_stages(p->ctx, &refused);
+    for (size_t v = 1; v <= values; v++) {
+        const tt__value *x = &p->built.t->values[v - 1];
+        const bool fed = x->storage == TT__INPUT && x->base == (int32_t)v - 1 && tt__reads_input(p, x->base);
+        p->fed_at[v] = p->fed_at[v - 1] + (fed ? tt__slot_bytes(x) : 0);
+    }
+    return TT_OK;
+}
+
+/* The fewest digits that stand for this number alone. */
+static const char *tt__shortest(float x, char to[32])
+{
+    int digits = 5;
+    do snprintf(to, 32, "%.*g", ++digits, (double)x);
+    while (digits < 9 && (float)strtod(to, NULL) != x);
+    return to;
+}
+
+/* What the programs of all processes must have in common, a line of each; the bits depend on it. */
+static void tt__program_lines(const tt_program *p, char *to, size_t capacity)
+{
+    static const char *const kinds[] = {"sgd", "adam", "adamw"}; /* tt_optimizer_kind */
+    tt__text text = {to, capacity, 0};
+    char n[6][32];
+    const tt_compile_options *o = &p->settings.options;
+    const tt_parallel *r = &o->parallel;
+    const tt_optimizer_options *u = &o->optimizer;
+    const tt_loss_scale *l = &o->loss_scale;
+    if (!p->built.t) return; /* compiling has failed */
+    tt__print(&text, "device '%s'\n", p->settings.crew->name);
+    tt__print(&text, "data %d, tensor %d, groups %d\n", r->data, r->tensor, r->groups);
+    if (r->pipeline > 1)
+        tt__print(&text, "pipeline %d, schedule '%s', micros %d\n", r->pipeline, r->schedule, r->micros);
+    tt__print(&text, "zero %d%s%s%s\n", r->zero, r->sequence ? ", sequence" : "", r->server ? ", server" : "",
+              r->reduce_micros ? ", reduce_micros" : "");
+    tt__print(&text, "precision '%s', matmul %d\n", tt__precision_names[p->settings.precision.kind],
+              (int)p->settings.matmul);
+    tt__print(&text, "train %d, accumulate %d, update '%s', tune %d\n", o->train, o->accumulate,
+              tt__update_names[p->chosen.update], p->tunes);
+    if (o->train)
+        tt__print(&text, "optimizer %s with weight_decay %s, clip_norm %s, beta1 %s, beta2 %s, eps %s, "
+                  "momentum %s\n", kinds[u->kind], tt__shortest(u->weight_decay, n[0]),
+                  tt__shortest(u->clip_norm, n[1]), tt__shortest(u->beta1, n[2]),
+                  tt__shortest(u->beta2, n[3]), tt__shortest(u->eps, n[4]),
+                  tt__shortest(u->momentum, n[5]));
+    if (p->settings.scales)
+        tt__print(&text, "loss_scale init %s, growth %s, backoff %s, interval %d\n",
+                  tt__shortest(l->init, n[0]), tt__shortest(l->growth, n[1]),
+                  tt__shortest(l->backoff, n[2]), l->interval);
+    for (int k = 0; k < p->built.t->n_axes; k++)
+        if (p->built.t->axes[k].name[0] && !p->built.t->axes[k].parts)
+            tt__print(&text, "at most %lld %s\n", (long long)p->built.t->axes[k].capacity,
+                      p->built.t->axes[k].name);
+    tt__print(&text, "tape %016llx\n", (unsigned long long)p->built.recorded);
+    tt__print(&text, "program of %d instructions\n", p->built.t->n_code);
+}
+
+/* All processes have come to `where` without an error, and with the same lines of text. */
+static tt_status tt__agree_lines(tt_context *ctx, const char *where, tt_status status, char own[TT__NOTE])
+{
+    tt__net *n = ctx->net;
+    char name[96];
+    if (!n) return status;
+    status = tt__agree(ctx, where, status, own, TT__NOTE);
+    const char *first = (const char *)tt__noted(ctx, 0, own);
+    for (int k = 1; k < n->processes && status == TT_OK; k++) {
+        const char *a = first, *b = (const char *)tt__noted(ctx, k, own);
+        if (strcmp(a, b) == 0) continue;
+        for (size_t m = strcspn(a, "\n"); strncmp(a, b, m + 1) == 0; m = strcspn(a, "\n")) {
+            a += m + 1;
+            b += m + 1;
+        }
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s: %s has %.*s, and process 0 has %.*s: all processes must "
+                          "%s the same", where, tt__process_name(n, k, name), (int)strcspn(b, "\n"), b,
+                          (int)strcspn(a, "\n"), a, strcmp(where, "tt_compile") == 0 ? "compile" : "train");
+    }
+    return status;
+}
+
+/* All processes have compiled, and the same. */
+static tt_status tt__agree_program(tt_context *ctx, const tt_program *p, tt_status status)
+{
+    char own[TT__NOTE] = {0};
+    if (status == TT_OK && ctx->net) tt__program_lines(p, own, sizeof own);
+    return tt__agree_lines(ctx, "tt_compile", status, own);
+}
+
+/* The program, with the stages behind it; *status tells how that went. NULL: out of memory. */
+static tt_program *tt__compile_all(tt_tape *t, tt_value root, const tt_compile_options *o, tt_status *status)
+{
+    tt_program *p = (tt_program *)tt__calloc(t->ctx, sizeof *p);
+    *status = TT_ERR_MEMORY;
+    if (!p) return NULL;
+    p->ctx = t->ctx;
+    *status = t->status;
+    if (t->status != TT_OK) tt__fail(t->ctx, t->status, "%s", t->error);
+    else if (!tt__has_value(t, root))
+        *status = tt__fail(t->ctx, TT_ERR_ARGUMENT, "tt_compile: the root %s", tt__why_no_value(t, root));
+    else *status = tt__compile_into(p, t, root.id, o, 0);
+    if (*status == TT_OK || *status == TT_ERR_BUDGET) *status = tt__compile_stages(p, t, root.id, o, *status);
+    return p;
+}
+
+/* Bytes that memory_budget counts of a program, or of that stage of a pipeline which needs most. */
+static size_t tt__bytes_of_largest_stage(tt_program *p)
+{
+    size_t most = 0;
+    for (int s = 0; s < tt__stages(p); s++) {
+        const tt_program *q = tt__stage_of(p, s);
+        const size_t moved = tt__one_memory(q) ? q->arena->on_host + tt__offloaded_bytes(&q->built) : 0;
+        const size_t bytes = tt__arena_size(q->arena, tt__first_rank(q->arena)) + moved;
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* Adds to the error of a plan that exceeds memory_budget what the plan needs in precision "bf16-true"; where
+   that is too much, with recompute "budget", unless the error names less already. Programs that share an
+   arena have one precision, so with `share` nothing is added. */
+static void tt__advise_precision(tt_tape *t, tt_value root, const tt_compile_options *o)
+{
+    tt_context *ctx = t->ctx;
+    tt_compile_options other = *o;
+    char error[TT__ERROR];
+    const size_t needed = ctx->needs, advised = ctx->advised;
+    const bool budget = o->recompute && strcmp(o->recompute, "budget") == 0; /* NULL is the default */
+    const bool half = o->precision && strcmp(o->precision, "bf16-true") == 0;
+    if (ctx->searches || !o->train || o->share || half) return;
+    memcpy(error, ctx->error, sizeof error);
+    ctx->searches = true;
+    other.precision = "bf16-true";
+    for (int k = 0; k < 2; k++) {
+        tt_status status;
+        if (k) other.recompute = "budget";
+        tt_program *p = tt__compile_all(t, root, &other, &status);
+        const size_t bytes = status == TT_OK ? tt__bytes_of_largest_stage(p) : ctx->needs;
+        if (p) tt_program_free(p);
+        if (status != TT_OK && status != TT_ERR_BUDGET) break;
+        const bool fits = status == TT_OK, last = fits || budget || k;
+        if (!last) continue;
+        if (!fits && advised && bytes >= advised) break; /* other options do better */
+        const size_t used = strlen(error);
+        snprintf(error + used, sizeof error - used, "; precision \"bf16-true\"%s %s %zu%s",
+                 k ? " with recompute \"budget\"" : "", fits ? "makes it" : "still needs", bytes,
+                 fits ? ", which fits" : "");
+        break;
+    }
+    ctx->searches = false;
+    ctx->needs = needed;
+    tt__fail(ctx, TT_ERR_BUDGET, "%s", error);
+}
+
+tt_program *tt_compile(tt_tape *t, tt_value root, const tt_compile_options *o)
+{
+    const tt_compile_options defaults = tt_compile_options_default();
+    tt_status status;
+    if (!o) o = &defaults;
+    tt_program *p = tt__compile_all(t, root, o, &status);
+    if (!p) return NULL;
+    if (status == TT_ERR_BUDGET) {
+        tt_program_free(p); /* a stage that fits holds its parameters in the precision asked for */
+        p = NULL;
+        tt__advise_precision(t, root, o);
+    }
+    if (tt__agree_program(t->ctx, p, status) != TT_OK) {
+        tt_program_free(p);
+        return NULL;
+    }
+    tt__tell_unsplit(p);
+    return p;
+}

@@ -1,0 +1,111 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../passes/verify.h"
+#include "../passes/differentiate.h"
+#include "../passes/rows.h"
+#include "../passes/tensor.h"
+#include "../passes/fuse.h"
+#include "../passes/precision.h"
+#include "../passes/recompute.h"
+#include "../passes/step.h"
+#include "../passes/stages.h"
+#include "../passes/data.h"
+#include "../passes/update.h"
+#include "../passes/fp8.h"
+#include "../passes/offload.h"
+#include "../passes/prune.h"
+#include "../passes/overlap.h"
+#include "../passes/join.h"
+#include "program.h"
+
+/* Marks the values with a trainable parameter behind them, which may have been frozen after recording. */
+static void tt__mark_gradients(tt_tape *t)
+{
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        x->needs_grad = x->storage == TT__PARAMETER && !t->ctx->params[x->param]->frozen;
+    }
+    for (int k = 0; k < t->n_code; k++) {
+        bool needs = false;
+        for (int j = 0; j < TT__MAX_IN; j++) needs |= t->values[t->values[t->code[k].in[j]].base].needs_grad;
+        t->values[t->code[k].out[0]].needs_grad = needs;
+    }
+    for (int32_t v = 1; v < t->n_values; v++)
+        t->values[v].needs_grad = t->values[t->values[v].base].needs_grad;
+}
+
+/* Runs a pass and then the verifier; returns from the function that it stands in after an error. */
+#define TT__PASS(t, name, call) \
+    do { \
+        tt_status passed = (call); \
+        if (passed == TT_OK) passed = tt__verify((t), (name)); \
+        if (passed != TT_OK) return passed; \
+    } while (0)
+
+/* The first passes: a tape that is to train gets the backward of its loss. Of choices, only what tt__spread_
+   tape reads makes a difference to them. */
+static tt_status tt__first_passes(tt__built *b, const tt__settings *s)
+{
+    tt_tape *t = b->t;
+    const bool train = s->options.train, accumulate = s->options.accumulate;
+    const int tensor = s->options.parallel.tensor;
+    int losses = 0;
+    TT__PASS(t, "record", TT_OK);
+    TT__PASS(t, "inference", tt__pass_inference(t, b->root, train));
+    TT__PASS(t, "prune", tt__pass_prune(t, b->root, false));
+    TT__PASS(t, "rows", tt__pass_rows(t, b->root));
+    if (t->stages > 1) TT__PASS(t, "ends of stages", tt__pass_ends(t));
+    if (tensor > 1) TT__PASS(t, "tensor", tt__pass_tensor(t, b->root, tensor, s->options.parallel.sequence,
+                                                          train));
+    TT__PASS(t, "fuse", tt__pass_fuse(t, b->root, false));
+    TT__PASS(t, "precision", tt__pass_precision(t, &s->precision));
+    if (t->stages > 1) tt__number_stages(t);
+    for (int k = 0; k < t->n_code; k++) losses += tt__is(&t->code[k], TT__LOSS);
+    tt_status status = losses ? tt__new_results(t, train, s->scales) : TT_OK;
+    if (status == TT_OK && t->accumulate && losses != 1)
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "%s by the targets of one loss, but the program has %d",
+                          accumulate ? "accumulate divides" : "several data ranks divide", losses);
+    if (status != TT_OK) return status;
+    if (train) TT__PASS(t, "differentiate", tt__differentiate(t, b->root, accumulate && !t->sums_micros));
+    if (train && tensor > 1) TT__PASS(t, "tensor gradients", tt__pass_tensor_gradients(t));
+    if (train && !losses)
+        return tt__fail(t->ctx, TT_ERR_ARGUMENT, "no loss lies behind the root '%s': train on "
+                        "tt_cross_entropy or tt_mean_squared_error", t->values[b->root].name);
+    TT__PASS(t, "fuse later", tt__pass_fuse(t, b->root, true));
+    if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "number factors", tt__pass_number_factors(t, train));
+    b->forward_values = t->n_values;
+    const int forward = tt__forward_of(t), most = train ? tt__blocks_to_recompute(t, forward, INT_MAX) : 0;
+    while (tt__blocks_to_recompute(t, forward, b->blocks) < most) b->blocks++;
+    return TT_OK;
+}
+
+/* The other passes: what is computed again, shared between ranks, updated and moved. */
+static tt_status tt__last_passes(tt__built *b, const tt__settings *s, const tt__choice *choice)
+{
+    tt_tape *t = b->t;
+    const bool train = s->options.train, accumulate = s->options.accumulate;
+    if (train) TT__PASS(t, "recompute", tt__pass_recompute(t, choice->recompute, choice->blocks,
+                                                                choice->drop, choice->n_drop));
+    if (s->kind->host) TT__PASS(t, "fold casts", (tt__pass_fold_casts(t), TT_OK));
+    else TT__PASS(t, "alike operands", tt__pass_alike_operands(t));
+    if (t->tensor > 1) TT__PASS(t, "tensor losses", tt__pass_tensor_losses(t));
+    TT__PASS(t, "counts", tt__pass_counts(t));
+    if (t->stages > 1) TT__PASS(t, "stages", tt__pass_stages(t));
+    TT__PASS(t, "gather", tt__pass_gather(t));
+    if (train) TT__PASS(t, "sums", tt__pass_sums(t, accumulate));
+    if (train) TT__PASS(t, "update", tt__pass_update(t, &s->options.optimizer, &s->options.loss_scale));
+    if (s->matmul == TT__MATMUL_FP8) TT__PASS(t, "fp8", tt__pass_fp8(t));
+    TT__PASS(t, "prune", tt__pass_prune(t, b->root, true));
+    TT__PASS(t, "offload", tt__pass_offload(t, b->root, choice->offload, choice->activations,
+                                             choice->halved));
+    TT__PASS(t, "settings", tt__pass_settings(t));
+    /* Not where ranks are to have the same bits, however many they are, nor where memory is what counts. */
+    const bool spread = t->data > 1 || t->slots > 1 || t->tensor > 1;
+    const bool scarce = s->options.memory_budget || choice->offload;
+    if (!s->kind->host && !spread && !scarce) TT__PASS(t, "join", tt__pass_join(t, b->root));
+    TT__PASS(t, "overlap", tt__pass_overlap(t, &s->costs, choice->ahead));
+    if (choice->arrivals) TT__PASS(t, "arrivals", tt__pass_arrivals(t));
+    return TT_OK;
+}
+#undef TT__PASS

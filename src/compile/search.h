@@ -1,0 +1,823 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../passes/precision.h"
+#include "../passes/recompute.h"
+#include "../passes/offload.h"
+#include "../passes/overlap.h"
+#include "../context/memory.h"
+#include "program.h"
+#include "build.h"
+#include "choice.h"
+
+/* -------- builds */
+
+/* Notes a choice that needs so many bytes if it is the smallest. */
+static tt_status tt__note_least(tt_context *ctx, const tt__choice *choice, size_t bytes, tt__shortage *s)
+{
+    bool *drop = NULL;
+    if (bytes >= s->least) return TT_OK;
+    if (choice->n_drop && !tt__copy_array(ctx, (void **)&drop, choice->drop, (size_t)choice->n_drop))
+        return TT_ERR_MEMORY;
+    tt__free(ctx, (void *)(uintptr_t)s->how.drop);
+    s->least = bytes;
+    s->how = *choice;
+    s->how.drop = drop;
+    s->items = 0;
+    for (int v = 0; v < choice->n_drop; v++) s->items += drop[v];
+    return TT_OK;
+}
+
+/* Builds a choice; *e: the arena with it. */
+static tt_status tt__try_build(const tt__job *j, const tt__choice *choice, tt__extent *e)
+{
+    tt_program *p = j->p;
+    tt__built_free(p->ctx, &p->built);
+    tt_status status = tt__build(j->t, j->root, &p->settings, choice, &p->built);
+    p->chosen = *choice;
+    p->chosen.drop = NULL;
+    p->builds++;
+    if (status == TT_OK) status = tt__extent_of(p, j->shared, e);
+    return status == TT_OK && j->least ? tt__note_least(p->ctx, choice, e->bytes, j->least) : status;
+}
+
+/* Bytes of the largest group, if smaller ones may make a program smaller. */
+static size_t tt__groups_at_peak(const tt_program *p)
+{
+    return tt__is_at_groups(p->built.t, p->built.peak_at) ? p->built.t->grouped : 0;
+}
+
+static double tt__seconds_built(const tt_program *p)
+{
+    const tt__spent r = tt__spent_on(&p->built.replay, tt__micros_of(&p->settings));
+    return r.compute + r.exposed;
+}
+
+/* The same; where that does not fit a budget, at the fastest pace that fits. If none does, *e is of the
+   slowest, which needs least. */
+static tt_status tt__build_within(const tt__job *j, const tt__choice *choice, tt__extent *e)
+{
+    tt_program *p = j->p;
+    tt__choice now = *choice;
+    tt_status status = tt__try_build(j, &now, e);
+    if (status == TT_OK && !tt__fits(e) && now.arrivals && !p->ctx->unbudgeted) {
+        now.arrivals = false;
+        status = tt__try_build(j, &now, e);
+    }
+    if (status != TT_OK || tt__fits(e)) return status;
+    size_t grouped = tt__groups_at_peak(p);
+    const int most = p->built.under_way ? now.ahead : 0;
+    tt__choice best = tt__at_slowest(now);
+    if (!p->built.t->grouped) best.halved = 0;
+    if (!p->built.t->grouped && !most) return TT_OK;
+    status = tt__try_build(j, &best, e);
+    if (status != TT_OK || !tt__fits(e)) return status;
+    double seconds = tt__seconds_built(p);
+    bool last = true; /* the best was built last */
+    for (now.ahead = most; now.ahead >= 0 && status == TT_OK; now.ahead--) {
+        bool fits = false;
+        for (int trial = now.ahead == most; trial < TT__HALVINGS && status == TT_OK; trial++) {
+            now.halved = tt__halved(grouped, trial);
+            if (now.halved < 0 || (now.ahead == 0 && now.halved == best.halved)) continue;
+            status = tt__try_build(j, &now, e);
+            if (status != TT_OK) return status;
+            fits = tt__fits(e);
+            last = fits && tt__seconds_built(p) < seconds;
+            if (last) best = now, seconds = tt__seconds_built(p);
+            if (trial == 0) grouped = tt__groups_at_peak(p);
+            if (fits != (trial == 1)) break;
+        }
+        if (fits && now.halved == 0) break; /* fewer blocks ahead with as large groups are no faster */
+    }
+    return last ? status : tt__try_build(j, &best, e);
+}
+
+/* Builds candidate k. Where it fails, all candidates that are the same are noted to fail. */
+static tt_status tt__build_candidate(tt__chooser *c, int k, tt__extent *e)
+{
+    const tt__choice choice = tt__with_set(c, c->list[k].how, c->list[k].set);
+    const tt_status status = tt__try_build(&c->job, &choice, e);
+    const bool failed = status != TT_OK || !tt__fits(e);
+    for (int j = 0; j < c->n_list && failed; j++) c->list[j].failed |= c->list[j].hash == c->list[k].hash;
+    return status;
+}
+
+/* The next slower pace of a program with groups of `grouped` bytes: all alone, then fewer blocks ahead. */
+static bool tt__slow_down(tt__choice *how, size_t grouped)
+{
+    const bool parts = grouped && how->halved != TT__ONE_BY_ONE;
+    if (!parts && how->ahead == 0) return false;
+    how->halved = parts ? TT__ONE_BY_ONE : 0;
+    how->ahead -= !parts;
+    return true;
+}
+
+/* Adds candidate k, whose placement does not fit, at the next slower pace at which it may fit. */
+static tt_status tt__lower(tt__chooser *c, int k)
+{
+    tt__choice how = c->list[k].how;
+    tt_status status = TT_OK;
+    for (int at = k; status == TT_OK;) {
+        if (!tt__slow_down(&how, c->list[at].parts ? c->list[at].grouped : 0)) break;
+        const bool known = tt__find_candidate(c, &how, c->list[k].set) >= 0;
+        status = tt__consider(c, &how, c->list[k].set, &at);
+        if (status == TT_OK && !known && tt__may_fit(c, at)) break;
+    }
+    return status;
+}
+
+/* Adds candidate k with smaller groups. These may take less time: the first updates wait for fewer copies,
+   and the step's end for fewer copies after the last update. */
+static tt_status tt__tune(tt__chooser *c, int k)
+{
+    const tt__candidate was = c->list[k];
+    tt__choice how = was.how;
+    tt_status status = TT_OK;
+    c->list[k].tuned = true;
+    for (int trial = 1, at; trial < TT__HALVINGS && was.grouped && status == TT_OK; trial++) {
+        how.halved = tt__halved(was.grouped, trial);
+        if (how.halved < was.how.halved) continue;
+        status = tt__consider(c, &how, was.set, &at);
+        if (status == TT_OK) c->list[at].tuned = true;
+    }
+    return status;
+}
+
+/* Builds the cheapest candidates until one fits, while there were fewer than `most` builds; else *e is of one
+   that does not. */
+static tt_status tt__build_cheapest(tt__chooser *c, int most, tt__extent *e)
+{
+    const int before = c->job.p->builds;
+    tt_status status = TT_OK;
+    size_t room = c->budget;
+    for (int k; status == TT_OK && c->job.p->builds < most && (k = tt__cheapest(c, room)) >= 0;) {
+        if (!c->list[k].raised) {
+            status = tt__raise(c, k);
+            continue;
+        }
+        if (c->by_seconds && !c->all && !c->list[k].tuned) {
+            status = tt__tune(c, k);
+            continue;
+        }
+        status = tt__build_candidate(c, k, e);
+        if (status == TT_OK && tt__fits(e)) return TT_OK;
+        if (status == TT_OK) status = tt__lower(c, k);
+        const bool many = c->job.p->builds - before > (most - before) / 2;
+        const size_t over = e->bytes > c->budget ? e->bytes - c->budget : 0;
+        if (many && over < room) room -= over;
+    }
+    return status;
+}
+
+/* Is candidate a to be built before b, of those that may be the smallest? Of as many bytes, what changes
+   where updates are less, and then what is faster; in an order that depends on nothing else. */
+static bool tt__is_smaller(const tt__candidate *a, const tt__candidate *b)
+{
+    if (a->bytes != b->bytes) return a->bytes < b->bytes;
+    if (a->how.update != b->how.update) return a->how.update < b->how.update;
+    if (a->seconds != b->seconds) return a->seconds < b->seconds;
+    return a->flops != b->flops ? a->flops < b->flops : a->hash < b->hash;
+}
+
+/* How many of the smallest candidates are built: of a small program so many that one of them is the smallest,
+   of a large one those whose placement could be better by more than a little. */
+static int tt__most_least(const tt__chooser *c)
+{
+    const int n = tt__front(c)->t->n_code;
+    return n < TT__LARGE ? 4 + 6000 / (1 + n) : 4;
+}
+
+/* Builds the smallest candidates, at most so many, until one fits or none can be smaller than what job.least
+   has noted. */
+static tt_status tt__build_least(tt__chooser *c, int most, tt__extent *e)
+{
+    for (int k = 0; k < most; k++) {
+        int best = -1;
+        for (int j = 0; j < c->n_list; j++)
+            if (!c->list[j].failed && (best < 0 || tt__is_smaller(&c->list[j], &c->list[best]))) best = j;
+        if (best < 0 || c->list[best].bytes >= c->job.least->least) return TT_OK;
+        const tt_status status = tt__build_candidate(c, best, e);
+        if (status == TT_ERR_MEMORY) return status;
+        if (status == TT_OK && tt__fits(e)) return TT_OK; /* or the device has no kernel for it */
+    }
+    return TT_OK;
+}
+
+/* -------- the smallest */
+
+/* Techniques whose options may change. */
+enum { TT__MAY_ZERO = 1, TT__MAY_RECOMPUTE = 2, TT__MAY_OFFLOAD = 4, TT__MAY_UPDATE = 8, TT__MAY_ALL = 15 };
+
+/* May an update be there or then? */
+static bool tt__may_update(const tt_program *p, tt__update update)
+{
+    const tt_compile_options *o = &p->settings.options;
+    if (!o->train || (update == TT__UPDATE_HOST && tt__one_memory(p))) return update == p->settings.update;
+    return update != TT__UPDATE_BACKWARD || !(o->accumulate || o->optimizer.clip_norm > 0 ||
+                                              p->settings.scales || o->parallel.server ||
+                                              o->parallel.pipeline > 1);
+}
+
+static bool tt__may_zero(const tt_program *p, int zero)
+{
+    const tt_parallel *r = &p->settings.options.parallel;
+    return zero == r->zero || (r->data > 1 && (zero < 2 || (!r->server && r->pipeline <= 1)));
+}
+
+enum { TT__VALUES = 4 + 4 + 4 + 3 };
+
+/* Gives one of the techniques that may change another value. False: that is none, or not possible. */
+static bool tt__vary(const tt__chooser *c, unsigned may, int k, tt__choice *how)
+{
+    const tt_program *p = c->job.p;
+    const tt__choice was = *how;
+    const bool train = p->settings.options.train;
+    if (k < 4 && may & TT__MAY_ZERO && tt__may_zero(p, k) && (k || !c->zero)) how->zero = k;
+    k -= 4;
+    if (k >= 0 && k < 4 && may & TT__MAY_RECOMPUTE && train) how->recompute = (tt__recompute)k;
+    k -= 4;
+    const bool moves = may & TT__MAY_OFFLOAD && !tt__one_memory(p);
+    if (k >= 0 && k < 4 && moves && (train || 1u << k == TT__OUT_PARAMETERS)) how->offload ^= 1u << k;
+    k -= 4;
+    if (k >= 0 && may & TT__MAY_UPDATE && tt__may_update(p, (tt__update)k)) how->update = (tt__update)k;
+    return how->zero != was.zero || how->recompute != was.recompute || how->offload != was.offload ||
+           how->update != was.update;
+}
+
+/* Adds a choice at the slowest pace, if that is possible. What is not possible is noted as failed. */
+static tt_status tt__consider_slowest(tt__chooser *c, tt__choice how, const bool *set)
+{
+    int at;
+    how = tt__at_slowest(how);
+    if (!(how.offload & TT__OUT_ACTIVATIONS)) how.activations = INT_MAX;
+    return tt__consider(c, &how, set, &at) == TT_ERR_MEMORY ? TT_ERR_MEMORY : TT_OK;
+}
+
+/* Gives *how combination k of the values that techniques may have. False: it is not possible. */
+enum { TT__COMBINATIONS = 4 * 4 * 16 * 3 };
+static bool tt__combine(const tt__chooser *c, unsigned may, int k, tt__choice *how)
+{
+    const int zero = k % 4, policy = k / 4 % 4, offload = k / 16 % 16, update = k / 256;
+    const int out = offload ^ (int)c->base.offload;
+    *how = c->base;
+    if (zero != how->zero && !tt__vary(c, may, zero, how)) return false;
+    if (policy != (int)how->recompute && !tt__vary(c, may, 4 + policy, how)) return false;
+    for (int k2 = 0; k2 < 4; k2++) if (out >> k2 & 1 && !tt__vary(c, may, 8 + k2, how)) return false;
+    if (update != (int)how->update && !tt__vary(c, may, 12 + update, how)) return false;
+    /* The optimizer's state is in the host's memory then, whether the list says so or not. */
+    return update != TT__UPDATE_HOST || !(out & TT__OUT_OPTIMIZER);
+}
+
+/* The candidate, from number `from` on, that may be the smallest; -1: none. */
+static int tt__least_live(const tt__chooser *c, int from)
+{
+    int best = -1;
+    for (int k = from; k < c->n_list; k++) {
+        const bool known = c->list[k].bytes < SIZE_MAX;
+        if (known && (best < 0 || tt__is_smaller(&c->list[k], &c->list[best]))) best = k;
+    }
+    return best;
+}
+
+/* All that may change as it saves most, mostly. */
+static tt__choice tt__most_saving(const tt__chooser *c, unsigned may)
+{
+    tt__choice how = tt__at_slowest(c->base);
+    how.arrivals = false;
+    tt__vary(c, may, 3, &how);
+    tt__vary(c, may, 4 + TT__RECOMPUTE_BLOCKS, &how);
+    for (int k = 0; k < 4; k++) if (!(how.offload >> k & 1)) tt__vary(c, may, 8 + k, &how);
+    if (!(how.offload & TT__OUT_ACTIVATIONS)) how.activations = INT_MAX;
+    return how;
+}
+
+/* Forgets the candidates from number `from` on. */
+static void tt__forget(tt__chooser *c, int from)
+{
+    while (c->n_list > from) tt__free(c->ctx, c->list[--c->n_list].set);
+}
+
+/* Changes of one technique at a time, from candidate `from` on, as long as they make the smallest smaller;
+   sets of values are left out. */
+static tt_status tt__try_single(tt__chooser *c, unsigned may, int from)
+{
+    tt_status status = TT_OK;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    for (int least = from, before = -1; least != before && status == TT_OK;) {
+        const tt__choice was = c->list[least].how;
+        for (int k = 0; k < TT__VALUES && c->left > 0 && status == TT_OK; k++) {
+            tt__choice how = was;
+            if (tt__vary(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
+        }
+        before = least;
+        for (int k = 0; k < c->n_list; k++) {
+            const bool plain = !c->n || !memchr(c->list[k].set, true, (size_t)c->n);
+            const bool known = plain && c->list[k].bytes < SIZE_MAX;
+            if (known && tt__is_smaller(&c->list[k], &c->list[least])) least = k;
+        }
+    }
+    return status;
+}
+
+/* One item less than the smallest candidate has, or one more, as long as that makes it smaller: of those that
+   were of no use before, and those with which something else is computed again, which may live longer. */
+static tt_status tt__try_other_sets(tt__chooser *c, const tt__choice *how, int *least)
+{
+    tt_status status = TT_OK;
+    memcpy(c->set, c->list[*least].set, sizeof *c->set * (size_t)c->n);
+    for (int n = 0, same = 0; same < c->n && c->left > 0 && status == TT_OK; n = (n + 1) % c->n, same++) {
+        if (!c->set[n] && !c->banned[n] && !tt__front(c)->t->code[c->made[n]].out[1]) continue;
+        c->set[n] = !c->set[n];
+        status = tt__estimate(c, how, c->set);
+        if (c->list[c->n_list - 1].bytes < c->list[*least].bytes) *least = c->n_list - 1, same = 0;
+        else c->set[n] = !c->set[n];
+    }
+    return status;
+}
+
+/* Sets of values for a configuration: from none on, then whole blocks, and from the best of these on. What is
+   tried depends on the program and the configuration alone, so that what a message names is found again.
+   *least: the best; -1: it was searched for before. */
+static tt_status tt__try_least_set(tt__chooser *c, tt__choice how, int *least)
+{
+    const int64_t most = TT__FOR_LEAST / (tt__front(c)->t->n_code + 1);
+    const int from = c->n_list;
+    how.recompute = TT__RECOMPUTE_CHEAP;
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    const uint64_t hash = tt__hash_choice(c, &how, c->set);
+    *least = -1;
+    for (int k = 0; k < c->n_searched; k++) if (c->searched[k] == hash) return TT_OK;
+    if (c->n_searched < TT__COUNT(c->searched)) c->searched[c->n_searched++] = hash;
+    c->left = TT__FOR_LEAST;
+    tt_status status = TT_OK;
+    for (size_t before = SIZE_MAX; status == TT_OK;) {
+        memset(c->banned, 0, sizeof *c->banned * (size_t)c->n);
+        status = tt__try_path(c, &how, (int)(1 + c->n / tt__max(1, most)));
+        if (status == TT_OK && before == SIZE_MAX) status = tt__try_blocks(c, &how);
+        *least = tt__least_live(c, from);
+        if (*least < 0 || status != TT_OK) break;
+        status = tt__try_other_sets(c, &how, least);
+        if (c->list[*least].bytes >= before || c->left <= 0) break;
+        before = c->list[*least].bytes;
+    }
+    return status;
+}
+
+/* A configuration with one technique changed that makes candidate k smaller, with its set of values. False:
+   there is none. */
+static bool tt__find_change(tt__chooser *c, unsigned may, int k, tt__choice *how, tt_status *status)
+{
+    const int from = c->n_list;
+    const tt__choice was = c->list[k].how;
+    size_t least = c->list[k].bytes;
+    bool found = false;
+    memcpy(c->set, c->list[k].set, sizeof *c->set * (size_t)c->n);
+    for (int change = 0; change < TT__VALUES && *status == TT_OK; change++) {
+        tt__choice other = was;
+        if (!tt__vary(c, may & ~(unsigned)TT__MAY_RECOMPUTE, change, &other)) continue;
+        *status = tt__consider_slowest(c, other, c->set);
+        if (c->n_list == from || c->list[c->n_list - 1].bytes >= least) continue;
+        least = c->list[c->n_list - 1].bytes;
+        *how = c->list[c->n_list - 1].how;
+        found = true;
+    }
+    tt__forget(c, from); /* unless the configuration's own search finds them, too */
+    return found;
+}
+
+/* Adds what may be the smallest program of all that may change: all combinations of the techniques, if the
+   program is small, else changes of one technique at a time; of the smallest, sets of values. */
+static tt_status tt__try_least(tt__chooser *c, unsigned may)
+{
+    tt__choice how;
+    int64_t combinations = 0;
+    tt_status status = TT_OK;
+    c->left = TT__FOR_LEAST;
+    for (int k = 0; k < TT__COMBINATIONS; k++) combinations += tt__combine(c, may, k, &how);
+    const bool all = combinations * tt__front(c)->t->n_code <= TT__FOR_LEAST / 4; /* updates come on top */
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    for (int k = 0; k < TT__COMBINATIONS && all && status == TT_OK; k++)
+        if (tt__combine(c, may, k, &how)) status = tt__consider_slowest(c, how, c->set);
+    if (status == TT_OK) status = tt__consider_slowest(c, c->base, c->set);
+    if (status == TT_OK) status = tt__consider_slowest(c, tt__most_saving(c, may), c->set);
+    int least = tt__least_live(c, 0);
+    if (least < 0 || status != TT_OK) return status;
+    status = tt__try_single(c, may, least);
+    least = tt__least_live(c, 0);
+    how = c->list[least].how;
+    for (int k = 0; k < 3 && c->n && status == TT_OK; k++) {
+        status = tt__try_least_set(c, how, &least);
+        if (status != TT_OK || least < 0 || !tt__find_change(c, may, least, &how, &status)) break;
+    }
+    return status;
+}
+
+/* Sets the candidates aside, or has those that were set aside instead. */
+static void tt__set_aside(tt__chooser *c)
+{
+    c->kept = c->list, c->n_kept = c->n_list, c->cap_kept = c->cap_list;
+    c->list = NULL;
+    c->n_list = c->cap_list = 0;
+    c->best = INFINITY;
+    c->left = TT__ESTIMATES;
+}
+
+static tt_status tt__take_back(tt__chooser *c)
+{
+    tt__forget(c, 0);
+    for (; c->n_kept; c->n_kept--) {
+        if (!TT__GROW(c->ctx, c->list, c->n_list, c->cap_list)) return TT_ERR_MEMORY;
+        c->list[c->n_list++] = c->kept[c->n_kept - 1];
+    }
+    for (int k = 0; k < c->n_list; k++)
+        if (tt__is_dominated(c, &c->list[k])) c->list[k].failed = true;
+    return TT_OK;
+}
+
+/* -------- when nothing fits */
+
+/* By TT__OUT_ flags. */
+static const char *const tt__out_lists[16] = {
+    "none", "optimizer", "gradients", "optimizer,gradients", "parameters", "optimizer,parameters",
+    "gradients,parameters", "optimizer,gradients,parameters", "activations", "optimizer,activations",
+    "gradients,activations", "optimizer,gradients,activations", "parameters,activations",
+    "optimizer,parameters,activations", "gradients,parameters,activations",
+    "optimizer,gradients,parameters,activations"};
+
+/* The options that are a choice. items: values that are computed again beside what "cheap" does. */
+static void tt__print_options(tt__text *text, const tt_program *p, const tt__choice *x, int items)
+{
+    if (p->settings.options.train)
+        tt__print(text, "recompute \"%s\"", items ? "budget" : tt__recompute_names[x->recompute]);
+    if (p->settings.options.train && items)
+        tt__print(text, " (of %d value%s)", items, items > 1 ? "s" : "");
+    if (x->offload || !tt__one_memory(p) || !p->settings.options.train)
+        tt__print(text, "%soffload \"%s\"", p->settings.options.train ? ", " : "",
+                  tt__out_lists[x->offload]);
+    if (p->settings.options.train && (x->update || p->settings.update))
+        tt__print(text, ", update \"%s\"", tt__update_names[x->update]);
+    if (p->settings.options.parallel.data > 1) tt__print(text, ", zero %d", x->zero);
+}
+
+/* Step k of those that save memory, from the least to lose to the most. False: it changes nothing, or is not
+   possible. */
+static bool tt__take_step(const tt_program *p, int k, tt__choice *x, char *name, size_t capacity)
+{
+    static const unsigned out[] = {TT__OUT_OPTIMIZER, TT__OUT_GRADIENTS, TT__OUT_ACTIVATIONS,
+                                   TT__OUT_PARAMETERS};
+    const tt_compile_options *o = &p->settings.options;
+    const tt__choice was = *x;
+    const bool staged = o->parallel.pipeline > 1, moves = !tt__one_memory(p);
+    if (k == 0 && o->parallel.data > 1 && !o->parallel.server && !staged) x->zero = 3;
+    if (k == 0) snprintf(name, capacity, "zero 3");
+    if (k >= 1 && k <= 3) {
+        const tt__recompute policy = (tt__recompute)(TT__RECOMPUTE_CHEAP + k - 1);
+        if (o->train && policy > x->recompute) x->recompute = policy;
+        snprintf(name, capacity, "recompute \"%s\"", tt__recompute_names[policy]);
+    }
+    if (k >= 4 && k <= 7 && moves) {
+        const unsigned more = out[k - 4];
+        if (more == TT__OUT_ACTIVATIONS && !(x->offload & more)) x->activations = INT_MAX;
+        if (o->train || more == TT__OUT_PARAMETERS) x->offload |= more;
+        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 6 ? 3 : k == 7 ? 2 : k - 4]);
+    }
+    if (k == 8) {
+        const bool once = !o->accumulate && !(o->optimizer.clip_norm > 0) && !p->settings.scales;
+        const bool may = o->train && once && !o->parallel.server && !staged;
+        if (may && x->update == TT__UPDATE_END) x->update = TT__UPDATE_BACKWARD;
+        snprintf(name, capacity, "update \"backward\"");
+    }
+    if (k == 9) {
+        if (o->train && moves) x->update = TT__UPDATE_HOST;
+        snprintf(name, capacity, "update \"host\"");
+    }
+    if (k > 9 && moves && x->update == TT__UPDATE_HOST) { /* which finds these there, and now may save more */
+        x->offload |= k == 10 ? TT__OUT_GRADIENTS : TT__OUT_PARAMETERS;
+        snprintf(name, capacity, "offload \"%s\"", tt__out_names[k == 10 ? 1 : 2]);
+    }
+    return x->zero != was.zero || x->recompute != was.recompute || x->offload != was.offload ||
+           x->update != was.update;
+}
+
+/* Does the option of step k say "budget"? */
+static bool tt__may_take(const tt__chooser *c, int k)
+{
+    return k == 0 ? c->zero : k <= 3 ? c->recompute : k <= 7 ? c->offload : false;
+}
+
+/* Does a choice differ from the options in what says "budget" alone? */
+static bool tt__is_free(const tt__chooser *c, const tt__choice *x)
+{
+    return (c->zero || x->zero == c->base.zero) && (c->offload || x->offload == c->base.offload) &&
+           (c->recompute || (x->recompute == c->base.recompute && !x->n_drop)) &&
+           x->update == c->base.update;
+}
+
+/* Builds the smallest of all that other options may be, and notes it in job.least. */
+static tt_status tt__advise(tt__chooser *c, const tt__choice *last, tt__extent *e)
+{
+    if (!c->recompute && c->job.p->settings.options.train) { /* candidates so far have no items */
+        tt__forget(c, 0);
+        c->n_searched = 0;
+        tt__list_items(c);
+    }
+    memset(c->set, 0, sizeof *c->set * (size_t)c->n);
+    tt_status status = tt__consider_slowest(c, *last, c->set);
+    if (status == TT_OK) status = tt__try_least(c, TT__MAY_ALL);
+    if (status == TT_OK) status = tt__build_least(c, tt__most_least(c), e);
+    return status;
+}
+
+/* The smallest of what may change, and of other options where these make it smaller. */
+static void tt__print_least(tt__text *text, const tt__chooser *c, const tt__shortage *s,
+                            const tt__shortage *least, bool advised)
+{
+    const tt_program *p = c->job.p;
+    const bool chooses = c->recompute || c->by_seconds;
+    const bool same = least->least >= s->bytes && !chooses; /* nothing makes it smaller */
+    if (chooses && !advised && least->least < s->least) {
+        tt__print(text, "%s %zu with ", text->length ? ", at least" : ": at least", s->least);
+        tt__print_options(text, p, &s->how, s->items);
+        tt__print(text, "; if more may change, the smallest possible is %zu with ", least->least);
+    } else {
+        tt__print(text, "; the smallest possible is %zu%s", least->least, same ? "" : " with ");
+    }
+}
+
+/* The last builds: what each step saves, after those before it, up to one that fits: first of what may
+   change, and is then built, and then of other options, which is advice; and the smallest of all. */
+static tt_status tt__refuse(tt__chooser *c, tt__shortage *s, tt__extent *e)
+{
+    const tt__job *j = &c->job;
+    tt_program *p = j->p;
+    char steps[640], name[48];
+    tt__text text = {steps, sizeof steps, 0};
+    tt__choice now = tt__at_slowest(c->base);
+    const bool chooses = c->recompute || c->by_seconds, staged = p->settings.options.parallel.pipeline > 1;
+    const char *const which_fits = staged ? ", with which this stage fits" : ", which fits";
+    size_t bytes = s->bytes;
+    bool fits = false, advised = false, first = true, least_told = false, replaced = false;
+    tt_status status = p->built.t ? tt__check_extent(p, j->shared, e) : TT_OK;
+    tt__shortage least = {0, 0, SIZE_MAX, c->base, 0};
+    steps[0] = 0;
+    for (int k = 0; k < 2 * TT__STEPS && !fits && status == TT_OK; k++) {
+        const int step = k % TT__STEPS;
+        const bool advice = k >= TT__STEPS;
+        tt__choice next = now;
+        if (advice && p->ctx->searches) break;
+        if (advice && chooses && s->least < bytes) bytes = s->least; /* which is named before the advice */
+        if (tt__may_take(c, step) == advice || !tt__take_step(p, step, &next, name, sizeof name)) continue;
+        c->job.least = advice ? &least : s;
+        const tt_status built = tt__try_build(j, &next, e);
+        if (built == TT_ERR_MEMORY) status = built;
+        if (built != TT_OK || e->bytes >= bytes) continue; /* or parameters have another home already */
+        fits = tt__fits(e);
+        if (fits && !advice) return TT_OK;
+        if (advice && !advised && chooses) {
+            least_told = s->least < s->bytes;
+            if (least_told) tt__print(&text, "%s at least %zu with ", text.length ? "," : ":", s->least);
+            if (least_told) tt__print_options(&text, p, &s->how, s->items);
+            tt__print(&text, "%s if more may change, ", text.length ? ";" : ":");
+        } else {
+            tt__print(&text, "%s", text.length ? ", then " : ": ");
+        }
+        replaced = replaced || (now.update == TT__UPDATE_BACKWARD && next.update == TT__UPDATE_HOST);
+        now = next;
+        bytes = e->bytes;
+        advised = advised || advice;
+        tt__print(&text, "%s %s%zu", name, first ? "makes it " : "", bytes);
+        first = false;
+        const double copies = tt__flops_of_copies(p->built.t);
+        if (step >= 1 && step <= 3) tt__print(&text, " (%+.1f%% FLOPs)", 100 * copies / s->flops);
+        if (fits) tt__print(&text, "%s", which_fits);
+    }
+    c->job.least = &least;
+    if (status == TT_OK && !fits) status = tt__note_least(p->ctx, &s->how, s->least, &least);
+    if (status == TT_OK && !fits && !p->ctx->searches) status = tt__advise(c, &now, e);
+    if (status == TT_OK && !fits && chooses && tt__is_free(c, &least.how)) {
+        status = tt__note_least(p->ctx, &least.how, least.least, s);
+        if (status == TT_OK && tt__fits(e) && tt__is_free(c, &p->chosen)) {
+            tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
+            return TT_OK;
+        }
+    }
+    if (status == TT_OK && !fits) {
+        tt__print_least(&text, c, s, &least, advised);
+        const bool all = bytes == least.least && advised && !least_told && !replaced;
+        if (all) tt__print(&text, "all of these");
+        else if (least.least < s->bytes || chooses) tt__print_options(&text, p, &least.how, least.items);
+        if (least.least <= e->budget) tt__print(&text, "%s", which_fits);
+    }
+    tt__free(p->ctx, (void *)(uintptr_t)least.how.drop);
+    p->ctx->needs = s->least;
+    p->ctx->advised = fits ? 0 : least.least;
+    if (status != TT_OK) return status;
+    char of_stage[32] = "";
+    if (staged) snprintf(of_stage, sizeof of_stage, " of stage %d", p->settings.stage);
+    const bool in_vain = tt__one_memory(p) && p->settings.offload; /* what is moved stays in the budget */
+    return tt__fail(p->ctx, TT_ERR_BUDGET, "the plan%s needs %zu bytes%s, memory_budget is %zu%s%s%s. A "
+                    "micro-batch of fewer rows needs less", of_stage, s->bytes,
+                    p->settings.crew->ranks > 1 ? " a rank" : "", e->budget,
+                    e->by_them ? " for a program that this one shares an arena with" : "", steps,
+                    in_vain ? "; without `offload`, which saves nothing on device \"cpu\", it is less" : "");
+}
+
+static void tt__chooser_close(tt__chooser *c)
+{
+    tt__forget(c, 0);
+    for (int k = 0; k < c->n_kept; k++) tt__free(c->ctx, c->kept[k].set);
+    for (int k = 0; k < TT__COUNT(c->front) * TT__COUNT(c->front[0]); k++)
+        tt__built_free(c->ctx, &c->front[k / TT__COUNT(c->front[0])][k % TT__COUNT(c->front[0])]);
+    tt__free(c->ctx, c->list);
+    tt__free(c->ctx, c->kept);
+    tt__free(c->ctx, c->item);
+    tt__free(c->ctx, c->price);
+    tt__free(c->ctx, c->made);
+    tt__free(c->ctx, c->attention);
+    tt__free(c->ctx, c->level);
+    tt_tape_free(c->scratch);
+}
+
+/* Where the parameters are that earlier programs have put somewhere: there they stay. */
+static void tt__note_homes(tt__chooser *c)
+{
+    const tt_tape *t = c->job.t;
+    const tt__settings *s = &c->job.p->settings;
+    for (int32_t v = 1; v < t->n_values && c->by_seconds; v++) {
+        const tt__value *x = &t->values[v];
+        const tt_param *param = x->storage == TT__PARAMETER && x->base == v ? c->ctx->params[x->param] : NULL;
+        if (!param || param->size < TT__PIECES_FROM || x->offload) continue;
+        const tt__arena *a = tt__home_arena(s->kind, c->job.shared, param, s->stage,
+                                            s->options.parallel.pipeline);
+        const tt__home *home = tt__home_in(a, x->param);
+        if (!home) continue;
+        c->held = true;
+        c->held_on_host = home->space == TT__HOST;
+        c->held_split = home->part.unit == TT__CHUNK;
+    }
+    if (c->zero && c->held_split) c->base.zero = 3;
+    if (c->offload && c->held_on_host) c->base.offload = TT__OUT_PARAMETERS;
+}
+
+/* What may change of a program; base: as its options say, and else nothing, with all that may run ahead. */
+static tt__chooser tt__chooser_of(const tt__job *j)
+{
+    const tt__settings *s = &j->p->settings;
+    const tt_parallel *ranks = &s->options.parallel;
+    const tt__choice base = {s->recompute, s->offload, INT_MAX, s->update, 0, INT_MAX, NULL, 0, ranks->zero};
+    tt__chooser c;
+    memset(&c, 0, sizeof c);
+    c.ctx = j->p->ctx;
+    c.job = *j;
+    c.base = base;
+    c.base.ahead = (s->kind->host && !c.ctx->late) || c.ctx->profiles ? 0 : TT__AHEAD;
+    /* Of a run of a program that does not train, results are read at once: nothing is under way before it. */
+    c.base.arrivals = s->options.train && !s->kind->host && s->memory == TT__OWN_MEMORY &&
+                      ranks->pipeline <= 1 && !c.ctx->profiles && !c.ctx->no_arrivals;
+    if (s->recompute == TT__RECOMPUTE_BUDGET) c.base.recompute = TT__RECOMPUTE_NONE;
+    if (s->zero_fits) c.base.zero = 1;
+    c.recompute = s->recompute == TT__RECOMPUTE_BUDGET && s->options.train;
+    c.offload = s->offload_fits && !tt__one_memory(j->p);
+    c.zero = s->zero_fits && ranks->data > 1 && ranks->pipeline <= 1; /* stages have zero 0 or 1 */
+    const bool moves = s->offload || (ranks->data > 1 && c.base.zero == 3);
+    c.by_seconds = c.offload || c.zero || (c.recompute && moves);
+    c.best = INFINITY;
+    c.left = TT__ESTIMATES;
+    return c;
+}
+
+/* Prepares estimates. */
+static tt_status tt__chooser_open(tt__chooser *c)
+{
+    const tt__settings *s = &c->job.p->settings;
+    tt__built *front = &c->front[c->base.zero][c->base.update];
+    tt_status status = tt__begin_build(c->job.t, c->job.root, s, &c->base, front);
+    if (status != TT_OK) return status;
+    c->scratch = tt__copy_tape(front->t);
+    if (!c->scratch) return TT_ERR_MEMORY;
+    c->forward = tt__forward_of(front->t);
+    c->blocks = front->blocks;
+    status = tt__items_open(c);
+    if (status == TT_OK && c->recompute) tt__list_items(c);
+    return status;
+}
+
+/* Notes the bytes and FLOPs of a program that does not fit, unless more of it is recomputed or moved. */
+static void tt__note_whole(const tt_program *p, const tt__extent *e, tt__shortage *s)
+{
+    const tt_tape *t = p->built.t;
+    s->bytes = e->bytes;
+    for (int k = 0; k < t->n_code; k++) s->flops += tt__flops_at_capacity(t, &t->code[k]);
+    s->flops -= tt__flops_of_copies(t);
+}
+
+/* Builds the smallest that was built before. */
+static tt_status tt__build_again(tt__chooser *c, const tt__shortage *s, tt__extent *e)
+{
+    tt__job job = c->job;
+    job.least = NULL;
+    return tt__try_build(&job, &s->how, e);
+}
+
+/* Builds what costs least of what needs no more than the smallest so far, in the hope of placements that are
+   smaller by luck, as a search within that budget would meet them; of a large program a few. */
+static tt_status tt__descend(tt__chooser *c, bool small, const tt__shortage *s, tt__extent *e)
+{
+    const size_t budget = c->budget;
+    const bool large = tt__front(c)->t->n_code >= TT__LARGE;
+    tt_status status = TT_OK;
+    size_t before = SIZE_MAX;
+    for (int k = 0; s->least < before && s->least > budget && (k < 3 || !large) && status == TT_OK; k++) {
+        const int most = large ? c->job.p->builds + 6 : TT__BUILDS - 2;
+        c->budget = before = s->least;
+        if (!small && !c->n_kept) tt__set_aside(c);
+        if (!small) tt__forget(c, 0);
+        if (!small) status = tt__list_candidates(c);
+        if (status == TT_OK) status = tt__build_cheapest(c, most, e);
+    }
+    c->budget = budget;
+    if (!small) tt__forget(c, 0);
+    c->best = INFINITY;
+    c->left = TT__ESTIMATES;
+    return status;
+}
+
+/* Builds what costs least of what fits the budget; *e is of what does not. Whether anything fits depends on
+   the smallest alone, which no budget changes: what is refused names it, and it is built where the search for
+   what costs least finds nothing. */
+static tt_status tt__choose(tt__chooser *c, tt__shortage *s, tt__extent *e)
+{
+    const unsigned may = (c->zero ? TT__MAY_ZERO : 0) | (c->recompute ? TT__MAY_RECOMPUTE : 0) |
+                         (c->offload ? TT__MAY_OFFLOAD : 0);
+    tt_status status = TT_OK;
+    c->budget = e->budget;
+    if (!c->by_seconds) {
+        tt__choice cheap = c->base; /* is often enough, and needs no candidates */
+        cheap.recompute = TT__RECOMPUTE_CHEAP;
+        status = tt__build_within(&c->job, &cheap, e);
+        if (status != TT_OK || tt__fits(e)) return status;
+    }
+    status = tt__chooser_open(c);
+    if (status != TT_OK) return status;
+    const tt__choice saving = tt__most_saving(c, may);
+    const bool small = tt__is_small(c), search = s->least > c->budget;
+    if (search && tt__try_build(&c->job, &saving, e) == TT_ERR_MEMORY) return TT_ERR_MEMORY;
+    const bool tight = s->least > c->budget;
+    if (tight) {
+        const int most = (int)tt__min(TT__LEAST_BUILDS - 1, tt__most_least(c));
+        if (small) status = tt__try_all(c);
+        if (status == TT_OK) status = tt__try_least(c, may);
+        if (status == TT_OK) status = tt__build_least(c, most, e);
+        const bool descends = !c->ctx->searches || tt__front(c)->t->n_code < TT__LARGE;
+        if (status == TT_OK && s->least > c->budget && descends) status = tt__descend(c, small, s, e);
+        if (status == TT_OK && s->least > c->budget) return tt__refuse(c, s, e);
+        if (!small && !c->n_kept) tt__set_aside(c);
+    }
+    if (status == TT_OK && c->ctx->searches) return tt__fits(e) ? status : tt__build_again(c, s, e);
+    if (status == TT_OK && !(tight && small)) status = tt__list_candidates(c);
+    if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - (tight ? 4 : TT__LEAST_BUILDS), e);
+    if (status == TT_OK && !tt__fits(e)) { /* what was set aside, or needs no more than the smallest */
+        if (c->n_kept) status = tt__take_back(c);
+        else c->budget = s->least;
+        if (status == TT_OK) status = tt__build_cheapest(c, TT__BUILDS - 1, e);
+    }
+    return status != TT_OK || tt__fits(e) ? status : tt__build_again(c, s, e);
+}
+
+/* Builds what the options say, or choose. */
+static tt_status tt__build_chosen(const tt__job *to)
+{
+    tt_program *p = to->p;
+    tt__job job = *to;
+    tt__chooser c = tt__chooser_of(&job);
+    tt__shortage s = {0, 0, SIZE_MAX, c.base, 0};
+    tt__extent e;
+    memset(&e, 0, sizeof e);
+    job.least = c.job.least = &s;
+    tt__note_homes(&c);
+    tt_status status = c.by_seconds ? tt__try_build(&job, &c.base, &e) : tt__build_within(&job, &c.base, &e);
+    if (status == TT_OK && c.by_seconds && !tt__fits(&e) && c.base.arrivals) {
+        c.base.arrivals = false;
+        status = tt__try_build(&job, &c.base, &e);
+    }
+    const tt__choice slowest = tt__at_slowest(c.base);
+    if (status == TT_OK && c.by_seconds && !tt__fits(&e)) status = tt__try_build(&job, &slowest, &e);
+    c.base.arrivals = p->chosen.arrivals;
+    c.budget = e.budget;
+    const bool slower = p->chosen.ahead < c.base.ahead || p->chosen.halved;
+    const bool copies = c.recompute && c.base.offload & TT__OUT_ACTIVATIONS; /* and need not */
+    const bool slow = c.by_seconds && (slower || copies); /* others may be faster */
+    if (status == TT_OK && (!tt__fits(&e) || slow)) {
+        tt__note_whole(p, &e, &s);
+        if (c.recompute || c.by_seconds) {
+            status = tt__choose(&c, &s, &e);
+        } else {
+            if (!p->ctx->searches) status = tt__chooser_open(&c);
+            if (status == TT_OK) status = tt__refuse(&c, &s, &e);
+        }
+    }
+    tt__chooser_close(&c);
+    tt__free(p->ctx, (void *)(uintptr_t)s.how.drop);
+    p->settings.options.parallel.zero = p->chosen.zero;
+    return status;
+}

@@ -1,0 +1,189 @@
+#pragma once
+#include "../base/base.h"
+#include "../cpu/isa.h"
+#include "../cpu/variants.h"
+#include "../ranks/processes.h"
+#include "../ranks/mpi.h"
+#include "cpu.h"
+#include "devices.h"
+
+/* ------------------------------------------------------------------------------------------------ context */
+
+static const tt__isa_table *tt__choose_isa(const char *name)
+{
+    const tt__isa_table *table[3] = {&tt__isa_table_portable, NULL, NULL};
+#ifdef TT__HAS_AVX2
+    unsigned a, b, c = 0, d;
+    bool avx2 = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C); /* __builtin_cpu_supports may not know it */
+    __builtin_cpu_init();
+    avx2 = avx2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (avx2) table[1] = &tt__isa_table_avx2;
+#endif
+#ifdef TT__HAS_AVX512
+    if (table[1] && TT__AVX512_HERE) table[2] = &tt__isa_table_avx512;
+#endif
+#ifdef TT__HAS_NEON
+    table[1] = &tt__isa_table_neon;
+#endif
+    for (int k = TT__COUNT(table) - 1; k >= 0; k--)
+        if (table[k] && (!name || strcmp(name, table[k]->name) == 0)) return table[k];
+    return NULL;
+}
+
+static const char *const tt__bf16_name[] = {"convert", "dot", "tiles"};
+
+/* Dot products of bf16 run at twice the rate of fp32 on AMD's CPUs, at four times on Arm's (see tt__bfmmla),
+   and at half of it on Intel's, where tiles run at 16 times. */
+static bool tt__choose_bf16(const tt__isa_table *isa, const char *name, tt__bf16 *how)
+{
+    bool has[TT__COUNT(tt__bf16_name)] = {true, false, false};
+    *how = TT__BF16_CONVERT;
+#ifdef TT__AVX512_DOT
+    has[TT__BF16_DOT] = isa == &tt__isa_table_avx512 && TT__AVX512_DOT_HERE;
+    if (has[TT__BF16_DOT] && __builtin_cpu_is("amd")) *how = TT__BF16_DOT;
+#endif
+#ifdef TT__TILES_HERE
+    const bool wanted = !name || strcmp(name, "tiles") == 0; /* Linux is asked for them only then */
+    has[TT__BF16_TILES] = wanted && isa == &tt__isa_table_avx512 && TT__TILES_HERE;
+    if (has[TT__BF16_TILES]) *how = TT__BF16_TILES;
+#endif
+#ifdef TT__NEON_DOT_HERE
+    has[TT__BF16_DOT] = isa == &tt__isa_table_neon && TT__NEON_DOT_HERE;
+    if (has[TT__BF16_DOT]) *how = TT__BF16_DOT;
+#endif
+    (void)isa;
+    for (int k = 0; name; k++) {
+        if (k == TT__COUNT(tt__bf16_name)) return false;
+        if (strcmp(name, tt__bf16_name[k]) == 0) return *how = (tt__bf16)k, has[k];
+    }
+    return true;
+}
+
+static const char tt__unoptimized[] = "the kernels were compiled without optimisation: compile with -O2 "
+                                      "(CMake: -DCMAKE_BUILD_TYPE=Release)";
+
+tt_context *tt_open(const tt_context_options *options)
+{
+    tt_context_options o = options ? *options : tt_context_options_default();
+    tt_context *ctx = (tt_context *)o.allocator.allocate(o.allocator.user, sizeof *ctx, TT__ALIGN);
+    tt_context failed;
+    memset(&failed, 0, sizeof failed);
+    failed.options = o;
+    if (!ctx) {
+        tt__log(&failed, TT_LOG_ERROR, "open", "the allocator returned NULL for the context");
+        return NULL;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->options = o;
+    ctx->cpu.ctx = ctx;
+    pthread_mutex_init(&ctx->mutex, NULL);
+    const char *isa = tt__option(o.isa, "TINYTRAIN_ISA"), *bf16 = tt__option(o.bf16, "TINYTRAIN_BF16");
+    ctx->cpu.isa = tt__choose_isa(isa);
+    if (!ctx->cpu.isa)
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "instruction set '%s' is unknown, or this CPU does not have it: "
+                 "use portable, avx2, avx512 or neon", isa);
+    else if (!tt__choose_bf16(ctx->cpu.isa, bf16, &ctx->cpu.bf16))
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "bf16 = '%s': use convert, or dot or tiles where kernels (%s) and "
+                 "CPU have dot products or tiles of bf16", bf16, ctx->cpu.isa->name);
+    else if (!(o.timeout > 0))
+        tt__fail(ctx, TT_ERR_ARGUMENT, "timeout = %g seconds is not above 0", o.timeout);
+    else if (o.threads < 0 || o.threads > 256)
+        tt__fail(ctx, TT_ERR_ARGUMENT, "threads = %d is not in 0..256", o.threads);
+    else ctx->cpu.pool = tt__pool_new(ctx, o.threads ? o.threads : tt__usable_cpus());
+    const int first = 0;
+    tt_status status = ctx->cpu.pool ? TT_OK : ctx->status;
+    if (status == TT_OK) status = tt__net_open(ctx, tt_isa(ctx), tt__bf16_name[ctx->cpu.bf16]);
+    if (status == TT_OK && !tt__crew_of(ctx, &tt__device_kinds[0], &first, 1, 0)) status = ctx->status;
+    if (status == TT_OK && !ctx->cpu.isa->optimized)
+        tt__log(ctx, TT_LOG_WARNING, "build", "training takes several times as long as it could, as %s",
+                tt__unoptimized);
+    if (status == TT_OK) return ctx;
+    tt__net_close(ctx);
+    tt__pool_free(ctx, ctx->cpu.pool);
+    tt__log(ctx, TT_LOG_ERROR, "open", "%s", ctx->error);
+    pthread_mutex_destroy(&ctx->mutex);
+    o.allocator.release(o.allocator.user, ctx, sizeof *ctx);
+    return NULL;
+}
+
+static void tt__cpu_describe(tt_context *ctx, int index, char *to, size_t capacity)
+{
+    static const char *const isas[] = {"portable", "avx2", "avx512", "neon"};
+    static const char *const text_of_bf16[] = {"converted to fp32", "bf16 dot products", "tiles (AMX)"};
+    tt__text text = {to, capacity, 0};
+    char line[128], available[128];
+    (void)index;
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    const char *asked = tt__option(ctx->options.isa, "TINYTRAIN_ISA");
+    const char *of = asked ? "which was asked for, of" : "the best of";
+    tt__line_of("/proc/cpuinfo", "model name", line);
+    tt__print(&text, "processor: %s, %ld online\n", *line ? line : "of unknown name", online);
+    tt__print(&text, "instruction set: %s, %s", tt_isa(ctx), of);
+    for (int k = 0; k < TT__COUNT(isas); k++) if (tt__choose_isa(isas[k])) tt__print(&text, " %s", isas[k]);
+    tt__bf16 how;
+    const bool unused = ctx->cpu.bf16 == TT__BF16_CONVERT && tt__choose_bf16(ctx->cpu.isa, "dot", &how);
+    tt__print(&text, "; bf16 matrices: %s%s\n", text_of_bf16[ctx->cpu.bf16],
+              unused ? ", though there are bf16 dot products" : "");
+    if (!ctx->cpu.isa->optimized) tt__print(&text, "build: slow, as %s\n", tt__unoptimized);
+    tt__print(&text, "threads: %d, %s", tt_threads(ctx),
+              ctx->options.threads ? "as the options say" : "all that it may use");
+#if defined(__linux__)
+    double quota = tt__cgroup_quota("");
+    int mask = tt__affinity_cpus();
+    if (mask) tt__print(&text, "; the affinity mask allows %d", mask);
+    if (isfinite(quota)) tt__print(&text, "; control groups allow the time of %.4g", quota);
+    else tt__print(&text, "; control groups set no limit");
+#endif
+    tt__print(&text, "\n");
+    tt__line_of("/proc/meminfo", "MemAvailable", available);
+    tt__line_of("/proc/meminfo", "MemTotal", line);
+    if (*line && *available)
+        tt__print(&text, "memory: %.1f GB, of which %.1f GB are available", 1024e-9 * strtod(line, NULL),
+                  1024e-9 * strtod(available, NULL));
+#if defined(__linux__)
+    const tt__room room = tt__memory_room("");
+    if (room.group_limit < 0x1p60)
+        tt__print(&text, "; control groups allow %.3g GB", 1e-9 * room.group_limit);
+    else tt__print(&text, "; control groups set no limit");
+    if (room.bytes < 0x1p60) tt__print(&text, "; a plan may have %.3g GB", 1e-9 * room.bytes);
+#endif
+    tt__print(&text, "\n");
+    tt__line_of("/sys/kernel/mm/transparent_hugepage/enabled", "", line);
+    const bool never = strstr(line, "[never]") != NULL;
+    if (*line)
+        tt__print(&text, "huge pages for large tensors: %s\n", never ? "never, which is slower; madvise in "
+                  "/sys/kernel/mm/transparent_hugepage/enabled allows them" : "yes");
+}
+
+int tt_threads(const tt_context *ctx) { return ctx->cpu.pool->threads; }
+const char *tt_isa(const tt_context *ctx) { return ctx->cpu.isa->name; }
+size_t tt_allocated_bytes(const tt_context *ctx) { return ctx->allocated; }
+
+typedef struct tt__peak_job {
+    double (*loop)(int64_t rounds, float *sink);
+    double flops[256]; /* by task */
+} tt__peak_job;
+
+static void tt__peak_task(void *arg, int64_t task, int thread)
+{
+    tt__peak_job *job = (tt__peak_job *)arg;
+    float sink = 1e-3f;
+    (void)thread;
+    job->flops[task] = job->loop(200000, &sink);
+}
+
+double tt_measured_peak(tt_context *ctx)
+{
+    const int threads = ctx->cpu.pool->threads;
+    tt__peak_job job;
+    job.loop = ctx->cpu.isa->peak[TT__BF16_CONVERT];
+    for (int attempt = 0; attempt < 8 && ctx->measured_peak <= 0; attempt++)
+        for (int k = 0; k < 8; k++) { /* the best of several: a busy neighbour can only slow it down */
+            double start = tt__seconds(), flops = 0;
+            tt__parallel(ctx->cpu.pool, threads, tt__peak_task, &job);
+            double seconds = tt__seconds() - start;
+            for (int t = 0; t < threads; t++) flops += job.flops[t];
+            if (seconds > 0) ctx->measured_peak = fmax(ctx->measured_peak, flops / seconds);
+        }
+    return ctx->measured_peak;
+}

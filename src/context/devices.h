@@ -1,0 +1,402 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../ops/rules.h"
+#include "../ranks/threads.h"
+#include "../ranks/processes.h"
+#include "memory.h"
+#include "cpu.h"
+
+static const tt__device_kind tt__device_kinds[TT__KINDS] = {
+    {"cpu", &tt__cpu_backend, TT__ALIGN, 0, true, tt__cpu_workspace},
+#ifdef TINYTRAIN_CUDA
+    {"cuda", &tt__cuda_backend, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, false, tt__cuda_workspace},
+#else
+    {"cuda", NULL, TT__CUDA_ALIGN, TT__CUDA_RESIDENT, false, tt__cuda_workspace},
+#endif
+};
+
+/* "cuda" for the first of a kind, "cuda:1" for the second, and so on. */
+static const char *tt__device_name(const tt__device_kind *kind, int index, char to[32])
+{
+    if (index) snprintf(to, 32, "%s:%d", kind->name, index);
+    else snprintf(to, 32, "%s", kind->name);
+    return to;
+}
+
+/* Passes on what a function of a device returned; with the device's sentence if that is an error. */
+static tt_status tt__device_status(tt_context *ctx, const tt__crew *c, int rank, tt_status status)
+{
+    if (status == TT_OK || c->kind->host) return status; /* the CPU's functions have called tt__fail */
+    char name[32];
+    return tt__fail(ctx, status, "device '%s': %s", tt__device_name(c->kind, c->index[rank], name),
+                    c->kind->backend->error(c->device[rank]));
+}
+
+/* Tries which devices of a crew reach each other's memory, and warns where some don't. */
+static void tt__crew_try(tt_context *ctx, tt__crew *c)
+{
+    char first[704] = "";
+    int pairs = 0;
+    for (int a = c->first; a < c->first + c->local && !c->tried; a++)
+        for (int b = c->first; b < c->first + c->local; b++) {
+            double rate;
+            const char *why = a == b ? NULL : c->kind->backend->peer(c->device[a], c->device[b], &rate);
+            c->apart[a][b] = why != NULL;
+            if (why && !pairs++) snprintf(first, sizeof first, "%s", why);
+        }
+    c->tried = true;
+    if (pairs > 1)
+        tt__log(ctx, TT_LOG_WARNING, "peers", "%s; the same holds for %d of all pairs of '%s'", first, pairs,
+                c->name);
+    else if (pairs) tt__log(ctx, TT_LOG_WARNING, "peers", "%s", first);
+}
+
+/* Opens the devices of a crew that are not open yet, and starts its threads. */
+static tt_status tt__crew_open(tt_context *ctx, tt__crew *c)
+{
+    char why[512] = "no reason given", name[32];
+    for (int r = c->first; r < c->first + c->local; r++) {
+        if (c->device[r]) continue;
+        c->device[r] = c->kind->backend->open(ctx, c->index[r], c->local, why, sizeof why);
+        if (!c->device[r] && c->kind->host) return ctx->status; /* no memory, or no thread */
+        if (!c->device[r])
+            return tt__fail(ctx, TT_ERR_DEVICE, "device '%s' cannot be opened: %s%s",
+                            tt__device_name(c->kind, c->index[r], name), why, c->moved ? "; the processes of "
+                            "a host take devices in turn, unless these are named, as cuda:0" : "");
+    }
+    if (c->ranks == 1) return TT_OK;
+    const size_t stage = ctx->net ? 2 * TT__STAGE : TT__STAGE; /* of messages that go, and that come */
+    for (int r = c->first; r < c->first + c->local && (ctx->net || c->kind->backend->stage); r++) {
+        if (!c->stage[r]) c->stage[r] = c->kind->backend->allocate_host(c->device[r], stage);
+        if (!c->stage[r]) return tt__device_status(ctx, c, r, TT_ERR_MEMORY);
+    }
+    if (c->kind->backend->peer) tt__crew_try(ctx, c);
+    if (ctx->net) ctx->net->ranks = c->local;
+    if (!c->world) c->world = tt__world_new(ctx, c->local, ctx->options.timeout);
+    if (c->world && !c->threads) c->threads = tt__pool_new(ctx, c->local);
+    return c->threads ? TT_OK : ctx->status;
+}
+
+/* What updates in the host's memory run on: each rank's part of the CPU. */
+static tt_status tt__crew_open_host(tt_context *ctx, tt__crew *c)
+{
+    char why[512];
+    for (int r = c->first; r < c->first + c->local; r++) {
+        if (c->host[r] || c->kind->host) continue;
+        c->host[r] = tt__cpu_open(ctx, 0, c->local, why, sizeof why);
+        if (!c->host[r]) return ctx->status;
+    }
+    return TT_OK;
+}
+
+static void tt__crew_free(tt_context *ctx, tt__crew *c)
+{
+    tt__pool_free(ctx, c->threads);
+    tt__world_free(c->world);
+    for (int r = 0; r < c->ranks; r++)
+        if (c->stage[r]) c->kind->backend->release_host(c->device[r], c->stage[r]);
+    for (int r = 0; r < c->ranks; r++) if (c->device[r]) c->kind->backend->close(c->device[r]);
+    for (int r = 0; r < c->ranks; r++) if (c->host[r]) tt__cpu_close(c->host[r]);
+    tt__free(ctx, c);
+}
+
+/* What all ranks of a crew do. */
+typedef struct tt__crew_job {
+    tt__crew *crew;
+    tt_status (*run)(void *arg, int rank);
+    void *arg;
+    tt_status status;
+    int failed;         /* one more than the rank that failed first; 0: none */
+    bool named;         /* the context's error is that rank's */
+} tt__crew_job;
+
+static void tt__crew_task(void *arg, int64_t task, int thread)
+{
+    tt__crew_job *job = (tt__crew_job *)arg;
+    tt__world *w = job->crew->world;
+    (void)thread;
+    const int rank = job->crew->first + (int)task;
+    const tt_status status = job->run(job->arg, rank);
+    if (status == TT_OK) return;
+    pthread_mutex_lock(&w->ctx->mutex);
+    const bool named = w->ctx->rank_failed && pthread_equal(w->ctx->failed, pthread_self());
+    if (!job->failed || (named && !job->named)) { /* others fail because this one did */
+        job->status = status;
+        job->failed = rank + 1;
+        job->named = named;
+    }
+    pthread_mutex_unlock(&w->ctx->mutex);
+    tt__world_fail(w);
+}
+
+/* Calls run(arg, rank) for all ranks of this process at once, each on a thread of its own. After an error on
+   one, which the sentence names, all have ended. */
+static tt_status tt__on_ranks(tt_context *ctx, tt__crew *c, tt_status (*run)(void *arg, int rank), void *arg)
+{
+    char error[sizeof ctx->error], name[32];
+    tt__crew_job job = {c, run, arg, TT_OK, 0, false};
+    if (c->ranks == 1) return run(arg, 0);
+    tt__world_reset(c->world);
+    ctx->ranks_run = true;
+    ctx->rank_failed = false;
+    tt__parallel(c->threads, c->local, tt__crew_task, &job);
+    ctx->ranks_run = false;
+    if (!job.failed) return TT_OK;
+    if (ctx->net && tt__net_has_failed(ctx->net)) return tt__net_status(ctx);
+    memcpy(error, ctx->error, sizeof error);
+    if (c->kind->host) return tt__fail(ctx, job.status, "rank %d of %s: %s", job.failed - 1, c->name, error);
+    return tt__fail(ctx, job.status, "rank %d (%s): %s", job.failed - 1,
+                    tt__device_name(c->kind, c->index[job.failed - 1], name), error);
+}
+
+/* Reads n numbers of `dtype` from memory of a rank, in a space, and converts them. */
+static tt_status tt__read_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
+                                 tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+{
+    const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[rank];
+    const size_t item = tt_dtype_bytes(dtype), to_item = tt_dtype_bytes(to_type), most = TT__PIECE / 2;
+    float piece[TT__PIECE / 4];
+    const bool of_host = a->kind->host || space == TT__HOST;
+    tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
+    if (of_host && status == TT_OK) tt__convert(to, to_type, memory, dtype, n);
+    else if (of_host) return tt__device_status(ctx, a->crew, rank, status);
+    else if (dtype == to_type) status = b->read(d, to, memory, n * item);
+    else
+        for (size_t done = 0, m; done < n && status == TT_OK; done += m) {
+            m = n - done < most ? n - done : most;
+            status = b->read(d, piece, (const char *)memory + done * item, m * item);
+            if (status == TT_OK) tt__convert((char *)to + done * to_item, to_type, piece, dtype, m);
+        }
+    return tt__device_status(ctx, a->crew, rank, status);
+}
+
+/* The same where the rank may be of another process: all processes get what that one reads. */
+static tt_status tt__fetch_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space, void *to,
+                                  tt_dtype to_type, const void *memory, tt_dtype dtype, size_t n)
+{
+    const tt__crew *c = a->crew;
+    tt_status status = TT_OK;
+    if (tt__is_local(c, rank)) status = tt__read_memory(ctx, a, rank, space, to, to_type, memory, dtype, n);
+    if (c->local == c->ranks) return status;
+    if (status != TT_OK) return tt__net_fail(ctx, status);
+    return tt__net_fetch(ctx, tt__process_of(c, rank), "what a rank has", to, n * tt_dtype_bytes(to_type));
+}
+
+/* The first process gets what the one of a rank has read there. */
+static tt_status tt__net_to_first(tt_context *ctx, const tt__crew *c, int rank, void *data, size_t bytes)
+{
+    return c->local < c->ranks ? tt__net_move(ctx, tt__process_of(c, rank), data, bytes) : TT_OK;
+}
+
+/* Converts n numbers to `dtype` and writes them to memory of a rank, in a space. */
+static tt_status tt__write_memory(tt_context *ctx, const tt__arena *a, int rank, tt__space space,
+                                  void *memory, tt_dtype dtype, const void *from, tt_dtype from_type,
+                                  size_t n)
+{
+    const tt__backend *b = a->kind->backend;
+    tt__device *d = a->crew->device[rank];
+    const size_t item = tt_dtype_bytes(dtype);
+    const bool of_host = a->kind->host || space == TT__HOST;
+    tt_status status = a->kind->host || !of_host ? TT_OK : b->wait(d);
+    if (of_host && status == TT_OK) tt__convert(memory, dtype, from, from_type, n);
+    for (size_t done = of_host ? n : 0, m; done < n && status == TT_OK; done += m) {
+        m = n - done < TT__PIECE ? n - done : TT__PIECE;
+        void *bounce = a->bounce[rank];
+        tt__convert(bounce, dtype, (const char *)from + done * tt_dtype_bytes(from_type), from_type, m);
+        status = b->copy(d, TT__COMPUTE_STREAM, (char *)memory + done * item, bounce, m * item);
+        if (status == TT_OK) status = b->wait(d);
+    }
+    return tt__device_status(ctx, a->crew, rank, status);
+}
+
+/* The option, or the environment variable where it is NULL or ""; NULL where that is empty too. */
+static const char *tt__option(const char *option, const char *variable)
+{
+    if (!option || !*option) option = getenv(variable);
+    return option && *option ? option : NULL;
+}
+
+/* The numbers of devices that stand behind the name of a kind: "" (0), ":2", ":0,2", "*4" (0 to 3). Returns
+   how many there are; 0: it is no such list. */
+static int tt__device_numbers(const char *list, int index[TT__RANKS])
+{
+    const char *digits = "0123456789";
+    char *end = NULL;
+    int n = 0;
+    if (!*list) return index[n++] = 0, n;
+    if (*list == '*') {
+        const long many = strspn(list + 1, digits) ? strtol(list + 1, &end, 10) : 0;
+        if (many > TT__RANKS || !end || *end) return 0;
+        for (; n < many; n++) index[n] = n;
+        return n;
+    }
+    for (; *list == (n ? ',' : ':'); list = end) {
+        const bool given = strspn(list + 1, digits) > 0;
+        const long number = given ? strtol(list + 1, &end, 10) : (long)TT__DEVICES;
+        if (number >= TT__DEVICES || n == TT__RANKS) return 0;
+        index[n++] = (int)number;
+    }
+    return *list ? 0 : n;
+}
+
+/* The name of a crew's devices, as short as it can be: "cuda", "cuda:1", "cuda*4", "cuda:0,2". */
+static void tt__crew_name(tt__crew *c)
+{
+    tt__text text = {c->name, sizeof c->name, 0};
+    bool rising = c->local > 1;
+    for (int r = 0; r < c->local; r++) rising = rising && c->index[r] - c->moved == r;
+    tt__print(&text, "%s", c->kind->name);
+    if (rising) tt__print(&text, "*%d", c->local);
+    for (int r = 0; r < c->local && !rising && (c->local > 1 || c->index[0] > c->moved); r++)
+        tt__print(&text, "%c%d", r ? ',' : ':', c->index[r] - c->moved);
+    if (c->ranks > c->local) tt__print(&text, " in %d processes", c->ranks / c->local);
+}
+
+/* How many processes before this one run on its host. */
+static int tt__processes_before(const tt__net *n)
+{
+    int before = 0;
+    for (int p = 0; n && p < n->me; p++) before += strcmp(n->host[p], n->host[n->me]) == 0;
+    return before;
+}
+
+/* The crew of these devices in each process: the one that there is, or a new one, not open. `moved`: see
+   there. NULL after tt__fail. */
+static tt__crew *tt__crew_of(tt_context *ctx, const tt__device_kind *kind, const int *index, int local,
+                             int moved)
+{
+    const size_t bytes = sizeof *index * (size_t)local;
+    const int processes = ctx->net ? ctx->net->processes : 1;
+    for (tt__crew *c = ctx->crews; c; c = c->next)
+        if (c->kind == kind && c->local == local && c->moved == moved && memcmp(c->index, index, bytes) == 0)
+            return c;
+    if (processes * local > TT__RANKS) {
+        tt__fail(ctx, TT_ERR_ARGUMENT, "%d processes of %d ranks each are more than %d ranks", processes,
+                 local, (int)TT__RANKS);
+        return NULL;
+    }
+    tt__crew *c = (tt__crew *)tt__calloc(ctx, sizeof *c);
+    if (!c) return NULL;
+    c->kind = kind;
+    c->ranks = processes * local;
+    c->local = local;
+    c->first = ctx->net ? ctx->net->me * local : 0;
+    c->moved = moved;
+    for (int r = 0; r < c->ranks; r++) c->index[r] = index[r % local];
+    tt__crew_name(c);
+    c->next = ctx->crews;
+    return ctx->crews = c;
+}
+
+/* The devices that a name is of: "cuda" and "cuda:0" are the first of the kind, "cuda*2" and "cuda:0,1" the
+   first two. NULL after tt__fail if there are no such devices. Without a name, those of TINYTRAIN_DEVICE, or
+   "cpu". */
+static tt__crew *tt__find_devices(tt_context *ctx, const char *name)
+{
+    char known[128];
+    int index[TT__RANKS];
+    tt__text text = {known, sizeof known, 0};
+    name = tt__option(name, "TINYTRAIN_DEVICE");
+    if (!name) name = "cpu";
+    for (int k = 0; k < TT__KINDS; k++) {
+        const tt__device_kind *kind = &tt__device_kinds[k];
+        const size_t length = strlen(kind->name);
+        tt__print(&text, "%s%s", k ? " or " : "", kind->name);
+        if (strncmp(name, kind->name, length) != 0 || (name[length] && !strchr(":*", name[length]))) continue;
+        const int ranks = tt__device_numbers(name + length, index);
+        if (!ranks)
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s': after '%s' comes nothing, ':' and numbers from 0 to "
+                     "%d with commas between them, or '*' and how many, at most %d", name, kind->name,
+                     TT__DEVICES - 1, TT__RANKS);
+        else if (kind->host && name[length] == ':' && (ranks > 1 || index[0]))
+            tt__fail(ctx, TT_ERR_ARGUMENT, "device '%s' is not there: the CPU is one device, %s; %s*2 is two "
+                     "ranks that share its threads", name, kind->name, kind->name);
+        else {
+            const bool in_turn = !kind->host && name[length] != ':'; /* each process of a host has others */
+            const int moved = in_turn ? ranks * tt__processes_before(ctx->net) : 0;
+            for (int r = 0; r < ranks; r++) index[r] += moved;
+            return tt__crew_of(ctx, kind, index, ranks, moved);
+        }
+        return NULL;
+    }
+    tt__fail(ctx, TT_ERR_UNSUPPORTED, "device '%s' is unknown: use %s", name, known);
+    return NULL;
+}
+
+tt_status tt_device_text(tt_context *ctx, const char *name, char *to, size_t capacity)
+{
+    tt__crew *c = tt__find_devices(ctx, name);
+    if (capacity) *to = 0;
+    if (!c) return ctx->status;
+    if (!c->kind->backend)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "this build has no code for device '%s': define "
+                        "TINYTRAIN_CUDA and link tinytrain_cuda.cu, as `make cuda` does", c->kind->name);
+    if (capacity) c->kind->backend->describe(ctx, c->index[0], to, capacity);
+    return tt__crew_open(ctx, c);
+}
+
+int tt_process(const tt_context *ctx) { return ctx->net ? ctx->net->me : 0; }
+int tt_processes(const tt_context *ctx) { return ctx->net ? ctx->net->processes : 1; }
+
+/* Checks how the ranks of a device share the work, and sets what is 0 to what it stands for. */
+static tt_status tt__parallel_for(tt_context *ctx, const tt__crew *c, tt_parallel *p)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    if (p->tensor == 0) p->tensor = 1;
+    if (p->pipeline == 0) p->pipeline = 1;
+    if (p->data == 0 && p->tensor > 0 && p->pipeline > 0)
+        p->data = (int)tt__max(1, c->ranks / p->tensor / p->pipeline);
+    if (p->groups == 0) p->groups = p->data;
+    const char *schedule = p->schedule ? p->schedule : "1f1b";
+    const bool gpipe = strcmp(schedule, "gpipe") == 0;
+    const bool power = p->data > 0 && (p->data & (p->data - 1)) == 0;
+    char stages[32] = "";
+    if (p->pipeline != 1) snprintf(stages, sizeof stages, " x pipeline %d", p->pipeline);
+    const bool ranks = p->data > 0 && p->tensor > 0 && p->pipeline > 0 && p->pipeline <= TT__RANKS;
+    if (!ranks || (int64_t)p->data * p->tensor * p->pipeline != c->ranks)
+        tt__print(&all, "; device '%s' has %d rank%s, and data %d x tensor %d%s want %lld", c->name, c->ranks,
+                  c->ranks > 1 ? "s" : "", p->data, p->tensor, stages,
+                  (long long)p->data * p->tensor * p->pipeline);
+    else if (p->groups < 0 || p->groups % p->data)
+        tt__print(&all, "; groups %d is not a multiple of the %d data ranks", p->groups, p->data);
+    else if (p->groups > p->data && !power)
+        tt__print(&all, "; groups %d is more than the data ranks, which are then a power of two, not %d",
+                  p->groups, p->data);
+    if (p->groups > TT__RANKS) tt__print(&all, "; groups %d is more than %d", p->groups, TT__RANKS);
+    if (p->zero < TT_ZERO_BUDGET || p->zero > 3)
+        tt__print(&all, "; zero %d is not 0, 1, 2, 3 or TT_ZERO_BUDGET", p->zero);
+    if (p->server && (p->zero > 1 || p->zero == TT_ZERO_BUDGET))
+        tt__print(&all, "; a parameter server keeps whole gradients and parameters: use zero 0 or 1");
+    if (p->sequence && p->tensor == 1) tt__print(&all, "; sequence needs tensor > 1");
+    if (!gpipe && strcmp(schedule, "1f1b") != 0)
+        tt__print(&all, "; schedule '%.32s' is unknown: use 1f1b or gpipe", schedule);
+    if (p->micros < 0) tt__print(&all, "; micros %d is negative", p->micros);
+    const bool divides = p->zero > 1 || p->zero == TT_ZERO_BUDGET;
+    if (p->pipeline > 1 && (divides || p->server || p->reduce_micros))
+        tt__print(&all, "; pipeline does not go with %s: use zero 0 or 1 alone",
+                  divides ? "zero 2, 3 and TT_ZERO_BUDGET" : p->server ? "server" : "reduce_micros");
+    if (p->pipeline > 1 && gpipe && p->micros == 0)
+        tt__print(&all, "; schedule 'gpipe' needs micros, the most micro-batches of a step on a data rank, "
+                  "for which it plans memory");
+    p->schedule = gpipe ? "gpipe" : "1f1b"; /* which stays */
+    const int of_stage = ranks ? p->data * p->tensor : 1;
+    if (c->local < c->ranks && p->pipeline > 1 && c->local % of_stage && of_stage % c->local)
+        tt__print(&all, "; the %d ranks of a stage neither divide the %d of a process, nor are a multiple of "
+                  "them", of_stage, c->local);
+    if (p->tensor > 0 && c->local < c->ranks && c->local % p->tensor && p->tensor % c->local)
+        tt__print(&all, "; tensor %d neither divides the %d ranks of a process, nor is a multiple of them",
+                  p->tensor, c->local);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "parallel: %s", text + 2) : TT_OK;
+}
+
+tt_status tt_parallel_on(tt_context *ctx, const char *device, tt_parallel *p)
+{
+    tt_parallel filled = *p;
+    const tt__crew *c = tt__find_devices(ctx, device);
+    tt_status status = c ? tt__parallel_for(ctx, c, &filled) : ctx->status;
+    if (status == TT_OK) *p = filled;
+    return status;
+}

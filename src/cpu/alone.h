@@ -1,0 +1,14 @@
+/* What a file of src/ that is compiled by itself has in the place of the kernels: the names of their tables. */
+#define TT__KERNELS_ELSEWHERE
+#include "kernels.h"
+#undef TT__KERNELS_ELSEWHERE
+#undef TT__TABLE
+#undef TT__ISA
+#undef TT__TARGET
+#undef TT__NEON
+#undef TT__WIDEN_F16
+#undef TT__NARROW_F16
+#undef TT__DOT
+#undef TT__DOT_TARGET
+#undef TT__DOT_DEPTH
+#undef TT__TILES

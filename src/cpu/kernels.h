@@ -1,0 +1,31 @@
+#ifndef TT__LANES /* by itself: the portable variant */
+#include "isa.h"
+#define TT__LANES 4
+#define TT__ISA portable
+#define TT__TARGET
+#endif
+
+/* ------------------------------------------------------------------------------------------------- vectors
+   A vector is TT__LANES floats, written with the vector extensions of gcc and clang, so that one text serves
+   every instruction set; only what those extensions cannot say, or say slowly (fused multiply-add, max,
+   square root, transposes, some loads) is spelled out for each. Names end in the instruction set through
+   TT__K(). */
+
+#define TT__JOIN2(name, isa) tt__##name##_##isa
+#define TT__JOIN(name, isa) TT__JOIN2(name, isa)
+#define TT__K(name) TT__JOIN(name, TT__ISA)
+#define TT__ALWAYS __attribute__((always_inline))
+#define TT__FN static TT__TARGET                                /* a kernel of this instruction set */
+#define TT__INLINE static inline TT__TARGET TT__ALWAYS          /* its building blocks              */
+#define TT__OUTLINE static TT__TARGET __attribute__((noinline)) /* what its kernels share           */
+/* The same with dot products, and with tiles. */
+#define TT__DOT_FN static TT__DOT_TARGET __attribute__((noinline))
+#define TT__DOT_INLINE static inline TT__DOT_TARGET TT__ALWAYS
+#define TT__TILES_FN static TT__TILES_TARGET __attribute__((noinline))
+
+#if defined(TT__KERNELS_ONLY) || defined(TT__KERNELS_ELSEWHERE)
+#define TT__TABLE
+extern const tt__isa_table TT__K(isa_table);
+#else
+#define TT__TABLE static
+#endif

@@ -1,0 +1,394 @@
+#pragma once
+#include "../backend/backend.h"
+#include "system.cuh"
+#include "portability.cuh"
+#include "numbers.cuh"
+
+// ================================================================================================== rows
+// Ops that work row by row or element by element.
+
+#define TT__ROW_THREADS 256
+struct loss_sums { double loss, weight, right; };
+
+// The resident bytes that a launch may use. Of matrix products cuBLASLt has the first part, and bias
+// gradients, or a bias in another dtype, the second; other kernels have all of it.
+union resident_workspace {
+    static constexpr size_t BYTES = TT__CUDA_RESIDENT, BIAS_BYTES = (BYTES / 32 + 4095) / 4096 * 4096;
+    static constexpr size_t LT_BYTES = BYTES - BIAS_BYTES;
+    struct { unsigned char lt[LT_BYTES]; float bias[BIAS_BYTES / sizeof(float)]; } product;
+    float sums[BYTES / sizeof(float)]; // partial sums of kernels that sum in two steps
+    double squares[BYTES / sizeof(double)];
+    loss_sums losses[BYTES / sizeof(loss_sums)];
+    unsigned words[BYTES / sizeof(unsigned)]; // bits of rows; counts of digits
+};
+static_assert(sizeof(resident_workspace) == resident_workspace::BYTES, "there is nothing between the parts");
+
+resident_workspace *resident_of(const tt__launch *l) { return (resident_workspace *)l->resident; }
+
+__device__ __forceinline__ void load_group(float (&v)[8], const tt__mat &m, int64_t r, int64_t c, int n,
+                                           bool vector)
+{
+    load8(v, row_at(m, r), m.dtype, c, n, vector);
+}
+
+// ---- sums over rows: parts in f32, then over the parts
+
+__device__ __forceinline__ float element(const tt__mat &m, int64_t i, int64_t j)
+{
+    return load_any(m.data, m.dtype, i * m.ld + j);
+}
+
+// to[c] = or += the sum over `parts` rows of partial, `stride` floats apart. There is nothing between the
+// members: gcc 12 with -ftrivial-auto-var-init clears other bytes than those between members of an array's.
+struct sums_to_finish { const float *partial; void *to; int64_t parts, stride, cols; int dtype, add; };
+struct all_sums_to_finish { sums_to_finish of[3]; int64_t count; };
+
+// 32 columns a block, whose 32 warps take parts in turn, 8 loads under way at a time: of the parts that there
+// are, all at once.
+__global__ void __launch_bounds__(1024) finish_sums(const __grid_constant__ all_sums_to_finish all)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, sums, [32][33]);
+    const sums_to_finish &s = all.of[blockIdx.y];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int64_t c = (int64_t)blockIdx.x * 32 + lane;
+    float sum = 0;
+    for (int64_t k = warp; k < s.parts && c < s.cols; k += 256) {
+        float v[8];
+        TT__UNROLL for (int u = 0; u < 8; u++)
+            v[u] = k + 32 * u < s.parts ? s.partial[(k + 32 * u) * s.stride + c] : 0;
+        TT__UNROLL for (int u = 0; u < 8; u++) sum += v[u];
+    }
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp || c >= s.cols) return;
+    TT__UNROLL for (int k = 1; k < 32; k++) sum += sums[k][lane];
+    if (s.add) sum += load_any(s.to, (tt_dtype)s.dtype, c);
+    store_any(s.to, (tt_dtype)s.dtype, c, sum);
+}
+
+void add_sums_to_finish(all_sums_to_finish *all, const float *partial, int64_t parts, int64_t stride,
+                        const tt__mat *to, bool add)
+{
+    all->of[all->count++] = {partial, to->data, parts, stride, to->cols, to->dtype, add};
+}
+
+// In one launch, but for those that add to the same.
+cudaError_t run_all_finish_sums(tt__device *d, const all_sums_to_finish *all)
+{
+    const int64_t sums = all->count;
+    all_sums_to_finish some = *all;
+    cudaError_t e = cudaSuccess;
+    for (int64_t from = 0; from < sums && e == cudaSuccess; from += some.count) {
+        int64_t columns = 0;
+        bool apart = true;
+        some.count = 0;
+        for (int64_t k = from; k < sums; k++) {
+            for (int64_t j = from; j < k; j++) apart = apart && all->of[j].to != all->of[k].to;
+            if (!apart) break;
+            some.of[some.count++] = all->of[k];
+            columns = max(columns, all->of[k].cols);
+        }
+        e = TT__LAUNCH(finish_sums, dim3(blocks_for(columns, 32), (unsigned)some.count), 1024, 0, d->stream,
+                       some);
+    }
+    return e;
+}
+
+cudaError_t run_finish_sums(tt__device *d, const float *partial, int64_t parts, int64_t stride,
+                            const tt__mat *to, bool add)
+{
+    all_sums_to_finish all;
+    memset(&all, 0, sizeof all);
+    add_sums_to_finish(&all, partial, parts, stride, to, add);
+    return run_all_finish_sums(d, &all);
+}
+
+// Sums of a block of 8 warps: lane i has columns [8 i, 8 i + 8) of 256. Thread k gets column k.
+__device__ __forceinline__ float sum_warps(const float (&v)[8])
+{
+    TT__SHARED(float, part, [8][256]);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    TT__UNROLL for (int j = 0; j < 8; j++) part[warp][lane * 8 + j] = v[j];
+    __syncthreads();
+    float sum = 0;
+    TT__UNROLL for (int w = 0; w < 8; w++) sum += part[w][threadIdx.x];
+    return sum;
+}
+
+// The number of blocks that sum `pieces` of rows: `each` for each of the device's processors, if the resident
+// memory behind its first `used` bytes has room for their f32 sums, `bytes` a block.
+int64_t sum_blocks(const tt__device *d, int each, int64_t pieces, size_t used, size_t bytes)
+{
+    const int64_t room = (int64_t)((resident_workspace::BYTES - used) / bytes);
+    return max((int64_t)1, min(min(pieces, each * (int64_t)d->properties.multiProcessorCount), room));
+}
+
+#define TT__ROW_COLUMNS 4096 // of rows that fit the registers of a block
+
+// Sums of columns of a gradient are the same bits whichever kernel leaves them, as a stage of a pipeline may
+// sum itself what it gets from the next: of the numbers as they are stored, in chunks of so many rows, which
+// the teams of a block (sum_teams) take in turn.
+int64_t rows_of_sums(const tt__device *d, int64_t rows, int64_t columns)
+{
+    // As many as layernorm_backward's blocks fit a processor.
+    const int64_t blocks = min((columns <= 1024 ? 1024 : TT__ROW_COLUMNS) / columns, (int64_t)4);
+    const int64_t most = sum_blocks(d, (int)max(blocks, (int64_t)1), (rows + 7) / 8, 0,
+                                    (size_t)(3 * columns) * sizeof(float));
+    return max(((rows + most - 1) / most + 7) / 8 * 8, (int64_t)8);
+}
+
+__host__ __device__ inline int sum_teams(int64_t columns)
+{
+    return columns > 1024 && columns <= TT__ROW_COLUMNS ? 1 : 4;
+}
+
+// Rounds v to numbers of this dtype: in pairs, as a single number takes a GPU's slow units.
+__device__ __forceinline__ void round8(float (&v)[8], tt_dtype dtype)
+{
+    if (dtype == TT_F32) return;
+    const bool b = dtype == TT_BF16;
+    uint32_t h[4];
+    TT__UNROLL for (int k = 0; k < 4; k++)
+        h[k] = b ? pack<bf16>(v[2 * k], v[2 * k + 1]) : pack<f16>(v[2 * k], v[2 * k + 1]);
+    if (b) widen8<bf16>(v, make_uint4(h[0], h[1], h[2], h[3]));
+    else widen8<f16>(v, make_uint4(h[0], h[1], h[2], h[3]));
+}
+
+// Sums of columns of dy (rows, n), in two steps: partial[chunk][n] of chunks of rows, then over the chunks.
+// Moves one read of dy. A thread has a column.
+__global__ void __launch_bounds__(TT__ROW_THREADS) column_sums(float *partial, tt__mat dy, int64_t rows_each,
+                                                               int teams)
+{
+    tt__begin_kernel();
+    TT__SHARED(float, part, [TT__ROW_THREADS]);
+    const int across = TT__ROW_THREADS / teams;
+    const int64_t j = (int64_t)blockIdx.x * across + threadIdx.x % across, from = blockIdx.y * rows_each;
+    const int64_t to = min(dy.rows, from + rows_each);
+    float sum = 0;
+    if (j < dy.cols) {
+        for (int64_t r = from + threadIdx.x / across; r < to; r += teams) sum += element(dy, r, j);
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if ((int)threadIdx.x < across && j < dy.cols) {
+        for (int k = 1; k < teams; k++) sum += part[k * across + threadIdx.x];
+        partial[blockIdx.y * dy.cols + j] = sum;
+    }
+}
+
+// Columns [first, first + n) of a matrix.
+tt__mat columns_of(const tt__mat *m, int64_t first, int64_t n)
+{
+    tt__mat part = *m;
+    if (m->data) part.data = (char *)m->data + (size_t)first * tt_dtype_bytes(m->dtype);
+    part.cols = n;
+    return part;
+}
+
+// As many columns at a time as there is room for partial sums of.
+cudaError_t run_column_sums(const tt__launch *l, const tt__mat *dy, const tt__mat *to, bool add)
+{
+    tt__device *d = l->device;
+    float *partial = resident_of(l)->sums;
+    const int64_t room = resident_workspace::BYTES / sizeof(float) / 3;
+    cudaError_t e = cudaSuccess;
+    for (int64_t c = 0, n; c < dy->cols && e == cudaSuccess; c += n) {
+        n = min(dy->cols - c, room);
+        const tt__mat from = columns_of(dy, c, n), sums = columns_of(to, c, n);
+        const int teams = sum_teams(dy->cols);
+        const int64_t rows = rows_of_sums(d, dy->rows, n);
+        const int64_t chunks = max((dy->rows + rows - 1) / rows, (int64_t)1);
+        const dim3 grid(blocks_for(n, TT__ROW_THREADS / teams), (unsigned)chunks);
+        e = TT__LAUNCH(column_sums, grid, TT__ROW_THREADS, 0, d->stream, partial, from, rows, teams);
+        if (e == cudaSuccess) e = run_finish_sums(d, partial, chunks, n, &sums, add);
+    }
+    return e;
+}
+
+// A kernel whose template arguments are dtypes is for operands of these and whole vectors of 8 elements; it
+// writes them into its copies of the operands, and compilers drop the code of other dtypes. With ANY it takes
+// any.
+enum { ANY = -1 };
+
+// The number of blocks of a kernel that goes through its work in strides: `blocks`, for which there is work,
+// but at most `times` the number that the device's processors run at a time.
+template <class... P>
+cudaError_t grid_of(tt__device *d, void (*kernel)(P...), int threads, int times, int64_t blocks,
+                    unsigned *grid)
+{
+    int resident = 1;
+    const cudaError_t e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, 0);
+    const int64_t most = times * (int64_t)d->properties.multiProcessorCount * (resident > 0 ? resident : 1);
+    *grid = (unsigned)max((int64_t)1, min(blocks, most));
+    return e;
+}
+
+// An op whose elements come from up to two others, in groups of 8 columns. OP is a struct with begin(), which
+// all threads of a block call, and get(): the results v of the group of n columns that begins at column c of
+// row r, or false where nothing is to be written.
+struct group_args { tt__mat a, b, y; bool add, vector; int64_t per_row, first, all; };
+
+// X: dtype of the operands, Y: of the result.
+// For operands of any dtype the compiler, if it chooses how many registers a thread has, spills one for 10.0.
+template <class OP, int X, int Y>
+__global__ void __launch_bounds__(TT__ROW_THREADS, X == ANY ? 2 : 0) each_group(group_args g, OP op)
+{
+    tt__begin_kernel();
+    if (X != ANY) {
+        g.a.dtype = g.b.dtype = (tt_dtype)X;
+        g.y.dtype = (tt_dtype)Y;
+        g.vector = true;
+    }
+    op.begin();
+    for (int64_t k = (int64_t)blockIdx.x * TT__ROW_THREADS + threadIdx.x; k < g.all;
+         k += (int64_t)gridDim.x * TT__ROW_THREADS) {
+        const int64_t row = g.all == g.per_row ? 0 : (uint32_t)k / (uint32_t)g.per_row;
+        const int64_t c = (k - row * g.per_row) * 8, r = g.first + row;
+        const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
+        float v[8], old[8];
+        if (!op.get(g, r, c, n, v)) continue;
+        if (g.add) {
+            load_group(old, g.y, r, c, n, g.vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+        }
+        store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+    }
+}
+
+template <class OP, int X, int Y> cudaError_t launch_groups(tt__device *d, group_args g, OP op)
+{
+    cudaError_t e = cudaSuccess;
+    unsigned grid;
+    const int64_t rows = max((int64_t)1, INT32_MAX / g.per_row); // so many at once, for division in 32 bits
+    for (; g.first < g.y.rows && e == cudaSuccess; g.first += rows) {
+        g.all = min(rows, g.y.rows - g.first) * g.per_row;
+        e = grid_of(d, each_group<OP, X, Y>, TT__ROW_THREADS, 2, blocks_for(g.all, TT__ROW_THREADS), &grid);
+        if (e == cudaSuccess)
+            e = TT__LAUNCH((each_group<OP, X, Y>), grid, TT__ROW_THREADS, 0, d->stream, g, op);
+    }
+    return e;
+}
+
+// The same, and partial[blockIdx.y][c] = the sum of rows_each rows of column c of y. A thread has 8 columns,
+// and up to 64 registers: if the compiler chooses how many, it spills one.
+template <class OP, int X, int Y>
+__global__ void __launch_bounds__(TT__ROW_THREADS, 4)
+    each_group_sums(group_args g, OP op, float *partial, int64_t rows_each)
+{
+    tt__begin_kernel();
+    if (X != ANY) {
+        g.a.dtype = g.b.dtype = (tt_dtype)X;
+        g.y.dtype = (tt_dtype)Y;
+        g.vector = true;
+    }
+    op.begin();
+    const int teams = sum_teams(g.y.cols), across = TT__ROW_THREADS / teams;
+    const int64_t column = (int64_t)blockIdx.x * across * 8, c = column + threadIdx.x % across * 8;
+    const int64_t from = blockIdx.y * rows_each, to = c < g.y.cols ? min(g.y.rows, from + rows_each) : 0;
+    const int n = X != ANY ? 8 : (int)min(g.y.cols - c, (int64_t)8);
+    float *const of_block = partial + blockIdx.y * g.y.cols;
+    float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    for (int64_t r = from + threadIdx.x / across; r < to; r += teams) {
+        float v[8], old[8];
+        op.get(g, r, c, n, v);
+        if (g.add) {
+            load_group(old, g.y, r, c, n, g.vector);
+            TT__UNROLL for (int j = 0; j < 8; j++) v[j] += old[j];
+        }
+        store8(row_at(g.y, r), g.y.dtype, c, n, g.vector, v);
+        round8(v, g.y.dtype);
+        TT__UNROLL for (int j = 0; j < 8; j++) sum[j] += v[j];
+    }
+    if (teams == 1) {
+        TT__UNROLL for (int j = 0; j < 8; j++) if (c + j < g.y.cols) of_block[c + j] = sum[j];
+        return;
+    }
+    TT__SHARED(float4, part, [4][2][64]); // of 4 columns each
+    part[threadIdx.x / 64][0][threadIdx.x % 64] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    part[threadIdx.x / 64][1][threadIdx.x % 64] = make_float4(sum[4], sum[5], sum[6], sum[7]);
+    __syncthreads();
+    for (int k = threadIdx.x; k < across * 8 && column + k < g.y.cols; k += TT__ROW_THREADS) {
+        float all = 0;
+        TT__UNROLL for (int team = 0; team < 4; team++)
+            all += ((const float *)&part[team][k / 4 % 2][k / 8])[k % 4];
+        of_block[column + k] = all;
+    }
+}
+
+// What ops say of the dtypes for which they have kernels of their own: none; each, if all operands have it;
+// and also a 16-bit result of fp32.
+enum { RARE, HOT, HOT_CASTS };
+
+bool is_typed(const group_args &g)
+{
+    return g.vector && g.y.cols % 8 == 0 && (!g.b.data || g.b.dtype == g.a.dtype);
+}
+
+template <class OP> cudaError_t launch_typed_groups(tt__device *d, const group_args &g, OP op)
+{
+    const tt_dtype x = g.a.dtype, y = g.y.dtype;
+    const bool typed = is_typed(g);
+    if constexpr (OP::KIND != RARE) {
+        if (typed && x == TT_F32 && y == TT_F32) return launch_groups<OP, TT_F32, TT_F32>(d, g, op);
+        if (typed && x == TT_BF16 && y == TT_BF16) return launch_groups<OP, TT_BF16, TT_BF16>(d, g, op);
+        if (typed && x == TT_F16 && y == TT_F16) return launch_groups<OP, TT_F16, TT_F16>(d, g, op);
+    }
+    if constexpr (OP::KIND == HOT_CASTS) {
+        if (typed && x == TT_F32 && y == TT_BF16) return launch_groups<OP, TT_F32, TT_BF16>(d, g, op);
+        if (typed && x == TT_F32 && y == TT_F16) return launch_groups<OP, TT_F32, TT_F16>(d, g, op);
+    }
+    return launch_groups<OP, ANY, ANY>(d, g, op);
+}
+
+// by_row: the op asks for its row or column, so matrices without gaps are not taken as one row. Operands
+// whose data is NULL are left alone.
+template <class OP>
+cudaError_t run_groups(tt__device *d, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row, OP op)
+{
+    group_args g = {a, b, y, add, true, 1, 0, 0};
+    tt__mat *const all[3] = {&g.a, &g.b, &g.y};
+    for (int k = 0; k < 3; k++) {
+        g.vector = g.vector && is_wide(all[k]);
+        by_row = by_row || (all[k]->data && all[k]->rows > 1 && all[k]->ld != all[k]->cols);
+    }
+    for (int k = 0; k < 3 && !by_row; k++) {
+        all[k]->ld = all[k]->cols *= all[k]->rows;
+        all[k]->rows = 1;
+    }
+    if (!by_row) g.vector = ((uintptr_t)a.data | (uintptr_t)b.data | (uintptr_t)y.data) % 16 == 0;
+    g.per_row = (g.y.cols + 7) / 8;
+    return launch_typed_groups(d, g, op);
+}
+
+const tt__mat no_operand = {NULL, TT_F32, 0, 0, 0};
+
+// As run_groups, and sums = or += the sums of y's columns, where sums.data is there.
+template <class OP>
+cudaError_t run_groups_sums(const tt__launch *l, tt__mat a, tt__mat b, tt__mat y, bool add, bool by_row,
+                            OP op, const tt__mat &sums, bool add_sums)
+{
+    tt__device *d = l->device;
+    group_args g = {a, b, y, add, is_wide(&a) && is_wide(&b) && is_wide(&y), 1, 0, 0};
+    float *partial = resident_of(l)->sums;
+    const int64_t room = (int64_t)(resident_workspace::BYTES / sizeof(float)) / (3 * y.cols);
+    if (!sums.data || !y.rows || !room) {
+        const cudaError_t e = run_groups(d, a, b, y, add, by_row, op);
+        return e == cudaSuccess && sums.data ? run_column_sums(l, &y, &sums, add_sums) : e;
+    }
+    const int64_t each = rows_of_sums(d, y.rows, y.cols);
+    const dim3 grid(blocks_for(y.cols, 8 * TT__ROW_THREADS / sum_teams(y.cols)), blocks_for(y.rows, each));
+    const bool alike = is_typed(g) && y.dtype == a.dtype;
+    cudaError_t e = cudaSuccess;
+    if constexpr (OP::KIND == RARE) {
+        e = TT__LAUNCH((each_group_sums<OP, ANY, ANY>), grid, TT__ROW_THREADS, 0, d->stream, g, op, partial,
+                       each);
+    } else {
+        const auto kernel = alike && a.dtype == TT_F32 ? each_group_sums<OP, TT_F32, TT_F32>
+            : alike && a.dtype == TT_BF16 ? each_group_sums<OP, TT_BF16, TT_BF16>
+            : alike && a.dtype == TT_F16 ? each_group_sums<OP, TT_F16, TT_F16>
+            : each_group_sums<OP, ANY, ANY>;
+        e = TT__LAUNCH(kernel, grid, TT__ROW_THREADS, 0, d->stream, g, op, partial, each);
+    }
+    return e == cudaSuccess ? run_finish_sums(d, partial, grid.y, y.cols, &sums, add_sums) : e;
+}

@@ -1,0 +1,322 @@
+#pragma once
+#include "../backend/backend.h"
+#include "system.cuh"
+#include "portability.cuh"
+#include "device.cuh"
+
+// ================================================================================================== numbers
+// Conversions, random numbers, sums over warps and blocks.
+
+typedef __nv_bfloat16 bf16;
+typedef __half f16;
+
+__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
+template <class T> __device__ __forceinline__ T round_to(float x); // to nearest, ties to even
+template <> __device__ __forceinline__ bf16 round_to<bf16>(float x) { return __float2bfloat16_rn(x); }
+template <> __device__ __forceinline__ f16 round_to<f16>(float x) { return __float2half_rn(x); }
+
+// Runs CODE with T the C++ type of a dtype of floats.
+#define TT__WITH_TYPE(dtype, T, ...)                                         \
+    do {                                                                    \
+        if ((dtype) == TT_BF16) { typedef bf16 T; __VA_ARGS__; }            \
+        else if ((dtype) == TT_F16) { typedef f16 T; __VA_ARGS__; }         \
+        else { typedef float T; __VA_ARGS__; }                              \
+    } while (0)
+
+// Element i of an array of any dtype of floats, for arrays that are small or read rarely.
+__device__ __forceinline__ float load_any(const void *p, tt_dtype dtype, int64_t i)
+{
+    if (dtype == TT_F32) return ((const float *)p)[i];
+    return dtype == TT_BF16 ? to_float(((const bf16 *)p)[i]) : to_float(((const f16 *)p)[i]);
+}
+__device__ __forceinline__ void store_any(void *p, tt_dtype dtype, int64_t i, float x)
+{
+    if (dtype == TT_F32) ((float *)p)[i] = x;
+    else if (dtype == TT_BF16) ((bf16 *)p)[i] = round_to<bf16>(x);
+    else ((f16 *)p)[i] = round_to<f16>(x);
+}
+
+// Eight 16-bit floats in 16 bytes, the first in the lowest bits.
+template <class T> __device__ __forceinline__ void widen8(float (&x)[8], const uint4 &q);
+template <> __device__ __forceinline__ void widen8<bf16>(float (&x)[8], const uint4 &q)
+{
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        x[k] = __uint_as_float(k % 2 ? words[k / 2] & 0xffff0000u : words[k / 2] << 16);
+}
+// The four that there are.
+template <> __device__ __forceinline__ void widen8<float>(float (&x)[8], const uint4 &q)
+{
+    x[0] = __uint_as_float(q.x); x[1] = __uint_as_float(q.y); x[2] = __uint_as_float(q.z);
+    x[3] = __uint_as_float(q.w);
+    x[4] = x[5] = x[6] = x[7] = 0;
+}
+template <> __device__ __forceinline__ void widen8<f16>(float (&x)[8], const uint4 &q)
+{
+    const uint32_t words[4] = {q.x, q.y, q.z, q.w};
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        x[k] = to_float(__ushort_as_half((unsigned short)(words[k / 2] >> (k % 2 * 16))));
+}
+
+// Two numbers rounded to nearest, the first in the lower bits.
+template <class T> __device__ __forceinline__ uint32_t pack(float low, float high);
+template <> __device__ __forceinline__ uint32_t pack<bf16>(float low, float high)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return (uint32_t)__bfloat16_as_ushort(v.x) | (uint32_t)__bfloat16_as_ushort(v.y) << 16;
+}
+template <> __device__ __forceinline__ uint32_t pack<f16>(float low, float high)
+{
+    const __half2 v = __floats2half2_rn(low, high);
+    return (uint32_t)__half_as_ushort(v.x) | (uint32_t)__half_as_ushort(v.y) << 16;
+}
+
+// Eight neighbours, elements [i, i + 8) of p, of which `left` are there; i is a multiple of 8 and `wide` says
+// that p is one of 16 bytes.
+__device__ __forceinline__ void load8(float (&x)[8], const void *p, tt_dtype dtype, int64_t i, int64_t left,
+                                      bool wide, float absent = 0)
+{
+    if (!wide || left < 8) {
+        TT__UNROLL for (int k = 0; k < 8; k++) x[k] = k < left ? load_any(p, dtype, i + k) : absent;
+    } else if (dtype == TT_F32) {
+        const float4 a = ((const float4 *)p)[i / 4], b = ((const float4 *)p)[i / 4 + 1];
+        x[0] = a.x; x[1] = a.y; x[2] = a.z; x[3] = a.w; x[4] = b.x; x[5] = b.y; x[6] = b.z; x[7] = b.w;
+    } else {
+        const uint4 q = ((const uint4 *)p)[i / 8];
+        if (dtype == TT_BF16) widen8<bf16>(x, q);
+        else widen8<f16>(x, q);
+    }
+}
+
+// The same for the bits of 16-bit numbers.
+__device__ __forceinline__ void store8_bits(void *p, int64_t i, int64_t left, bool wide,
+                                            const uint32_t (&h)[8])
+{
+    if (!wide || left < 8) {
+        TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) ((uint16_t *)p)[i + k] = (uint16_t)h[k];
+    } else {
+        ((uint4 *)p)[i / 8] = make_uint4(h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16,
+                                         h[6] | h[7] << 16);
+    }
+}
+
+__device__ __forceinline__ void store8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
+                                       const float (&x)[8])
+{
+    uint32_t h[8];
+    if (dtype == TT_F32) {
+        if (wide && left >= 8) {
+            ((float4 *)p)[i / 4] = make_float4(x[0], x[1], x[2], x[3]);
+            ((float4 *)p)[i / 4 + 1] = make_float4(x[4], x[5], x[6], x[7]);
+        } else {
+            TT__UNROLL for (int k = 0; k < 8; k++) if (k < left) ((float *)p)[i + k] = x[k];
+        }
+        return;
+    }
+    if (wide && left >= 8) {
+        const bool b = dtype == TT_BF16;
+        TT__UNROLL for (int k = 0; k < 4; k++)
+            h[k] = b ? pack<bf16>(x[2 * k], x[2 * k + 1]) : pack<f16>(x[2 * k], x[2 * k + 1]);
+        ((uint4 *)p)[i / 8] = make_uint4(h[0], h[1], h[2], h[3]);
+        return;
+    }
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        h[k] = dtype == TT_BF16 ? __bfloat16_as_ushort(round_to<bf16>(x[k]))
+            : __half_as_ushort(round_to<f16>(x[k]));
+    store8_bits(p, i, left, false, h);
+}
+
+__device__ __forceinline__ void *row_at(const tt__mat &m, int64_t r)
+{
+    return (char *)m.data + r * m.ld * (m.dtype == TT_F32 ? 4 : 2);
+}
+
+// Whether every row of m begins at a multiple of 16 bytes.
+inline bool is_wide(const tt__mat *m)
+{
+    return (uintptr_t)m->data % 16 == 0 && (m->rows < 2 || m->ld * (m->dtype == TT_F32 ? 4 : 2) % 16 == 0);
+}
+
+__device__ __forceinline__ float fast_exp(float x) { return tt__exp2(x * 1.4426950408889634f); }
+
+// Of the normal distribution below -|x|: its share is f exp(-x^2 / 2), with f a polynomial of t = 1 / (1 +
+// 0.34 |x|), fitted here (the least greatest relative error for |x| up to 6: 1.3e-7; 1.7e-4 at 14, where the
+// share is 1e-44). GELU and its slope, which share f and the exponential, are within 3e-7 of the exact ones
+// for |x| up to 4, and of 1e-7 |x| beyond.
+struct normal_tail { float f, e, reach; }; // e: the exponential; reach: |x|, at most 14, so that 0 e is 0
+
+__device__ __forceinline__ normal_tail tail_of(float x)
+{
+    const float a = fabsf(x), t = tt__reciprocal(fmaf(0.34f, a, 1.0f));
+    float f = 0.0464521124f;
+    f = fmaf(f, t, -0.207596006f);
+    f = fmaf(f, t, 0.276615384f);
+    f = fmaf(f, t, -0.0423069961f);
+    f = fmaf(f, t, 0.162437195f);
+    f = fmaf(f, t, 0.128213552f);
+    f = fmaf(f, t, 0.136184699f);
+    return {f * t, tt__exp2(-0.72134752f * x * x), fminf(a, 14.0f)};
+}
+
+// 1 / (1 + exp(-x)).
+__device__ __forceinline__ float sigmoid(float x)
+{
+    return tt__reciprocal(1 + tt__exp2(-1.4426950408889634f * x));
+}
+
+// Activations, and their derivatives at what was saved: the result for ReLU and tanh, what went in for the
+// others. Where exp or tanh have run into 0 or 1, nothing is left of a product with a large x.
+__device__ __forceinline__ float activate(int act, float x)
+{
+    switch (act) {
+    case TT__ACT_GELU: {
+        const normal_tail n = tail_of(x);
+        return fmaxf(x, 0.0f) - n.reach * (n.f * n.e); // f is NaN where x is
+    }
+    // 0.5 (1 + tanh u) = 1 / (1 + exp(-2u)).
+    case TT__ACT_GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
+    case TT__ACT_RELU: return x < 0 ? 0.0f : x; // NaN stays NaN
+    case TT__ACT_TANH: return tanhf(x);
+    case TT__ACT_SILU: return x * sigmoid(x);
+    default: return x;
+    }
+}
+__device__ __forceinline__ float activation_slope(int act, float x)
+{
+    switch (act) {
+    case TT__ACT_GELU: {
+        const normal_tail n = tail_of(x);
+        const float below = (n.f - 0.39894228040143268f * n.reach) * n.e; // the slope at -|x|
+        return x < 0 ? below : 1 - below;
+    }
+    case TT__ACT_GELU_TANH: {
+        float s = sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x)), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds * 1.5957691216057308f * (1 + 0.134145f * x * x) : s;
+    }
+    case TT__ACT_RELU: return x > 0 ? 1.0f : 0.0f;
+    case TT__ACT_TANH: return 1 - x * x;
+    case TT__ACT_SILU: {
+        float s = sigmoid(x), ds = s * (1 - s);
+        return ds > 0 ? s + x * ds : s;
+    }
+    default: return 1;
+    }
+}
+
+// A round of Philox4x32, with its key.
+__device__ __forceinline__ void philox_round(uint32_t (&c)[4], uint32_t k0, uint32_t k1)
+{
+    uint32_t a_low, a_high, b_low, b_high;
+    tt__multiply(c[0], 0xD2511F53u, a_low, a_high);
+    tt__multiply(c[2], 0xCD9E8D57u, b_low, b_high);
+    c[0] = b_high ^ c[1] ^ k0;
+    c[2] = a_high ^ c[3] ^ k1;
+    c[1] = b_low;
+    c[3] = a_low;
+}
+
+// Philox4x32, as in tinytrain.h.
+template <int ROUNDS = 10>
+__device__ __forceinline__ void philox(const uint32_t (&counter)[4], uint64_t key, uint32_t (&out)[4])
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    TT__UNROLL for (int k = 0; k < 4; k++) out[k] = counter[k];
+    TT__UNROLL for (int round = 0; round < ROUNDS; round++) {
+        philox_round(out, k0, k1);
+        k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    }
+}
+
+// The keys of the rounds of a draw, for kernels that draw with few keys from shared memory, two rounds a
+// load.
+typedef uint4 philox_keys[(TT__DRAW_ROUNDS + 1) / 2];
+__device__ __forceinline__ void expand_key(uint64_t key, philox_keys &to)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
+        to[pair] = make_uint4(k0, k1, k0 + 0x9E3779B9u, k1 + 0xBB67AE85u);
+        k0 += 2 * 0x9E3779B9u; k1 += 2 * 0xBB67AE85u;
+    }
+}
+
+// The key of a stream of random numbers, as tt__stream_key makes it.
+__device__ __forceinline__ uint64_t stream_key(uint64_t seed, uint32_t tag, uint64_t a, uint64_t b)
+{
+    const uint32_t counter[4] = {(uint32_t)a, (uint32_t)(a >> 32) ^ (tag * 0x9E3779B9u), (uint32_t)b,
+                                 (uint32_t)(b >> 32)};
+    uint32_t out[4];
+    philox(counter, seed, out);
+    return (uint64_t)out[1] << 32 | out[0];
+}
+
+// The sum over a warp, in every lane, in a fixed order.
+__device__ __forceinline__ float warp_sum(float v)
+{
+    TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+    return v;
+}
+__device__ __forceinline__ float warp_max(float v)
+{
+    TT__UNROLL for (int m = 16; m; m >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, m));
+    return v;
+}
+
+// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+template <int THREADS> __device__ __forceinline__ float block_sum(float v)
+{
+    TT__SHARED(float, part, [THREADS / 32]);
+    v = warp_sum(v);
+    __syncthreads(); // an earlier call may still be read
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = 0;
+    TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
+    return sum;
+}
+
+inline unsigned blocks_for(int64_t n, int64_t per_block)
+{
+    return (unsigned)((n + per_block - 1) / per_block);
+}
+inline unsigned grid_for(int64_t n, int64_t per_block, int64_t most)
+{
+    return n > 0 ? (unsigned)min((n + per_block - 1) / per_block, most) : 1;
+}
+
+// Elements [4 i, 4 i + 4) of a parameter's first values from Philox block i, by the CPU's formulas
+// (tt__init_values, tt__normal4).
+__global__ void __launch_bounds__(256) init_values(void *memory, tt_dtype dtype, int64_t first, int64_t n,
+                                                   tt_init init, uint64_t key)
+{
+    tt__begin_kernel();
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; 4 * i < n; i += gridDim.x * (int64_t)256) {
+        const uint64_t block = (uint64_t)(first / 4 + i);
+        const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), 0, 0};
+        uint32_t u[4];
+        float x[4];
+        philox(counter, key, u);
+        TT__UNROLL for (int k = 0; k < 4; k++) x[k] = ((float)(u[k] >> 8) + 0.5f) * 0x1p-24f; // in (0, 1)
+        if (init.kind == TT_INIT_NORMAL) {
+            TT__UNROLL for (int k = 0; k < 4; k += 2) { // Box, Muller 1958
+                const double radius = sqrt(-2.0 * log((double)x[k]));
+                const double angle = 6.283185307179586 * (double)x[k + 1];
+                x[k] = (float)(radius * cos(angle)) * init.scale;
+                x[k + 1] = (float)(radius * sin(angle)) * init.scale;
+            }
+        } else {
+            TT__UNROLL for (int k = 0; k < 4; k++)
+                x[k] = init.kind == TT_INIT_UNIFORM ? (2 * x[k] - 1) * init.scale : init.kind == TT_INIT_ONES
+                    ? 1.0f : 0.0f;
+        }
+        TT__UNROLL for (int k = 0; k < 4; k++) if (4 * i + k < n) store_any(memory, dtype, 4 * i + k, x[k]);
+    }
+}
+
+tt_status cuda_init(tt__device *d, void *memory, tt_dtype dtype, int64_t first, int64_t n, tt_init init,
+                    uint64_t key)
+{
+    if (!use(d)) return TT_ERR_DEVICE;
+    return check(d, TT__LAUNCH(init_values, grid_for(n, 1024, 4096), 256, 0, d->stream, memory, dtype, first,
+                               n, init, key), "initial values");
+}

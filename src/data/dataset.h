@@ -1,0 +1,165 @@
+#pragma once
+#include "../base/base.h"
+#include "../files/lists.h"
+#include "../files/utf8.h"
+
+/* ---------------------------------------------------------------------------------------------- datasets */
+
+/* A text, or an image: its number in the source. */
+typedef struct tt__example {
+    const char *text, *label_text;
+    size_t bytes;
+    int64_t number;
+    int label;
+} tt__example;
+
+struct tt_dataset {
+    tt_context *ctx;
+    tt__example *examples;
+    int count, capacity;
+    const char **classes;
+    int n_classes;
+    tt__chunk *chunks;       /* texts of the caller, names of classes */
+    tt__file_bytes file;     /* a table's: texts and labels are in it, unquoted in place, a NUL behind each */
+    bool images;
+    tt_image_source source;  /* of images */
+};
+
+void tt_dataset_free(tt_dataset *d)
+{
+    if (!d) return;
+    tt_context *ctx = d->ctx;
+    tt__free(ctx, d->examples);
+    tt__free(ctx, (void *)d->classes);
+    tt__chunks_free(ctx, &d->chunks);
+    if (d->file.bytes) tt__file_close(ctx, &d->file);
+    tt__free(ctx, d);
+}
+
+int64_t tt_dataset_count(const tt_dataset *d) { return d->count; }
+
+const char *tt_dataset_text(const tt_dataset *d, int64_t i, size_t *bytes)
+{
+    if (i < 0 || i >= d->count) { if (bytes) *bytes = 0; return NULL; }
+    if (bytes) *bytes = d->images ? 0 : d->examples[i].bytes;
+    return d->images ? "" : d->examples[i].text;
+}
+
+int tt_dataset_label(const tt_dataset *d, int64_t i)
+{
+    return i >= 0 && i < d->count ? d->examples[i].label : -1;
+}
+
+int tt_dataset_classes(const tt_dataset *d) { return d->n_classes; }
+const char *tt_dataset_class_name(const tt_dataset *d, int class_index)
+{
+    return class_index >= 0 && class_index < d->n_classes ? d->classes[class_index] : NULL;
+}
+
+void tt_dataset_counts(const tt_dataset *d, int64_t *counts)
+{
+    for (int c = 0; c < d->n_classes; c++) counts[c] = 0;
+    for (int i = 0; i < d->count; i++) counts[d->examples[i].label]++;
+}
+
+/* Gives class from[k] the number to[k], for each of the classes. */
+static tt_status tt__dataset_renumber(tt_dataset *d, const uint32_t *from, const uint32_t *to)
+{
+    const size_t n = (size_t)d->n_classes;
+    int *number = (int *)tt__alloc(d->ctx, sizeof *number * n);
+    const char **names = number ? (const char **)tt__alloc(d->ctx, sizeof *names * n) : NULL;
+    for (size_t k = 0; k < n && names; k++) number[from[k]] = (int)to[k];
+    for (size_t k = 0; k < n && names; k++) names[number[k]] = d->classes[k];
+    for (int i = 0; i < d->count && names; i++) d->examples[i].label = number[d->examples[i].label];
+    if (names) memcpy((void *)d->classes, (const void *)names, sizeof *names * n);
+    tt__free(d->ctx, number);
+    tt__free(d->ctx, (void *)names);
+    return names ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Frees the dataset unless all went well. */
+static tt_dataset *tt__dataset_end(tt_dataset *d, tt_status status)
+{
+    if (status == TT_OK) return d;
+    tt_dataset_free(d);
+    return NULL;
+}
+
+tt_status tt_text_begin(tt_context *ctx, const char *path, const char *text, size_t bytes, size_t *begin)
+{
+    static const struct { const char *mark; size_t bytes; const char *name; } marks[] = {
+        {"\xFF\xFE\0\0", 4, "UTF-32"}, {"\0\0\xFE\xFF", 4, "UTF-32"}, {"\xFF\xFE", 2, "UTF-16"},
+        {"\xFE\xFF", 2, "UTF-16"}};
+    long long line = 1;
+    for (int i = 0; i < TT__COUNT(marks); i++)
+        if (bytes >= marks[i].bytes && memcmp(text, marks[i].mark, marks[i].bytes) == 0)
+            return tt__fail(ctx, TT_ERR_FORMAT, "'%s' begins with the byte order mark of %s, and texts are "
+                            "read as UTF-8: convert it, as by iconv -f %s -t UTF-8", path, marks[i].name,
+                            marks[i].name);
+    /* A text has few control characters; of UTF-16 every other byte is one, in most scripts. */
+    const size_t looked = bytes < 4096 ? bytes : 4096;
+    size_t control[2] = {0, 0}; /* at even and at odd bytes */
+    for (size_t i = 0; i < looked; i++)
+        control[i % 2] += (unsigned char)text[i] < ' ' && !(text[i] >= '\t' && text[i] <= '\r');
+    if (8 * (control[0] + control[1]) > looked)
+        return tt__fail(ctx, TT_ERR_FORMAT, "'%s': %zu of the first %zu bytes are control characters, so "
+                        "that this is no text in UTF-8: convert a text in UTF-16, as by iconv -f UTF-16%s -t "
+                        "UTF-8; a file of anything but text is not read", path, control[0] + control[1],
+                        looked, control[0] > control[1] ? "BE" : "LE");
+    const size_t invalid = tt__utf8_invalid(text, bytes);
+    *begin = bytes >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
+    if (invalid == bytes) return TT_OK;
+    for (size_t i = 0; i < invalid; i++) line += text[i] == '\n';
+    return tt__fail(ctx, TT_ERR_FORMAT, "'%s', line %lld, byte %zu: 0x%02x begins no character of UTF-8: "
+                    "convert a text in Latin-1, as by iconv -f LATIN1 -t UTF-8; a file of anything but text "
+                    "is not read", path, line, invalid, (unsigned char)text[invalid]);
+}
+
+static tt__example *tt__dataset_add(tt_dataset *d, const char *path)
+{
+    if (!TT__GROW(d->ctx, d->examples, d->count, d->capacity))
+        return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the %d %s of '%s'", d->count + 1,
+                        d->images ? "images" : "texts", path), (tt__example *)NULL;
+    tt__example *e = &d->examples[d->count++];
+    memset(e, 0, sizeof *e);
+    return e;
+}
+
+static tt_status tt__dataset_classes(tt_dataset *d, const char *const *names, int n) /* copies them */
+{
+    d->classes = (const char **)tt__alloc(d->ctx, (size_t)n * sizeof *d->classes);
+    if (!d->classes) return TT_ERR_MEMORY;
+    for (d->n_classes = 0; d->n_classes < n; d->n_classes++) {
+        const char *name = names[d->n_classes];
+        if (!name) return tt__fail(d->ctx, TT_ERR_ARGUMENT, "class %d of %d is NULL", d->n_classes, n);
+        size_t valid = tt__utf8_invalid(name, strlen(name)); /* config.json, which names it, is UTF-8 */
+        if (name[valid])
+            return tt__fail(d->ctx, TT_ERR_ARGUMENT, "the name of class %d of %d, '%.*s', breaks off at byte "
+                            "0x%02x, which is not UTF-8: rename the class", d->n_classes, n,
+                            (int)tt__min((int64_t)valid, 200), name, (unsigned char)name[valid]);
+        d->classes[d->n_classes] = tt__chunks_text(d->ctx, &d->chunks, name, strlen(name));
+        if (!d->classes[d->n_classes])
+            return tt__fail(d->ctx, TT_ERR_MEMORY, "out of memory for the names of %d classes", n);
+    }
+    return TT_OK;
+}
+
+/* Chooses n of the examples, of each class its share (what rounding leaves goes to whoever comes first):
+   their numbers, in random order, are the first n of `order` (count). */
+static tt_status tt__dataset_choose(const tt_dataset *d, int64_t n, uint64_t key, uint32_t *order)
+{
+    int64_t *quota = (int64_t *)tt__calloc(d->ctx, sizeof *quota * (size_t)d->n_classes), spare = n;
+    if (!quota) return TT_ERR_MEMORY;
+    for (int i = 0; i < d->count; i++) quota[d->examples[i].label]++;
+    for (int c = 0; c < d->n_classes; c++) spare -= quota[c] = quota[c] * n / d->count;
+    tt__shuffle(order, (uint32_t)d->count, key);
+    for (int k = 0, chosen = 0; k < d->count; k++) {
+        int label = d->examples[order[k]].label;
+        if (quota[label] > 0) quota[label]--;
+        else if (spare > 0) spare--;
+        else continue;
+        order[chosen++] = order[k];
+    }
+    tt__free(d->ctx, quota);
+    return TT_OK;
+}

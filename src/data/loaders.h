@@ -1,0 +1,404 @@
+#pragma once
+#include "../base/base.h"
+#include "../context/params.h"
+#include "../files/lists.h"
+#include "../text/vocabulary.h"
+#include "resize.h"
+#include "dataset.h"
+#include "loader.h"
+#include "images.h"
+
+void tt_loader_free(tt_loader *l)
+{
+    if (!l) return;
+    tt_context *ctx = l->ctx;
+    pthread_mutex_lock(&l->mutex);
+    l->stop = true;
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->mutex);
+    for (int i = 0; i < l->started; i++) pthread_join(l->threads[i].handle, NULL);
+    pthread_cond_destroy(&l->ready);
+    pthread_cond_destroy(&l->work);
+    pthread_mutex_destroy(&l->mutex);
+    for (int i = 0; i < TT__LOADER_THREADS; i++) tt__resampler_free(ctx, &l->threads[i].resampler);
+    for (int i = 0; l->ring && i < l->slots; i++) tt__free(ctx, l->ring[i].pixels);
+    tt__chunks_free(ctx, &l->chunks);
+    void *const owned[] = {l->ring, l->order, l->scratch, l->tokens, l->sorted, l->step_order, l->dealt,
+                           l->by_length, l->ends, l->micro_of, l->filled, l->ids, l->positions, l->types,
+                           l->seq_start, l->labels, l->index, l};
+    tt__free_all(ctx, owned, TT__COUNT(owned));
+}
+
+static int tt__loader_groups(const tt_loader_options *o)
+{
+    return o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
+}
+
+static tt_status tt__loader_check(tt_context *ctx, const tt_dataset *d, const tt_loader_options *o)
+{
+    const int groups = tt__loader_groups(o), data = o->parallel.data;
+    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d and accumulate = %d; expected 1 <= "
+                        "accumulate <= batch", o->batch, o->accumulate);
+    if (groups < 1 || data < 0 || (data && groups % data))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: parallel.groups = %d and parallel.data = %d; expected "
+                        "the trainer's tt_parallel after tt_parallel_on", o->parallel.groups, data);
+    if (groups > o->batch / o->accumulate)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: a step of batch = %d has fewer sequences than "
+                        "micro-batches, accumulate = %d for each of %d groups: set batch to %lld at least",
+                        o->batch, o->accumulate, groups, (long long)groups * o->accumulate);
+    if (!d->count) return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: the dataset is empty");
+    if (o->threads < 0 || o->threads > TT__LOADER_THREADS)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: threads = %d; expected 0 to %d", o->threads,
+                        TT__LOADER_THREADS);
+    if (o->drop_last && d->count < o->batch)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: %d %s make no whole step of batch = %d, and drop_last "
+                        "leaves out others", d->count, d->images ? "images" : "texts", o->batch);
+    if (d->images) return TT_OK;
+    if (o->max_length < 2)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_length = %d; expected at least 2, for [CLS] and "
+                        "[SEP]", o->max_length);
+    if (o->max_tokens != 0 && o->max_tokens < o->max_length)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: max_tokens = %d; expected 0 or at least max_length = "
+                        "%d, so that every text fits", o->max_tokens, o->max_length);
+    if (o->window < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: window = %d; expected 0 (no sorting) or more batches",
+                        o->window);
+    if (tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / o->max_length && !o->max_tokens)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "loader: batch = %d of max_length = %d are more tokens than "
+                        "can be counted: set max_tokens", o->batch, o->max_length);
+    return TT_OK;
+}
+
+static bool tt__loader_allocate(tt_loader *l) /* what texts need */
+{
+    tt_context *ctx = l->ctx;
+    if (!tt__loader_tokenize(l)) return false;
+    size_t seqs = (size_t)l->max_seqs, rows = (size_t)l->max_tokens;
+    size_t window_texts = (size_t)tt__min(l->d->count, l->window_steps * l->o.batch);
+    size_t step_texts = (size_t)tt__min(l->d->count, l->o.batch);
+    return (l->sorted = (uint32_t *)tt__alloc(ctx, window_texts * 4)) &&
+           (l->step_order = (uint32_t *)tt__alloc(ctx, (size_t)l->window_steps * 4)) &&
+           (l->dealt = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
+           (l->by_length = (uint32_t *)tt__alloc(ctx, step_texts * 4)) &&
+           (l->ends = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->micro_of = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->filled = (int *)tt__alloc(ctx, step_texts * sizeof(int))) &&
+           (l->ids = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->positions = (int32_t *)tt__alloc(ctx, rows * 4)) &&
+           (l->types = (int32_t *)tt__calloc(ctx, rows * 4)) &&
+           (l->seq_start = (int32_t *)tt__alloc(ctx, (seqs + 1) * 4));
+}
+
+static bool tt__image_allocate(tt_loader *l) /* what images need */
+{
+    const tt_image_options *o = &l->image;
+    size_t bytes;
+    l->image_bytes = (size_t)o->height * (size_t)o->width * (size_t)o->channels;
+    if (!tt__mul_size(l->image_bytes, (size_t)l->max_seqs, &bytes))
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: %d images of %d x %d pixels are more than memory "
+                        "can hold: set batch lower", l->max_seqs, o->height, o->width), false;
+    /* one that the trainer reads, those of its next round, and as many as give every thread two images to
+       make */
+    l->slots = l->o.threads ? 1 + l->data + (int)tt__ceil_div(2 * l->o.threads, l->max_seqs) : 1;
+    if (!(l->ring = (tt__ring_slot *)tt__calloc(l->ctx, (size_t)l->slots * sizeof *l->ring))) return false;
+    for (int i = 0; i < l->slots; i++)
+        if (!(l->ring[i].pixels = (uint8_t *)tt__alloc(l->ctx, bytes))) return false;
+    return true;
+}
+
+/* A loader of texts (k) or images (`image`), at the first step, its threads started. */
+static tt_loader *tt__loader_make(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                                  const tt_image_options *image, const tt_loader_options *options)
+{
+    tt_loader_options o = options ? *options : tt_loader_options_default();
+    if (!d || (!k && !image)) { /* the reason is that of what was to make it */
+        char why[TT__ERROR];
+        memcpy(why, ctx->error, sizeof why);
+        tt__fail(ctx, TT_ERR_ARGUMENT, "a loader: the %s is NULL%s%.900s", !d ? "dataset" : "tokenizer",
+                 why[0] ? ": " : "", why);
+        return NULL;
+    }
+    tt_loader *l = tt__loader_check(ctx, d, &o) == TT_OK ? (tt_loader *)tt__calloc(ctx, sizeof *l) : NULL;
+    if (!l) return NULL;
+    pthread_mutex_init(&l->mutex, NULL);
+    pthread_cond_init(&l->work, NULL);
+    pthread_cond_init(&l->ready, NULL);
+    l->ctx = ctx;
+    l->d = d;
+    l->k = k;
+    l->o = o;
+    if (image) l->image = *image;
+    l->wide = k && k->size > 65536;
+    l->sort = k && o.shuffle && o.window > 1;
+    l->steps = o.drop_last ? d->count / o.batch : tt__ceil_div(d->count, o.batch);
+    l->texts = tt__min(d->count, l->steps * o.batch);
+    l->groups = tt__loader_groups(&o);
+    l->data = (int)tt__max(1, o.parallel.data);
+    l->max_seqs = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), d->count);
+    l->accumulates = tt__loader_micros(l, tt__min(o.batch, d->count)) > l->data;
+    l->window_steps = l->sort ? tt__min(o.window, l->steps) : 1;
+    l->epoch = l->window_at = l->empty = -1;
+    size_t seqs = (size_t)l->max_seqs;
+    bool ok = (l->order = (uint32_t *)tt__alloc(ctx, (size_t)d->count * 4)) &&
+        (l->labels = (int32_t *)tt__alloc(ctx, seqs * 4)) &&
+        (l->index = (int64_t *)tt__alloc(ctx, seqs * sizeof *l->index)) &&
+        (image ? tt__image_allocate(l) : tt__loader_allocate(l)) && tt_loader_seek(l, 0, 0) == TT_OK;
+    for (int i = 0; i < TT__LOADER_THREADS; i++) l->threads[i].loader = l;
+    while (ok && image && l->started < o.threads) {
+        tt__loader_thread *thread = &l->threads[l->started];
+        ok = tt__thread_start(&thread->handle, tt__image_main, thread);
+        if (ok) l->started++;
+        else
+            tt__fail(ctx, TT_ERR_MEMORY, "loader: could not start thread %d of %d: set threads lower",
+                     l->started + 1, o.threads);
+    }
+    if (ok) return l;
+    tt_loader_free(l);
+    return NULL;
+}
+
+tt_loader *tt_loader_new(tt_context *ctx, const tt_dataset *d, const tt_tokenizer *k,
+                         const tt_loader_options *options)
+{
+    if (!d->images) return tt__loader_make(ctx, d, k, NULL, options);
+    tt__fail(ctx, TT_ERR_ARGUMENT, "tt_loader_new: the dataset holds images: use tt_image_loader_new");
+    return NULL;
+}
+
+tt_image_options tt_image_options_default(int height, int width)
+{
+    tt_image_options o = {height, width, 3, 0, 0, 0, TT_BILINEAR, 0, false, false};
+    return o;
+}
+
+static tt_status tt__image_options_check(tt_context *ctx, const tt_image_options *o)
+{
+    if (!tt__side(o->height) || !tt__side(o->width) || o->channels < 1 || o->channels > 4)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: results of %d x %d pixels of %d channels; "
+                        "expected sides of 1 to %d and 1 to 4 channels", o->height, o->width, o->channels,
+                        TT__IMAGE_SIDE);
+    if ((o->resize_height || o->resize_width) && (!tt__side(o->resize_height) || !tt__side(o->resize_width)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_height = %d and resize_width = %d; "
+                        "expected both 0, or both 1 to %d", o->resize_height, o->resize_width,
+                        TT__IMAGE_SIDE);
+    if (o->resize_shortest && (!tt__side(o->resize_shortest) || o->resize_height))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resize_shortest = %d beside resize_height = "
+                        "%d; expected one of them 0, the other 0 to %d", o->resize_shortest,
+                        o->resize_height, TT__IMAGE_SIDE);
+    if ((int)o->resample < TT_NEAREST || o->resample > TT_BICUBIC)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: resample = %d; expected one of tt_resample, "
+                        "%d to %d", (int)o->resample, TT_NEAREST, TT_BICUBIC);
+    if (o->pad < 0 || o->pad > TT__IMAGE_SIDE)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: pad = %d; expected 0 to %d", o->pad,
+                        TT__IMAGE_SIDE);
+    return TT_OK;
+}
+
+/* What can be said before an image is read. */
+static tt_status tt__image_check(tt_context *ctx, const tt_dataset *d, const tt_image_options *o)
+{
+    char why[256];
+    if (!o)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the image options are NULL: how large "
+                        "are the results to be?");
+    if (!d->images)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_loader_new: the dataset holds texts: use "
+                        "tt_loader_new");
+    if (tt__image_options_check(ctx, o) != TT_OK) return ctx->status;
+    int height = o->resize_height ? o->resize_height : d->source.height;
+    int width = o->resize_width ? o->resize_width : d->source.width, channels = d->source.channels;
+    if ((height && !(tt__image_resized(o, &height, &width, why) && tt__image_fits(o, height, width, why))) ||
+        (channels && !tt__image_channels(o, channels, why)))
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "image options: %s", why);
+    return TT_OK;
+}
+
+tt_status tt_image_prepare(tt_context *ctx, const tt_image *image, const tt_image_options *options,
+                           uint8_t *to)
+{
+    tt__resampler r;
+    char why[256];
+    if (!image || !options || !to)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_image_prepare: the image, its options and what to write to "
+                        "must be there");
+    tt_image_options o = *options;
+    if (tt__image_options_check(ctx, &o) != TT_OK) return ctx->status;
+    o.random_crop = o.flip = false;
+    memset(&r, 0, sizeof r);
+    tt__float_mode mode = tt__float_default();
+    tt_status status = tt__image_transform(ctx, &r, &o, image, 0, to, why);
+    tt__float_restore(mode);
+    tt__resampler_free(ctx, &r);
+    return status == TT_OK ? TT_OK : tt__fail(ctx, status, "tt_image_prepare: %s", why);
+}
+
+tt_loader *tt_image_loader_new(tt_context *ctx, const tt_dataset *d, const tt_image_options *image,
+                               const tt_loader_options *options)
+{
+    return tt__image_check(ctx, d, image) == TT_OK ? tt__loader_make(ctx, d, NULL, image, options) : NULL;
+}
+
+int64_t tt_loader_steps(const tt_loader *l) { return l->steps; }
+int tt_loader_max_seqs(const tt_loader *l) { return l->max_seqs; }
+int tt_loader_max_tokens(const tt_loader *l) { return l->max_tokens; }
+bool tt_loader_accumulates(const tt_loader *l) { return l->accumulates; }
+int tt_loader_longest(const tt_loader *l) { return l->longest; }
+int64_t tt_loader_cut(const tt_loader *l) { return l->cut; }
+double tt_loader_waited(const tt_loader *l) { return l->waited; }
+tt_status tt_loader_status(const tt_loader *l) { return l->status; }
+
+static tt_status tt__loader_source_seek(void *self, int64_t epoch, int64_t step)
+{
+    return tt_loader_seek((tt_loader *)self, epoch, step);
+}
+
+static tt_status tt__loader_source_next(void *self, tt_batch *batch, bool *more)
+{
+    tt_loader *l = (tt_loader *)self;
+    *more = tt_loader_next(l, batch);
+    return l->status;
+}
+
+/* Of labels, and of the tokens of texts. */
+static uint64_t tt__loader_source_hash(void *self)
+{
+    const tt_loader *l = (const tt_loader *)self;
+    uint64_t hash = TT__HASH_BEGIN;
+    for (int i = 0; i < l->d->count; i++) {
+        hash = tt__hash_on(hash, &l->d->examples[i].label, sizeof l->d->examples[i].label);
+        if (!l->tokens) continue; /* images */
+        int count = l->tokens[i].count;
+        hash = tt__hash_on(hash, &count, sizeof count);
+        hash = tt__hash_on(hash, l->tokens[i].ids, (size_t)count * (l->wide ? 4 : 2));
+    }
+    return hash;
+}
+
+static void tt__loader_source_describe(void *self, char *to, size_t capacity)
+{
+    const tt_loader *l = (const tt_loader *)self;
+    const tt_loader_options *o = &l->o;
+    const tt_image_options *i = &l->image;
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "%d %s\nbatch %d\naccumulate %d\ngroups %d\nshuffle %d\ndrop_last %d\n",
+              (int)l->d->count, l->ring ? "images" : "texts", o->batch, o->accumulate, l->groups, o->shuffle,
+              o->drop_last);
+    if (!l->ring)
+        tt__print(&text, "max_length %d\nmax_tokens %d\nwindow %d\n", o->max_length, o->max_tokens,
+                  o->window);
+    else
+        tt__print(&text, "height %d\nwidth %d\nchannels %d\nresize_height %d\nresize_width %d\npad %d\n"
+                  "random_crop %d\nflip %d\n", i->height, i->width, i->channels, i->resize_height,
+                  i->resize_width, i->pad, i->random_crop, i->flip);
+    if (i->resize_shortest) tt__print(&text, "resize_shortest %d\n", i->resize_shortest);
+    if (i->resample != TT_BILINEAR) tt__print(&text, "resample %d\n", (int)i->resample);
+}
+
+/* Images of other processes are not made. */
+static void tt__loader_source_deal(void *self, int data, int first, int end, bool by_step)
+{
+    tt_loader *l = (tt_loader *)self;
+    pthread_mutex_lock(&l->mutex);
+    l->dealt_anew |= data != l->deal_data || first != l->deal_first || end != l->deal_end ||
+                     by_step != l->deal_by_step;
+    l->deal_data = data;
+    l->deal_first = first;
+    l->deal_end = end;
+    l->deal_by_step = by_step;
+    pthread_mutex_unlock(&l->mutex);
+}
+
+const tt_source *tt_loader_source(tt_loader *l)
+{
+    if (!l) return NULL;
+    tt_source s = {l, tt__loader_source_seek, tt__loader_source_next, l->steps, l->max_seqs, l->max_tokens,
+                   l->accumulates, tt__loader_source_hash, l->d->classes, l->d->n_classes,
+                   tt__loader_source_deal, tt__loader_source_describe};
+    l->source = s;
+    return &l->source;
+}
+
+tt_status tt_loader_seek(tt_loader *l, int64_t epoch, int64_t step)
+{
+    if (epoch < 0 || step < 0 || step > l->steps)
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "loader: no step %lld of epoch %lld; an epoch has steps 0 "
+                        "to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
+    pthread_mutex_lock(&l->mutex);
+    if (l->ring && epoch == l->epoch && step == l->step && !l->in_step && !l->failed && !l->dealt_anew)
+        return pthread_mutex_unlock(&l->mutex), TT_OK;
+    l->cursor = l->texts; /* nothing more is begun */
+    while (l->busy) pthread_cond_wait(&l->ready, &l->mutex);
+    if (epoch != l->epoch) {
+        uint32_t count = (uint32_t)l->d->count;
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                      TT__SHUFFLE_TEXTS);
+        if (l->o.shuffle) tt__shuffle(l->order, count, key);
+        else for (uint32_t i = 0; i < count; i++) l->order[i] = i;
+        l->epoch = epoch;
+        l->window_at = -1;
+    }
+    l->step = step;
+    l->in_step = l->micro = 0;
+    l->cursor = tt__min(step * l->o.batch, l->texts);
+    l->failed = l->dealt_anew = false;
+    for (int i = 0; i < l->slots; i++) tt__image_empty(l, &l->ring[i]);
+    l->base = step * tt__loader_micros(l, l->o.batch);
+    pthread_cond_broadcast(&l->work);
+    pthread_mutex_unlock(&l->mutex);
+    return TT_OK;
+}
+
+/* Collects the texts of a window: sorted by length, so that the sequences of a step are alike, the steps then
+   in random order. A last incomplete step stays the last of its epoch. */
+static void tt__loader_window(tt_loader *l, int64_t window)
+{
+    int64_t first = window * l->window_steps * l->o.batch;
+    int64_t n = tt__min(l->window_steps * l->o.batch, l->texts - first);
+    const tt__step_texts shuffled = {l->tokens, l->order + first};
+    for (int64_t i = 0; i < n; i++) l->sorted[i] = l->sort ? (uint32_t)i : l->order[first + i];
+    if (l->sort) {
+        uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)l->epoch,
+                                      TT__SHUFFLE_STEPS + (uint64_t)window);
+        tt__sort_indices(l->sorted, (size_t)n, tt__place_longer, &shuffled);
+        for (int64_t i = 0; i < n; i++) l->sorted[i] = l->order[first + l->sorted[i]];
+        tt__shuffle(l->step_order, (uint32_t)(n / l->o.batch), key);
+        if (n % l->o.batch) l->step_order[n / l->o.batch] = (uint32_t)(n / l->o.batch);
+    } else {
+        l->step_order[0] = 0;
+    }
+    l->window_at = window;
+}
+
+bool tt_loader_next(tt_loader *l, tt_batch *batch)
+{
+    memset(batch, 0, sizeof *batch);
+    l->status = TT_OK;
+    if (l->step >= l->steps) return false;
+    if (l->ring) return tt__image_next(l, batch);
+    int64_t window = l->step / l->window_steps;
+    if (window != l->window_at) tt__loader_window(l, window);
+
+    int64_t from = (window * l->window_steps + l->step_order[l->step % l->window_steps]) * l->o.batch;
+    int in_step = (int)tt__min(l->o.batch, l->texts - from), rows = 0, seqs = 0;
+    const uint32_t *texts = l->sorted + (from - window * l->window_steps * l->o.batch);
+    if (!l->micro) tt__loader_cut_step(l, texts, in_step);
+    for (const int end = l->ends[l->micro++]; l->in_step < end; seqs++, l->in_step++) {
+        const uint32_t text = l->dealt[l->in_step];
+        const tt__tokens *tokens = &l->tokens[text];
+        l->seq_start[seqs] = rows;
+        l->labels[seqs] = l->d->examples[text].label;
+        l->index[seqs] = text;
+        for (int i = 0; i < tokens->count; i++, rows++) {
+            l->ids[rows] = l->wide ? ((const int32_t *)tokens->ids)[i] : ((const uint16_t *)tokens->ids)[i];
+            l->positions[rows] = i;
+        }
+    }
+    l->seq_start[seqs] = rows;
+    batch->rows = rows;
+    batch->ids = l->ids;
+    batch->positions = l->positions;
+    batch->types = l->types;
+    batch->seq_start = l->seq_start;
+    return tt__loader_give(l, batch, seqs, l->in_step == in_step);
+}

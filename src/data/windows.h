@@ -1,0 +1,212 @@
+#pragma once
+#include "../base/base.h"
+#include "../context/params.h"
+#include "../files/lists.h"
+#include "loader.h"
+#include "stream.h"
+
+/* ---- windows of a stream */
+
+struct tt_token_loader {
+    tt_context *ctx;
+    const tt_token_stream *s;
+    tt_token_loader_options o;
+    int groups, most;              /* windows of a micro-batch */
+    int max_seqs, max_tokens;
+    int64_t windows, steps, epoch, step;
+    int micro;                     /* of the step, that were given */
+    uint32_t *order;               /* (windows) */
+    int32_t *ids, *positions, *targets, *seq_start, *window; /* (max_tokens), ..., (length + 1) */
+    uint64_t hash;
+    tt_array array;
+    tt_source source;
+};
+
+tt_token_loader_options tt_token_loader_options_default(void)
+{
+    tt_token_loader_options o;
+    memset(&o, 0, sizeof o);
+    o.batch = 16;
+    o.accumulate = 1;
+    o.length = 256;
+    o.shuffle = true;
+    o.parallel = tt_parallel_default();
+    return o;
+}
+
+void tt_token_loader_free(tt_token_loader *l)
+{
+    if (!l) return;
+    void *const owned[] = {l->order, l->ids, l->positions, l->targets, l->seq_start, l->window, l};
+    tt__free_all(l->ctx, owned, TT__COUNT(owned));
+}
+
+/* A pass over all tokens: most documents that windows have, or parts of them, and the hash of the ids. */
+typedef struct tt__window_survey {
+    int32_t end;
+    int length, at, here, most;
+    uint64_t hash;
+} tt__window_survey;
+
+static tt_status tt__survey_windows(void *arg, const int32_t *ids, int64_t n)
+{
+    tt__window_survey *x = (tt__window_survey *)arg;
+    x->hash = tt__hash_on(x->hash, ids, sizeof *ids * (size_t)n);
+    for (int64_t k = 0; k < n; k++) {
+        if (x->at == x->length) x->at = x->here = 0;
+        x->at++;
+        x->here += ids[k] == x->end;
+        x->most = (int)tt__max(x->most, x->here + 1);
+    }
+    return TT_OK;
+}
+
+static int tt__window_micros(const tt_token_loader *l, int64_t n)
+{
+    return (int)tt__min(n, l->groups * tt__ceil_div(n, (int64_t)l->groups * l->most));
+}
+
+static tt_status tt__window_seek(void *self, int64_t epoch, int64_t step)
+{
+    tt_token_loader *l = (tt_token_loader *)self;
+    if (epoch < 0 || step < 0 || step > l->steps)
+        return tt__fail(l->ctx, TT_ERR_ARGUMENT, "token loader: no step %lld of epoch %lld; an epoch has "
+                        "steps 0 to %lld", (long long)step, (long long)epoch, (long long)l->steps - 1);
+    if (epoch != l->epoch) {
+        const uint64_t key = tt__stream_key(l->ctx->options.seed, TT__RANDOM_SHUFFLE, (uint64_t)epoch,
+                                            TT__SHUFFLE_TEXTS);
+        const uint32_t n = (uint32_t)l->windows;
+        if (l->o.shuffle) tt__shuffle(l->order, n, key);
+        else for (uint32_t k = 0; k < n; k++) l->order[k] = k;
+    }
+    l->epoch = epoch;
+    l->step = step;
+    l->micro = 0;
+    return TT_OK;
+}
+
+/* Adds window number w behind `rows` tokens and `seqs` sequences. */
+static tt_status tt__window_add(tt_token_loader *l, int64_t w, int *rows, int *seqs)
+{
+    const int64_t first = w * l->o.length, n = tt__min(l->o.length, l->s->count - 1 - first);
+    tt_status status = tt_token_stream_get(l->s, first, n + 1, l->window);
+    bool begins = true;
+    for (int64_t k = 0, position = 0; k < n && status == TT_OK; k++, position++, (*rows)++) {
+        const bool ends = !l->o.across && l->window[k] == l->s->end;
+        if (begins) position = 0, l->seq_start[(*seqs)++] = *rows;
+        l->ids[*rows] = l->window[k];
+        l->positions[*rows] = (int32_t)position;
+        l->targets[*rows] = ends ? -100 : l->window[k + 1];
+        begins = ends;
+    }
+    return status;
+}
+
+static tt_status tt__window_next(void *self, tt_batch *b, bool *more)
+{
+    tt_token_loader *l = (tt_token_loader *)self;
+    const int64_t first = l->step * l->o.batch, n = tt__min(l->o.batch, l->windows - first);
+    int rows = 0, seqs = 0;
+    *more = l->step < l->steps;
+    if (!*more) return TT_OK;
+    const int micros = tt__window_micros(l, n);
+    for (int64_t k = n * l->micro / micros; k < n * (l->micro + 1) / micros; k++) {
+        tt_status status = tt__window_add(l, l->order[first + k], &rows, &seqs);
+        if (status != TT_OK) return status;
+    }
+    l->seq_start[seqs] = rows;
+    b->rows = rows;
+    b->seqs = seqs;
+    b->ids = l->ids;
+    b->positions = l->positions;
+    b->seq_start = l->seq_start;
+    l->array.input = "targets";
+    l->array.data = l->targets;
+    l->array.rows = rows;
+    b->arrays = &l->array;
+    b->n_arrays = 1;
+    b->last_of_step = ++l->micro == micros;
+    if (b->last_of_step) l->step++, l->micro = 0;
+    return TT_OK;
+}
+
+static uint64_t tt__window_hash(void *self) { return ((const tt_token_loader *)self)->hash; }
+
+static tt_status tt__window_check(tt_context *ctx, const tt_token_stream *s, const tt_token_loader_options *o)
+{
+    const int groups = o->parallel.groups ? o->parallel.groups : (int)tt__max(1, o->parallel.data);
+    const int data = o->parallel.data;
+    char text[400] = "";
+    tt__text all = {text, sizeof text, 0};
+    if (o->length < 1) tt__print(&all, "; length = %d", o->length);
+    if (o->batch < 1 || o->accumulate < 1 || o->accumulate > o->batch)
+        tt__print(&all, "; batch = %d and accumulate = %d; expected 1 <= accumulate <= batch", o->batch,
+                  o->accumulate);
+    else if (groups < 1 || data < 0 || (data && groups % data))
+        tt__print(&all, "; parallel.groups = %d and parallel.data = %d; expected the trainer's tt_parallel "
+                  "after tt_parallel_on", o->parallel.groups, data);
+    else if (groups > o->batch / o->accumulate)
+        tt__print(&all, "; batch = %d is less than accumulate = %d for each of %d groups", o->batch,
+                  o->accumulate, groups);
+    else if (o->length > 0 && tt__ceil_div(o->batch, o->accumulate * groups) > INT32_MAX / 4 / o->length)
+        tt__print(&all, "; batch = %d windows of length = %d are more tokens than can be counted", o->batch,
+                  o->length);
+    if (o->length > 0 && s->count / o->length >= INT32_MAX)
+        tt__print(&all, "; %lld tokens are too many windows of length = %d", (long long)s->count, o->length);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "token loader: %s", text + 2) : TT_OK;
+}
+
+tt_token_loader *tt_token_loader_new(tt_context *ctx, const tt_token_stream *s,
+                                     const tt_token_loader_options *options)
+{
+    const tt_token_loader_options o = options ? *options : tt_token_loader_options_default();
+    if (tt__window_check(ctx, s, &o) != TT_OK) return NULL;
+    tt_token_loader *l = (tt_token_loader *)tt__calloc(ctx, sizeof *l);
+    if (!l) return NULL;
+    l->ctx = ctx;
+    l->s = s;
+    l->o = o;
+    l->groups = o.parallel.groups ? o.parallel.groups : (int)tt__max(1, o.parallel.data);
+    l->windows = tt__ceil_div(s->count - 1, o.length);
+    l->steps = tt__ceil_div(l->windows, o.batch);
+    l->most = (int)tt__min(tt__ceil_div(o.batch, o.accumulate * l->groups), l->windows);
+    l->max_tokens = (int)tt__min((int64_t)l->most * o.length, s->count - 1);
+    l->epoch = -1;
+    tt__window_survey x = {o.across ? -1 : s->end, o.length, 0, 0, 1, TT__HASH_BEGIN};
+    x.hash = tt__hash_on(x.hash, &x.length, sizeof x.length);
+    x.hash = tt__hash_on(x.hash, &x.end, sizeof x.end);
+    const tt_status status = tt__stream_each(s, &x, tt__survey_windows);
+    l->hash = x.hash;
+    l->max_seqs = (int)tt__min((int64_t)l->most * x.most, l->max_tokens);
+    const size_t rows = (size_t)l->max_tokens, seqs = (size_t)l->max_seqs;
+    if (status == TT_OK &&
+        (l->order = (uint32_t *)tt__alloc(ctx, sizeof *l->order * (size_t)l->windows)) &&
+        (l->ids = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
+        (l->positions = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
+        (l->targets = (int32_t *)tt__alloc(ctx, sizeof *l->ids * rows)) &&
+        (l->seq_start = (int32_t *)tt__alloc(ctx, sizeof *l->ids * (seqs + 1))) &&
+        (l->window = (int32_t *)tt__alloc(ctx, sizeof *l->ids * ((size_t)o.length + 1))) &&
+        tt__window_seek(l, 0, 0) == TT_OK)
+        return l;
+    tt_token_loader_free(l);
+    return NULL;
+}
+
+static void tt__window_describe(void *self, char *to, size_t capacity)
+{
+    const tt_token_loader *l = (const tt_token_loader *)self;
+    tt__text text = {to, capacity, 0};
+    tt__print(&text, "batch %d\naccumulate %d\ngroups %d\nlength %d\nshuffle %d\nacross %d\n", l->o.batch,
+              l->o.accumulate, l->groups, l->o.length, l->o.shuffle, l->o.across);
+}
+
+const tt_source *tt_token_loader_source(tt_token_loader *l)
+{
+    if (!l) return NULL;
+    const int data = (int)tt__max(1, l->o.parallel.data);
+    const bool accumulates = tt__window_micros(l, tt__min(l->o.batch, l->windows)) > data;
+    const tt_source s = {l, tt__window_seek, tt__window_next, l->steps, l->max_seqs, l->max_tokens,
+                         accumulates, tt__window_hash, NULL, 0, NULL, tt__window_describe};
+    l->source = s;
+    return &l->source;
+}

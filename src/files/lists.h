@@ -1,0 +1,106 @@
+#pragma once
+#include "../base/base.h"
+
+/* ===========================================================================================================
+   FORMATS                                                                                           >>formats
+   JSON, safetensors, tokenizers, images, datasets and batches. Uses >>base and >>unicode's tables.
+   Files are not trusted: every number that a file gives is checked before it is used, and no input makes a
+   loop worse than n log n.
+   ======================================================================================================== */
+
+#include <locale.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "tinytrain copies the little-endian numbers of files as they are: this machine is big-endian"
+#endif
+
+/* Orders by bytes, as strcmp, for strings that may hold a NUL. */
+static int tt__compare_bytes(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
+{
+    int order = memcmp(a, b, a_bytes < b_bytes ? a_bytes : b_bytes);
+    return order ? order : (a_bytes > b_bytes) - (a_bytes < b_bytes);
+}
+
+/* Strings whose pointers are `stride` bytes apart, as in an array of structs. */
+typedef struct tt__strings { const char *const *first; size_t stride; } tt__strings;
+
+static const char *tt__string_at(const tt__strings *s, uint32_t i)
+{
+    return *(const char *const *)(const void *)((const char *)s->first + i * s->stride);
+}
+
+static bool tt__less_string(const void *arg, uint32_t a, uint32_t b)
+{
+    const tt__strings *s = (const tt__strings *)arg;
+    int order = strcmp(tt__string_at(s, a), tt__string_at(s, b));
+    return order ? order < 0 : a < b;
+}
+
+/* The numbers 0..n - 1 of strings in the order of their bytes, to be freed; NULL and an error without memory.
+   *twice: a string that is there more than once, else NULL. */
+static uint32_t *tt__sort_strings(tt_context *ctx, tt__strings s, int n, const char **twice)
+{
+    uint32_t *order = (uint32_t *)tt__alloc(ctx, (size_t)n * sizeof *order);
+    *twice = NULL;
+    for (int i = 0; order && i < n; i++) order[i] = (uint32_t)i;
+    if (order) tt__sort_indices(order, (size_t)n, tt__less_string, &s);
+    for (int i = 1; order && i < n && !*twice; i++) {
+        const char *name = tt__string_at(&s, order[i]);
+        if (strcmp(tt__string_at(&s, order[i - 1]), name) == 0) *twice = name;
+    }
+    return order;
+}
+
+/* Many small pieces of memory that are released together. Unlike tt__alloc, tt__chunks_take leaves no error
+   when memory is out, since background threads use it: the thread that talks to the user does that. */
+typedef struct tt__chunk { struct tt__chunk *next; size_t used, capacity; } tt__chunk;
+
+static void *tt__chunks_take(tt_context *ctx, tt__chunk **chunks, size_t bytes)
+{
+    const size_t least = (size_t)1 << 18;
+    tt__chunk *chunk = *chunks;
+    size_t padded = (bytes + 7) & ~(size_t)7;
+    if (padded < bytes) return NULL;
+    if (!chunk || chunk->capacity - chunk->used < padded) {
+        size_t capacity = padded > least ? padded : least;
+        if (capacity > SIZE_MAX - sizeof *chunk) return NULL;
+        if (!(chunk = (tt__chunk *)tt__try_alloc(ctx, sizeof *chunk + capacity))) return NULL;
+        chunk->capacity = capacity;
+        chunk->used = 0;
+        chunk->next = *chunks;
+        *chunks = chunk;
+    }
+    chunk->used += padded;
+    return (char *)(chunk + 1) + chunk->used - padded;
+}
+
+/* Copies a text, with a NUL behind it. */
+static char *tt__chunks_text(tt_context *ctx, tt__chunk **chunks, const char *text, size_t bytes)
+{
+    char *copy = bytes < SIZE_MAX ? (char *)tt__chunks_take(ctx, chunks, bytes + 1) : NULL;
+    if (copy && bytes) memcpy(copy, text, bytes);
+    if (copy) copy[bytes] = 0;
+    return copy;
+}
+
+static void tt__chunks_free(tt_context *ctx, tt__chunk **chunks)
+{
+    for (tt__chunk *chunk; (chunk = *chunks) != NULL; tt__free(ctx, chunk)) *chunks = chunk->next;
+}
+
+static void tt__free_all(tt_context *ctx, void *const *memory, int n)
+{
+    for (int i = 0; i < n; i++) tt__free(ctx, memory[i]);
+}
+
+#define TT__PATH 1024
+
+/* folder/name, with one slash between them. */
+static tt_status tt__path_join(tt_context *ctx, char path[TT__PATH], const char *folder, const char *name)
+{
+    size_t n = strlen(folder);
+    int length = snprintf(path, TT__PATH, "%s%s%s", folder, n && folder[n - 1] == '/' ? "" : "/", name);
+    if (length >= 0 && length < TT__PATH) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "the path '%.200s...' and '%.200s' are together longer than %d "
+                    "bytes", folder, name, TT__PATH - 1);
+}

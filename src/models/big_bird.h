@@ -1,0 +1,97 @@
+#pragma once
+#include "../base/base.h"
+
+/* ---- BigBird's random blocks, as transformers' BigBirdBlockSparseAttention chooses them by numpy */
+
+/* MT19937 (Matsumoto and Nishimura, "Mersenne twister", 1998), as numpy.random.seed begins it. */
+typedef struct tt__twister { uint32_t word[624]; int at; } tt__twister;
+
+static void tt__twister_seed(tt__twister *m, uint32_t seed)
+{
+    for (int k = 0; k < 624; k++) {
+        m->word[k] = seed;
+        seed = 1812433253u * (seed ^ seed >> 30) + (uint32_t)k + 1;
+    }
+    m->at = 624;
+}
+
+static uint32_t tt__twister_next(tt__twister *m)
+{
+    if (m->at == 624) {
+        for (int k = 0; k < 624; k++) {
+            const uint32_t y = (m->word[k] & 0x80000000u) | (m->word[(k + 1) % 624] & 0x7fffffffu);
+            m->word[k] = m->word[(k + 397) % 624] ^ y >> 1 ^ (y & 1 ? 0x9908b0dfu : 0);
+        }
+        m->at = 0;
+    }
+    uint32_t y = m->word[m->at++];
+    y ^= y >> 11;
+    y ^= y << 7 & 0x9d2c5680u;
+    y ^= y << 15 & 0xefc60000u;
+    return y ^ y >> 18;
+}
+
+/* Shuffles x (n) as numpy.random.permutation does. */
+static void tt__twister_shuffle(tt__twister *m, int32_t *x, int n)
+{
+    for (int k = n - 1; k > 0; k--) {
+        uint32_t mask = (uint32_t)k, j;
+        for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
+        while ((j = tt__twister_next(m) & mask) > (uint32_t)k) {}
+        const int32_t was = x[k];
+        x[k] = x[j];
+        x[j] = was;
+    }
+}
+
+/* The plan of the paper, which transformers has for 1024, 3072 and 4096 positions: blocks of the first 1024
+   tokens that are not near block i of n. Fills x and returns how many. */
+static int tt__big_bird_paper(int i, int n, int size, int32_t *x)
+{
+    int last = n - 1, count = 0, start = i - 2, end = i; /* blocks [start + 1, end + 1] are left out */
+    if (1024 > 2 * size) last = 1024 / size - 1;
+    if (i == 1) start = 0, end = 1;
+    else if (i == 2) start = 0, end = 2;
+    else if (i >= n - 3) start = last, end = n;
+    else if (start > last) start = last, end = n;
+    else if (end + 1 == last) end = n;
+    for (int k = 0; k < n - 2; k++)
+        if (k < start || (k > end && k < last)) x[count++] = k + 1;
+    return count;
+}
+
+/* Otherwise of the first 2 listed + 5 blocks all are shuffled; a block does not list those that it sees. */
+static bool tt__big_bird_may(int i, int j, int most)
+{
+    const bool near = j >= i - 1 && j <= i + 1, global = j == 0 || j == most - 1;
+    return !near && !global && !(i == 1 && j == most - 2) && !(i == most - 2 && j == 1);
+}
+
+/* lists (heads, n, listed): the random blocks of each block of a sequence of n blocks of `size` rows. x: room
+   for n numbers. */
+static void tt__big_bird_lists(int32_t *lists, int heads, int n, int listed, int size, uint32_t seed,
+                               int32_t *x)
+{
+    const int64_t rows = (int64_t)n * size; /* up to a block more than there are positions */
+    const int most = 2 * listed + 5;        /* blocks; tt__bert_check bounds their rows */
+    const bool paper = rows == 1024 || rows == 3072 || rows == 4096;
+    tt__twister m;
+    tt__twister_seed(&m, seed);
+    memset(lists, 0, sizeof *lists * (size_t)heads * (size_t)n * (size_t)listed);
+    for (int h = 0; h < heads && paper; h++)
+        for (int i = 1; i < n - 1; i++) {
+            const int count = tt__big_bird_paper(i, n, size, x);
+            int32_t *list = lists + ((size_t)h * (size_t)n + (size_t)i) * (size_t)listed;
+            tt__twister_shuffle(&m, x, count);
+            for (int k = 0; k < listed; k++) list[k] = count ? x[k < count ? k : 0] : 0;
+        }
+    for (int i = 1; i < n && !paper && n >= most; i++)
+        for (int h = 0; h < heads; h++) {
+            int32_t *list = lists + ((size_t)h * (size_t)n + (size_t)i) * (size_t)listed;
+            int found = 0;
+            for (int k = 0; k < most; k++) x[k] = k;
+            tt__twister_shuffle(&m, x, most);
+            for (int k = 0; k < most && found < listed; k++)
+                if (tt__big_bird_may(i, x[k], most)) list[found++] = x[k];
+        }
+}

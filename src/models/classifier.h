@@ -1,0 +1,61 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+
+/* ------------------------------------------------------------------------------- classifiers of sequences */
+
+static double tt__accuracy_of(const tt_stats *s) { return s->correct / s->targets; }
+static double tt__perplexity_of(const tt_stats *s) { return exp(s->loss); }
+
+tt_metric tt_accuracy(void)
+{
+    tt_metric m = {"accuracy", tt__accuracy_of, false};
+    return m;
+}
+
+tt_metric tt_perplexity(void)
+{
+    tt_metric m = {"perplexity", tt__perplexity_of, true};
+    return m;
+}
+
+/* image_bytes 0: text. */
+static tt_inputs tt__sequence_inputs(tt_tape *t, int max_seqs, int64_t max_rows, int64_t image_bytes)
+{
+    tt_inputs in;
+    memset(&in, 0, sizeof in);
+    int64_t rows = tt_axis(t, "tokens", max_rows), seqs = tt_axis(t, "sequences", max_seqs);
+    in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    if (image_bytes) {
+        in.pixels = tt_input(t, "pixels", TT_U8, seqs, image_bytes);
+    } else {
+        in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+        in.types = tt_input(t, "types", TT_I32, rows, 1);
+    }
+    in.seq_start = tt_seq_start(t, "seq_start", seqs);
+    in.first = tt_input(t, "first", TT_I32, seqs, 1);
+    in.labels = tt_input(t, "labels", TT_I32, seqs, 1);
+    return in;
+}
+
+tt_inputs tt_text_inputs(tt_tape *t, const tt_train_options *o)
+{
+    return tt__sequence_inputs(t, o->max_seqs, o->max_tokens, 0);
+}
+
+tt_inputs tt_image_inputs(tt_tape *t, const tt_train_options *o, int length, int64_t image_bytes)
+{
+    return tt__sequence_inputs(t, o->max_seqs, (int64_t)o->max_seqs * length, image_bytes);
+}
+
+/* The loss of a classifier with these logits (seqs, classes). */
+static tt_value tt__classify(tt_tape *t, tt_value logits, const tt_inputs *in, const tt_train_options *o)
+{
+    tt_cross_entropy_options c = tt_cross_entropy_options_default();
+    c.label_smoothing = o->label_smoothing;
+    if (o->class_weights)
+        c.class_weights = tt_input(t, "class_weights", TT_F32, 1, tt_value_width(t, logits));
+    tt_value loss = tt_cross_entropy(t, logits, in->labels, &c);
+    tt_name(t, loss, "loss");
+    return loss;
+}

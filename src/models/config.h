@@ -1,0 +1,175 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../files/lists.h"
+#include "../files/utf8.h"
+#include "../files/json.h"
+#include "layout.h"
+
+/* -------------------------------------------------------------------------------------------- config.json */
+
+/* The shortest of 6 to 9 digits that reads back as x, with a decimal point in any locale. */
+static const char *tt__json_float(float x, char to[32])
+{
+    for (int digits = 6; digits <= 9; digits++) {
+        snprintf(to, 32, "%.*g", digits, x);
+        if (strtof(to, NULL) == x) break;
+    }
+    for (char *c = to; *c; c++) if (!strchr("+-0123456789e", *c)) *c = '.';
+    return to;
+}
+
+/* Two classes may have one name, as "crane" of ImageNet. label2id can name one of them: the last, as in
+   transformers. (*last)[k]: class k is the last of its name; to be freed. names: (classes, 64);
+   TT_ERR_ARGUMENT if one is not UTF-8. */
+static tt_status tt__last_of_names(tt_context *ctx, const char (*names)[64], int classes, bool **last)
+{
+    const char **name = (const char **)tt__alloc(ctx, sizeof *name * (size_t)classes), *twice;
+    uint32_t *order = NULL;
+    tt_status status = name ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < classes && status == TT_OK; k++) {
+        name[k] = names[k];
+        if (!memchr(name[k], 0, sizeof names[k]) || !tt__is_utf8(name[k]))
+            status = tt__fail(ctx, TT_ERR_ARGUMENT,
+                              "class_names[%d] is not UTF-8 of at most 63 bytes with a NUL behind them", k);
+    }
+    tt__strings all = {name, sizeof *name};
+    *last = status == TT_OK ? (bool *)tt__calloc(ctx, sizeof **last * (size_t)classes) : NULL;
+    if (*last) order = tt__sort_strings(ctx, all, classes, &twice);
+    for (int k = 0; k < classes && order; k++)
+        (*last)[order[k]] = k + 1 == classes || strcmp(name[order[k]], name[order[k + 1]]) != 0;
+    if (status == TT_OK && !order) status = TT_ERR_MEMORY;
+    tt__free(ctx, (void *)(uintptr_t)name);
+    tt__free(ctx, order);
+    return status;
+}
+
+static void tt__print_labels(tt__text *json, const char (*names)[64], int classes, const bool *last)
+{
+    const char *comma = "";
+    tt__print(json, "  \"id2label\": {");
+    for (int k = 0; k < classes; k++) {
+        tt__print(json, "%s\"%d\": ", k ? ", " : "", k);
+        tt__json_quote(json, names[k]);
+    }
+    tt__print(json, "},\n  \"label2id\": {");
+    for (int k = 0; k < classes; k++) {
+        if (!last[k]) continue;
+        tt__print(json, "%s", comma);
+        comma = ", ";
+        tt__json_quote(json, names[k]);
+        tt__print(json, ": %d", k);
+    }
+    tt__print(json, "}\n}\n");
+}
+
+enum { TT__MOST_CLASSES = 100000, TT__MOST_LAYERS = 1000000 }; /* so that an int can count all tensors */
+
+/* The number of classes, from id2label or num_labels; as it is when there is neither. */
+static tt_status tt__read_classes(const tt__json *j, int *classes)
+{
+    int labels = tt__json_get(j, 0, "id2label");
+    int64_t n = *classes;
+    tt_status status = TT_OK;
+    if (labels >= 0 && j->nodes[labels].kind == TT__JSON_OBJECT) n = j->nodes[labels].count;
+    else status = tt__json_read_int(j, 0, "num_labels", false, 1, TT__MOST_CLASSES, &n);
+    if (status == TT_OK && (n < 1 || n > TT__MOST_CLASSES))
+        return tt__fail(j->ctx, TT_ERR_UNSUPPORTED, "'%s': id2label has %lld classes; 1 to %d are supported",
+                        j->path, (long long)n, TT__MOST_CLASSES);
+    *classes = (int)n;
+    return status;
+}
+
+/* names (classes, 64) from id2label, where it is there; cut at 63 bytes, never within a character. */
+static tt_status tt__read_labels(const tt__json *j, char (*names)[64], int classes)
+{
+    int labels = tt__json_get(j, 0, "id2label");
+    if (labels < 0 || j->nodes[labels].kind != TT__JSON_OBJECT) return TT_OK;
+    for (int k = 0; k < classes; k++) {
+        char key[16];
+        const char *label = NULL;
+        snprintf(key, sizeof key, "%d", k);
+        tt_status status = tt__json_read_string(j, labels, key, true, &label);
+        if (status != TT_OK) return status;
+        snprintf(names[k], sizeof names[k], "%s", label);
+        names[k][tt__utf8_invalid(names[k], strlen(names[k]))] = 0;
+    }
+    return TT_OK;
+}
+
+static bool tt__is_int(const tt__config_row *r) { return r->kind == 'N' || r->kind == 'n' || r->kind == '0'; }
+
+/* Reads a config as its rows say, and the number of classes. Its activation's name lives as long as j. */
+static tt_status tt__config_read(const tt__json *j, const tt__architecture *a, int spelling, void *config)
+{
+    const char *act = NULL;
+    tt_status status = TT_OK;
+    for (int k = 0; k < a->n_config && status == TT_OK; k++) {
+        const tt__config_row *r = &a->config[k];
+        const char *key = r->key[spelling];
+        char *to = (char *)config + r->offset;
+        if (!key) continue;
+        if (tt__is_int(r)) {
+            const bool needed = r->kind == 'N';
+            int64_t x = tt__int_field(config, r->offset);
+            status = tt__json_read_int(j, 0, key, needed, needed, INT32_MAX / 4, &x);
+            *(int *)(void *)to = (int)x;
+        } else if (r->kind == 'b') {
+            status = tt__json_read_bool(j, 0, key, (bool *)(void *)to);
+        } else {
+            status = tt__json_read_float(j, 0, key, 0, r->kind == 'p' ? 1 : INFINITY, (float *)(void *)to);
+        }
+    }
+    if (status == TT_OK) status = tt__json_read_string(j, 0, a->activation_key[spelling], false, &act);
+    if (status != TT_OK) return status;
+    if (act) memcpy((char *)config + a->activation, &act, sizeof act);
+    const int quantized = tt__json_get(j, 0, "quantization_config");
+    if (quantized >= 0 && j->nodes[quantized].kind != TT__JSON_NULL)
+        tt__log(j->ctx, TT_LOG_WARNING, "checkpoint", "'%s': \"quantization_config\" is left out: the "
+                "weights are taken as they are in the file, and saved without it", j->path);
+    return !a->classes ? TT_OK : tt__read_classes(j, (int *)(void *)((char *)config + a->classes));
+}
+
+/* Records the activation of that name; NULL: there is none. */
+static tt_value (*tt__activation_of(const char *name))(tt_tape *, tt_value)
+{
+    static const struct { const char *name; tt_value (*record)(tt_tape *, tt_value); } all[] = {
+        {"gelu", tt_gelu}, {"gelu_new", tt_gelu_tanh}, {"gelu_pytorch_tanh", tt_gelu_tanh},
+        {"relu", tt_relu}, {"silu", tt_silu}, {"swish", tt_silu}};
+    for (int k = 0; k < TT__COUNT(all); k++) if (name && strcmp(name, all[k].name) == 0) return all[k].record;
+    return NULL;
+}
+
+/* All that is wrong with a config, in one message. */
+static tt_status tt__config_check(tt_context *ctx, const tt__architecture *a, const void *config)
+{
+    char text[512];
+    tt__text all = {text, sizeof text, 0};
+    const int hidden = tt__int_field(config, a->hidden), layers = tt__int_field(config, a->layers);
+    const int heads = a->heads ? tt__int_field(config, a->heads) : 0;
+    const int classes = a->classes ? tt__int_field(config, a->classes) : 1;
+    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    for (int k = 0; k < a->n_config; k++) {
+        const tt__config_row *r = &a->config[k];
+        if (tt__is_int(r) && tt__int_field(config, r->offset) < (r->kind != '0'))
+            tt__print(&all, "; %s is %d", r->field, tt__int_field(config, r->offset));
+    }
+    if (classes < 1) tt__print(&all, "; classes is %d", classes);
+    if (classes > TT__MOST_CLASSES)
+        tt__print(&all, "; %d classes, at most %d are supported", classes, TT__MOST_CLASSES);
+    if (a->check) a->check(&all, config);
+    if (layers > TT__MOST_LAYERS)
+        tt__print(&all, "; %d layers, at most %d are supported", layers, TT__MOST_LAYERS);
+    if (heads > 0 && hidden % heads)
+        tt__print(&all, "; hidden_size %d is not a multiple of %d heads", hidden, heads);
+    for (int k = 0; k < a->n_config; k++) {
+        const tt__config_row *r = &a->config[k];
+        const float x = r->kind == 'p' || r->kind == 'f' ? tt__float_field(config, r->offset) : 0;
+        if (r->kind == 'p' && !(x >= 0 && x < 1)) tt__print(&all, "; %s %g is not in [0, 1)", r->field, x);
+        if (r->kind == 'f' && !(x >= 0 && isfinite(x))) tt__print(&all, "; %s is %g", r->field, x);
+    }
+    if (!tt__activation_of(activation))
+        tt__print(&all, "; activation '%s' is unknown (gelu, gelu_new, relu, silu)",
+                  activation ? activation : "(null)");
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "%s config: %s", a->name, text + 2) : TT_OK;
+}

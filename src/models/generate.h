@@ -1,0 +1,374 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../passes/offload.h"
+#include "../context/memory.h"
+#include "../compile/program.h"
+#include "../files/lists.h"
+#include "lm_tape.h"
+
+/* --------------------------------------------------------------------------------------------- generation
+   A slot holds one sequence: its tokens here, their keys and values in the program's caches. A run takes one
+   token of each slot, or more where prompts are still to be read, and gives the logits that follow the last
+   ones. A slot whose sequence has ended takes the next prompt. */
+
+typedef struct tt__continued {
+    int seq;        /* -1: it is free */
+    int length;     /* of prompt and answer, so far */
+    int fed;        /* of these, the program has seen so many */
+    int take;       /* and sees so many in this run */
+    int32_t *token; /* (context) */
+    uint8_t *seen;  /* a bit for each token of the vocabulary */
+} tt__continued;
+
+struct tt_generator {
+    tt_context *ctx;
+    const tt_lm *m;
+    int max_seqs, context, max_tokens, vocab;
+    tt_program *program;
+    tt_value ids, positions, at, start, last, logits;
+    tt__continued *slot;                                        /* (max_seqs) */
+    int32_t *row_id, *row_position, *row_at;               /* (max_tokens) */
+    int32_t *starts, *picked, *picked_slot;                /* (max_seqs + 1) */
+    float *scores;                                         /* (max_seqs, vocab) */
+    int32_t *order;                                        /* (vocab): a heap of tokens */
+};
+
+tt_generator_options tt_generator_options_default(void)
+{
+    tt_generator_options o;
+    memset(&o, 0, sizeof o);
+    o.max_seqs = 1;
+    o.max_tokens = 256;
+    o.compile = tt_compile_options_default();
+    o.compile.train = false;
+    return o;
+}
+
+tt_sampling tt_sampling_default(void)
+{
+    tt_sampling s;
+    memset(&s, 0, sizeof s);
+    s.max_new = 128;
+    s.temperature = s.top_p = s.repetition_penalty = 1;
+    return s;
+}
+
+void tt_generator_free(tt_generator *g)
+{
+    if (!g) return;
+    tt_program_free(g->program);
+    for (int k = 0; k < g->max_seqs && g->slot; k++) {
+        tt__free(g->ctx, g->slot[k].token);
+        tt__free(g->ctx, g->slot[k].seen);
+    }
+    void *const owned[] = {g->slot, g->row_id, g->row_position, g->row_at, g->starts, g->picked,
+                           g->picked_slot, g->scores, g->order, g};
+    tt__free_all(g->ctx, owned, TT__COUNT(owned));
+}
+
+static tt_status tt__generator_allocate(tt_generator *g)
+{
+    const size_t seqs = (size_t)g->max_seqs + 1, rows = (size_t)g->max_tokens, vocab = (size_t)g->vocab;
+    int32_t **const arrays[] = {&g->row_id, &g->row_position, &g->row_at, &g->starts, &g->picked,
+                                &g->picked_slot, &g->order};
+    const size_t counts[] = {rows, rows, rows, seqs, seqs, seqs, vocab};
+    g->slot = (tt__continued *)tt__calloc(g->ctx, sizeof *g->slot * seqs);
+    g->scores = (float *)tt__alloc(g->ctx, sizeof(float) * vocab * (size_t)g->max_seqs);
+    if (!g->slot || !g->scores) return TT_ERR_MEMORY;
+    for (int k = 0; k < TT__COUNT(arrays); k++)
+        if (!(*arrays[k] = (int32_t *)tt__alloc(g->ctx, sizeof(int32_t) * counts[k]))) return TT_ERR_MEMORY;
+    for (int k = 0; k < g->max_seqs; k++) {
+        g->slot[k].token = (int32_t *)tt__alloc(g->ctx, sizeof(int32_t) * (size_t)g->context);
+        g->slot[k].seen = (uint8_t *)tt__alloc(g->ctx, vocab / 8 + 1);
+        if (!g->slot[k].token || !g->slot[k].seen) return TT_ERR_MEMORY;
+    }
+    for (int k = 0; k <= g->max_seqs; k++) g->starts[k] = k * g->context;
+    return TT_OK;
+}
+
+/* Records and compiles what a run computes. */
+static tt_status tt__generator_compile(tt_generator *g, const tt_generator_options *o)
+{
+    tt_tape *t = tt_tape_new(g->ctx);
+    if (!t) return TT_ERR_MEMORY;
+    tt_inputs in;
+    tt__lm_cache cache;
+    char device[sizeof ((tt__crew *)0)->name] = "";
+    memset(&in, 0, sizeof in);
+    const int64_t rows = tt_axis(t, "tokens", g->max_tokens), seqs = tt_axis(t, "sequences", g->max_seqs);
+    g->ids = in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    g->positions = in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    g->at = cache.at = tt_input(t, "at", TT_I32, rows, 1);
+    g->start = cache.start = tt_seq_start(t, "start", g->max_seqs);
+    g->last = tt_input(t, "last", TT_I32, seqs, 1);
+    cache.rows = (int64_t)g->max_seqs * g->context;
+    tt_value x = tt__lm_hidden(g->m, t, &in, &cache);
+    g->logits = tt__lm_head(g->m, t, tt_gather_rows(t, x, g->last));
+    if (g->logits.id) t->values[g->logits.id].pinned_f32 = true;
+    tt_compile_options c = o->compile;
+    const tt_program *share = c.share;
+    if (share) { /* the parameters stay where its program has put them */
+        const char *name = share->settings.crew->name;
+        c.parallel = share->settings.options.parallel;
+        c.parallel.schedule = NULL;
+        c.memory = tt__memory_names[share->settings.memory];
+        snprintf(device, sizeof device, "%.*s", (int)strcspn(name, " "), name); /* less " in 4 processes" */
+        if (!c.device) c.device = device;
+        if (share->chosen.offload & TT__OUT_PARAMETERS) c.offload = "parameters";
+    }
+    g->program = tt_compile(t, g->logits, &c);
+    tt_tape_free(t);
+    if (!g->program) return g->ctx->status;
+    const tt_plan plan = tt_program_plan(g->program);
+    if (plan.ranks == 1 || share) return TT_OK;
+    return tt__fail(g->ctx, TT_ERR_UNSUPPORTED, "a generator without `share` runs on one rank, and its "
+                    "device has %d: name one device, as \"cpu\" or \"cuda:0\"", plan.ranks);
+}
+
+tt_generator *tt_generator_new(const tt_lm *m, const tt_generator_options *o)
+{
+    const tt_generator_options defaults = tt_generator_options_default();
+    const tt_lm_config *c = &m->config;
+    if (!o) o = &defaults;
+    const int context = o->context ? o->context : (int)tt__min(c->max_positions, 2048);
+    char text[400] = "";
+    tt__text all = {text, sizeof text, 0};
+    if (o->compile.train) tt__print(&all, "; compile.train is true, and a generator does not train");
+    if (o->max_seqs < 1) tt__print(&all, "; max_seqs is %d", o->max_seqs);
+    if (context < 2) tt__print(&all, "; a context of %d tokens", context);
+    if (m->position && context > c->max_positions)
+        tt__print(&all, "; a context of %d tokens, and the model has %d positions", context,
+                  c->max_positions);
+    if (o->max_tokens < o->max_seqs)
+        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+    if ((int64_t)o->max_seqs * context > INT32_MAX)
+        tt__print(&all, "; max_seqs %d of %d tokens each are 2^31 tokens or more", o->max_seqs, context);
+    if (all.length) {
+        tt__fail(m->ctx, TT_ERR_ARGUMENT, "tt_generator_new: %s", text + 2);
+        return NULL;
+    }
+    tt_generator *g = (tt_generator *)tt__calloc(m->ctx, sizeof *g);
+    if (!g) return NULL;
+    g->ctx = m->ctx;
+    g->m = m;
+    g->max_seqs = o->max_seqs;
+    g->context = context;
+    g->max_tokens = o->max_tokens;
+    g->vocab = c->vocab_size;
+    tt_status status = tt__generator_allocate(g);
+    if (status == TT_OK) status = tt__generator_compile(g, o);
+    if (status == TT_OK) return g;
+    tt_generator_free(g);
+    return NULL;
+}
+
+const tt_program *tt_generator_program(const tt_generator *g) { return g->program; }
+
+/* A likelier token than the other; of equal ones the first. */
+static bool tt__likelier(const float *x, int32_t a, int32_t b)
+{
+    return x[a] > x[b] || (x[a] == x[b] && a < b);
+}
+
+/* Puts the token at `at` in its place in a heap of n whose first is the likeliest. */
+static void tt__sift(int32_t *heap, int n, int at, const float *x)
+{
+    for (int child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && tt__likelier(x, heap[child + 1], heap[child])) child++;
+        if (!tt__likelier(x, heap[child], heap[at])) return;
+        const int32_t above = heap[at];
+        heap[at] = heap[child];
+        heap[child] = above;
+    }
+}
+
+/* In (0, 1): for token `position` of sequence `seq`. */
+static double tt__token_number(uint64_t seed, int seq, int position)
+{
+    const uint64_t key = tt__stream_key(seed, TT__RANDOM_TOKEN, (uint64_t)seq, (uint64_t)position);
+    return ((double)(key >> 11) + 0.5) * 0x1p-53;
+}
+
+/* Draws a token from the scores x (vocab), which it may change. u in (0, 1). order (vocab): scratch */
+static int32_t tt__draw_token(float *x, int vocab, const tt_sampling *s, double u, int32_t *order)
+{
+    int32_t best = 0;
+    for (int32_t v = 1; v < vocab; v++) if (tt__likelier(x, v, best)) best = v;
+    if (s->temperature == 0) return best;
+    const float most = x[best], slope = 1 / s->temperature;
+    const bool all = s->top_p >= 1 && (s->top_k == 0 || s->top_k >= vocab);
+    double sum = 0;
+    for (int v = 0; v < vocab; v++) {
+        const float weight = expf((x[v] - most) * slope);
+        if (all || s->top_k == 0) sum += weight;
+        if (all) x[v] = weight; /* else the order is that of scores, which differ where weights do not */
+    }
+    if (all) {
+        double left = u * sum;
+        int32_t last = best;
+        for (int32_t v = 0; v < vocab; v++) {
+            if (!(x[v] > 0)) continue;
+            last = v;
+            if ((left -= x[v]) < 0) return v;
+        }
+        return last; /* rounding */
+    }
+    /* The likeliest are taken off a heap, and kept behind it, the first at the end. */
+    const int most_kept = s->top_k ? (int)tt__min(s->top_k, vocab) : vocab;
+    int kept = 0;
+    double held = 0;
+    for (int v = 0; v < vocab; v++) order[v] = v;
+    for (int v = vocab / 2 - 1; v >= 0; v--) tt__sift(order, vocab, v, x);
+    while (kept < most_kept && (s->top_k || held < s->top_p * sum || !kept)) {
+        const int32_t v = order[0];
+        kept++;
+        order[0] = order[vocab - kept];
+        order[vocab - kept] = v;
+        tt__sift(order, vocab - kept, 0, x);
+        held += expf((x[v] - most) * slope);
+    }
+    if (s->top_k) { /* the fewest of these */
+        const double enough = s->top_p * held;
+        int k = 0;
+        for (held = 0; k < kept && (held < enough || !k); k++)
+            held += expf((x[order[vocab - 1 - k]] - most) * slope);
+        kept = k;
+    }
+    double left = u * held;
+    for (int k = 0; k < kept; k++)
+        if ((left -= expf((x[order[vocab - 1 - k]] - most) * slope)) < 0) return order[vocab - 1 - k];
+    return order[vocab - kept];
+}
+
+static tt_status tt__check_sampling(tt_context *ctx, const tt_sampling *s)
+{
+    char text[400] = "";
+    tt__text all = {text, sizeof text, 0};
+    if (s->max_new < 1) tt__print(&all, "; max_new is %d", s->max_new);
+    if (!(s->temperature >= 0 && s->temperature < INFINITY))
+        tt__print(&all, "; temperature %g is not in [0, inf)", s->temperature);
+    if (s->top_k < 0) tt__print(&all, "; top_k is %d", s->top_k);
+    if (!(s->top_p > 0 && s->top_p <= 1)) tt__print(&all, "; top_p %g is not in (0, 1]", s->top_p);
+    if (!(s->repetition_penalty > 0 && s->repetition_penalty < INFINITY))
+        tt__print(&all, "; repetition_penalty %g is not above 0", s->repetition_penalty);
+    if (s->n_stop < 0 || (s->n_stop && !s->stop)) tt__print(&all, "; %d tokens in `stop`", s->n_stop);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "tt_generate: %s", text + 2) : TT_OK;
+}
+
+static tt_status tt__check_prompts(const tt_generator *g, const int32_t *ids, const int32_t *start, int seqs)
+{
+    for (int s = 0; s < seqs; s++) {
+        const int n = start[s + 1] - start[s];
+        if (n < 1 || n >= g->context)
+            return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d has %d tokens; there must be "
+                            "one, and fewer than the context of %d", s, n, g->context);
+        for (int32_t r = start[s]; r < start[s + 1]; r++)
+            if (ids[r] < 0 || ids[r] >= g->vocab)
+                return tt__fail(g->ctx, TT_ERR_ARGUMENT, "tt_generate: prompt %d, token %d: id %d is not in "
+                                "0..%d", s, (int)(r - start[s]), (int)ids[r], g->vocab - 1);
+    }
+    return TT_OK;
+}
+
+static void tt__continue_with(tt__continued *slot, int32_t id)
+{
+    slot->token[slot->length++] = id;
+    slot->seen[id >> 3] |= (uint8_t)(1 << (id & 7));
+}
+
+/* Runs some tokens of each slot that has a sequence: one, and of prompts as many as there is room for. Row k
+   of the scores is then of slot picked_slot[k]: *picked slots, of which all tokens have been seen. */
+static tt_status tt__generator_run(tt_generator *g, int *picked)
+{
+    int rows = 0, left = g->max_tokens;
+    for (int k = 0; k < g->max_seqs; k++) left -= g->slot[k].seq >= 0;
+    *picked = 0;
+    for (int k = 0; k < g->max_seqs; k++) {
+        tt__continued *slot = &g->slot[k];
+        if (slot->seq < 0) continue;
+        const int more = (int)tt__min(left, slot->length - slot->fed - 1);
+        slot->take = 1 + more;
+        left -= more;
+        for (int n = 0; n < slot->take; n++, rows++) {
+            g->row_position[rows] = slot->fed + n;
+            g->row_id[rows] = slot->token[slot->fed + n];
+            g->row_at[rows] = k * g->context + slot->fed + n;
+        }
+        if (slot->fed + slot->take < slot->length) continue;
+        g->picked[*picked] = rows - 1;
+        g->picked_slot[(*picked)++] = k;
+    }
+    const struct { tt_value v; const int32_t *data; int64_t rows; } inputs[] = {
+        {g->ids, g->row_id, rows}, {g->positions, g->row_position, rows}, {g->at, g->row_at, rows},
+        {g->start, g->starts, g->max_seqs + 1}, {g->last, g->picked, *picked}};
+    const bool none = *picked == 0; /* logits of some row are computed all the same */
+    tt_status status = TT_OK;
+    if (none) g->picked[0] = 0;
+    for (int k = 0; k < TT__COUNT(inputs) && status == TT_OK; k++)
+        status = tt_set_rank(g->program, 0, inputs[k].v, inputs[k].data,
+                             k == 4 && none ? 1 : inputs[k].rows);
+    if (status == TT_OK) status = tt_run(g->program, NULL);
+    if (status == TT_OK && !none)
+        status = tt_get_rank(g->program, 0, g->logits, g->scores, (size_t)*picked * (size_t)g->vocab);
+    for (int k = 0; k < g->max_seqs && status == TT_OK; k++)
+        if (g->slot[k].seq >= 0) g->slot[k].fed += g->slot[k].take;
+    return status;
+}
+
+/* The token that follows the slot's, of which x (vocab) has the scores. */
+static tt_status tt__next_token(tt_generator *g, const tt__continued *slot, const tt_sampling *s, float *x,
+                                int32_t *id)
+{
+    for (int v = 0; v < g->vocab; v++) {
+        if (!(x[v] > -INFINITY && x[v] < INFINITY)) {
+            for (int k = 0; k < tt__stages(g->program); k++) /* keys and values may not be finite either */
+                tt__stage_of(g->program, k)->zeroed = false;
+            return tt__fail(g->ctx, TT_ERR_NUMERIC, "tt_generate: sequence %d: after token %d the score of "
+                            "token %d is not finite", slot->seq, slot->length, v);
+        }
+        if (s->repetition_penalty != 1 && slot->seen[v >> 3] >> (v & 7) & 1)
+            x[v] = x[v] > 0 ? x[v] / s->repetition_penalty : x[v] * s->repetition_penalty;
+    }
+    *id = tt__draw_token(x, g->vocab, s, tt__token_number(s->seed, slot->seq, slot->length), g->order);
+    return TT_OK;
+}
+
+tt_status tt_generate(tt_generator *g, const int32_t *ids, const int32_t *start, int seqs,
+                      const tt_sampling *sampling, int32_t *out, int *count)
+{
+    const tt_sampling defaults = tt_sampling_default(), *s = sampling ? sampling : &defaults;
+    int next = 0, active = 0, picked = 0;
+    tt_status status = tt__check_sampling(g->ctx, s);
+    if (status == TT_OK) status = tt__check_prompts(g, ids, start, seqs);
+    for (int k = 0; k < g->max_seqs; k++) g->slot[k].seq = -1;
+    for (int k = 0; k < seqs; k++) count[k] = 0;
+    while (status == TT_OK && (next < seqs || active)) {
+        for (int k = 0; k < g->max_seqs && next < seqs; k++) {
+            tt__continued *slot = &g->slot[k];
+            if (slot->seq >= 0) continue;
+            slot->seq = next++;
+            slot->length = slot->fed = 0;
+            memset(slot->seen, 0, (size_t)g->vocab / 8 + 1);
+            for (int32_t r = start[slot->seq]; r < start[slot->seq + 1]; r++) tt__continue_with(slot, ids[r]);
+            active++;
+        }
+        status = tt__generator_run(g, &picked);
+        for (int k = 0; k < picked && status == TT_OK; k++) {
+            tt__continued *slot = &g->slot[g->picked_slot[k]];
+            const int seq = slot->seq;
+            int32_t id = 0;
+            status = tt__next_token(g, slot, s, g->scores + (size_t)k * (size_t)g->vocab, &id);
+            if (status != TT_OK) break;
+            tt__continue_with(slot, id);
+            out[(size_t)seq * (size_t)s->max_new + (size_t)count[seq]++] = id;
+            bool ends = count[seq] == s->max_new || slot->length == g->context;
+            for (int i = 0; i < s->n_stop; i++) ends = ends || s->stop[i] == id;
+            if (s->token && !s->token(s->user, seq, id)) ends = true;
+            if (!ends) continue;
+            slot->seq = -1;
+            active--;
+        }
+    }
+    return status;
+}

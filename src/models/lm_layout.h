@@ -1,0 +1,247 @@
+#pragma once
+#include "../base/base.h"
+#include "layout.h"
+
+/* ----------------------------------------------------------------------------------------------- decoders
+   A table for each architecture says what its files call the tensors of tt_lm and the numbers of
+   tt_lm_config. How the layers compute follows from what is there. */
+
+static bool tt__lm_is(const tt_lm_config *c, const char *kind)
+{
+    return c->kind && strcmp(c->kind, kind) == 0;
+}
+
+/* LLaMA's layers: RMSNorm, a gate in the MLP, no fused product of queries, keys and values. */
+static bool tt__lm_gated(const tt_lm_config *c)
+{
+    return tt__lm_is(c, "llama") || tt__lm_is(c, "mistral") || tt__lm_is(c, "qwen2");
+}
+
+static const tt__architecture *tt__lm_kind(const char *kind);
+
+tt_lm_config tt_lm_config_default(const char *kind)
+{
+    static const struct {
+        const char *kind;
+        int vocab, hidden, layers, heads, key_heads, intermediate, positions;
+        const char *activation;
+        float eps, dropout, turns;
+        bool tied, bias, parallel;
+    } all[] = {
+        {"gpt2", 50257, 768, 12, 12, 12, 3072, 1024, "gelu_new", 1e-5f, 0.1f, 1, true, true, false},
+        {"llama", 32000, 4096, 32, 32, 32, 11008, 2048, "silu", 1e-6f, 0, 1, false, false, false},
+        {"mistral", 32000, 4096, 32, 32, 8, 14336, 131072, "silu", 1e-6f, 0, 1, false, false, false},
+        {"qwen2", 151936, 4096, 32, 32, 32, 22016, 32768, "silu", 1e-6f, 0, 1, false, false, false},
+        {"gpt_neox", 50432, 6144, 44, 64, 64, 24576, 2048, "gelu", 1e-5f, 0, 0.25f, false, true, true},
+        {"falcon", 65024, 4544, 32, 71, 1, 18176, 2048, "gelu", 1e-5f, 0, 1, true, false, true}};
+    tt_lm_config c;
+    memset(&c, 0, sizeof c);
+    c.kind = kind;
+    c.end_token = -1;
+    for (int k = 0; k < TT__COUNT(all); k++) {
+        if (!kind || strcmp(all[k].kind, kind) != 0) continue;
+        c.kind = all[k].kind;
+        c.vocab_size = all[k].vocab;
+        c.hidden_size = all[k].hidden;
+        c.layers = all[k].layers;
+        c.heads = all[k].heads;
+        c.key_heads = all[k].key_heads == all[k].heads ? 0 : all[k].key_heads;
+        c.intermediate_size = all[k].intermediate;
+        c.max_positions = all[k].positions;
+        c.activation = all[k].activation;
+        c.norm_eps = all[k].eps;
+        c.embedding_dropout = c.dropout = c.attention_dropout = all[k].dropout;
+        c.tied = all[k].tied;
+        c.attention_bias = all[k].bias;
+        c.parallel = all[k].parallel;
+        c.initializer_range = 0.02f;
+        c.rotary = tt_rotary_options_default(c.heads);
+        c.rotary.size = (int)(all[k].turns * (float)(c.hidden_size / c.heads));
+    }
+    if (tt__lm_is(&c, "mistral")) c.window = 4096;
+    return c;
+}
+
+static void tt__lm_check(tt__text *all, const void *config);
+static void tt__lm_print(tt__text *json, const void *self, const void *config);
+
+/* H hidden, I intermediate, V vocab, P positions, X vocab of an untied head, D head size, G key heads;
+   A columns of all queries, K of all keys, S of both and all values. Rows of biases: Q of queries, L of keys,
+   T of all three, B of the attention's output, M and N of the MLP's. Norms of Falcon: E, F, O. */
+static void tt__lm_sizes(const void *config, tt__sizes size)
+{
+    const tt_lm_config *c = (const tt_lm_config *)config;
+    const bool qwen = tt__lm_is(c, "qwen2");
+    const bool falcon = tt__lm_is(c, "falcon");
+#define S(letter) size[letter - 'A']
+    S('X') = c->tied ? 0 : c->vocab_size;
+    S('D') = c->head_size;
+    S('G') = c->key_heads;
+    S('A') = (int64_t)c->heads * c->head_size;
+    S('K') = (int64_t)c->key_heads * c->head_size;
+    S('S') = S('A') + 2 * S('K');
+    S('Q') = c->attention_bias || qwen ? S('A') : 0;
+    S('L') = c->attention_bias || qwen ? S('K') : 0;
+    S('T') = c->attention_bias ? S('S') : 0;
+    S('B') = c->attention_bias ? S('H') : 0;
+    S('M') = c->mlp_bias ? c->intermediate_size : 0;
+    S('N') = c->mlp_bias ? S('H') : 0;
+    S('E') = falcon && c->parallel && c->two_norms ? S('H') : 0; /* ln_attn, ln_mlp */
+    S('F') = S('E') ? 0 : S('H');                                /* input_layernorm */
+    S('O') = c->parallel ? 0 : S('H');                           /* Falcon's post_attention_layernorm */
+#undef S
+}
+
+/* A row of one spelling: a tensor, a linear layer's weight and bias, a norm's. */
+#define TT__LM(X, field, name, shape, init, order) \
+    {offsetof(X, field), {name, NULL}, shape, init, 0, false, order}
+#define TT__LM_LINEAR(field, name, shape, rows, weight_order, bias_order) \
+    TT__LM(tt_lm_layer, field##_w, name ".weight", shape, 'n', weight_order), \
+    TT__LM(tt_lm_layer, field##_b, name ".bias", rows, '0', bias_order)
+#define TT__LM_NORM(X, field, name, shape) \
+    TT__LM(X, field##_w, name ".weight", shape, '1', 0), TT__LM(X, field##_b, name ".bias", shape, '0', 0)
+
+static const tt__tensor_row tt__gpt2_tensors[] = {
+    TT__LM(tt_lm, word, ".wte.weight", "VH", 'n', 0),
+    TT__LM(tt_lm, position, ".wpe.weight", "PH", 'n', 0),
+    TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__gpt2_layer[] = {
+    TT__LM_NORM(tt_lm_layer, attention_norm, "ln_1", "H"),
+    TT__LM_LINEAR(qkv, "attn.c_attn", "SH", "S", 't', 0),
+    TT__LM_LINEAR(attention, "attn.c_proj", "HA", "H", 't', 0),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "ln_2", "H"),
+    TT__LM_LINEAR(up, "mlp.c_fc", "IH", "I", 't', 0),
+    TT__LM_LINEAR(down, "mlp.c_proj", "HI", "H", 't', 0),
+};
+static const tt__tensor_row tt__llama_tensors[] = {
+    TT__LM(tt_lm, word, ".embed_tokens.weight", "VH", 'n', 0),
+    TT__LM(tt_lm, norm_w, ".norm.weight", "H", '1', 0),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__llama_layer[] = {
+    TT__LM(tt_lm_layer, attention_norm_w, "input_layernorm.weight", "H", '1', 0),
+    TT__LM_LINEAR(q, "self_attn.q_proj", "AH", "Q", 0, 0),
+    TT__LM_LINEAR(k, "self_attn.k_proj", "KH", "L", 0, 0),
+    TT__LM_LINEAR(v, "self_attn.v_proj", "KH", "L", 0, 0),
+    TT__LM_LINEAR(attention, "self_attn.o_proj", "HA", "B", 0, 0),
+    TT__LM(tt_lm_layer, mlp_norm_w, "post_attention_layernorm.weight", "H", '1', 0),
+    TT__LM_LINEAR(gate, "mlp.gate_proj", "IH", "M", 0, 0),
+    TT__LM_LINEAR(up, "mlp.up_proj", "IH", "M", 0, 0),
+    TT__LM_LINEAR(down, "mlp.down_proj", "HI", "N", 0, 0),
+};
+static const tt__tensor_row tt__neox_tensors[] = {
+    TT__LM(tt_lm, word, ".embed_in.weight", "VH", 'n', 0),
+    TT__LM_NORM(tt_lm, norm, ".final_layer_norm", "H"),
+    TT__LM(tt_lm, head, "embed_out.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__neox_layer[] = {
+    TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "H"),
+    TT__LM_LINEAR(qkv, "attention.query_key_value", "SH", "T", 'g', 'g'),
+    TT__LM_LINEAR(attention, "attention.dense", "HA", "B", 0, 0),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "post_attention_layernorm", "H"),
+    TT__LM_LINEAR(up, "mlp.dense_h_to_4h", "IH", "I", 0, 0),
+    TT__LM_LINEAR(down, "mlp.dense_4h_to_h", "HI", "H", 0, 0),
+};
+static const tt__tensor_row tt__falcon_tensors[] = {
+    TT__LM(tt_lm, word, ".word_embeddings.weight", "VH", 'n', 0),
+    TT__LM_NORM(tt_lm, norm, ".ln_f", "H"),
+    TT__LM(tt_lm, head, "lm_head.weight", "XH", 'n', 0),
+};
+static const tt__tensor_row tt__falcon_layer[] = { /* of rows with the same place, one has a size */
+    TT__LM_NORM(tt_lm_layer, attention_norm, "ln_attn", "E"),
+    TT__LM_NORM(tt_lm_layer, attention_norm, "input_layernorm", "F"),
+    TT__LM_LINEAR(qkv, "self_attention.query_key_value", "SH", "T", 'g', 'g'),
+    TT__LM_LINEAR(attention, "self_attention.dense", "HA", "B", 0, 0),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "ln_mlp", "E"),
+    TT__LM_NORM(tt_lm_layer, mlp_norm, "post_attention_layernorm", "O"),
+    TT__LM_LINEAR(up, "mlp.dense_h_to_4h", "IH", "M", 0, 0),
+    TT__LM_LINEAR(down, "mlp.dense_4h_to_h", "HI", "N", 0, 0),
+};
+
+#define C(field, kind, letter, key) TT__CONFIG(tt_lm, field, kind, letter, key, NULL)
+static const tt__config_row tt__gpt2_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "n_embd"), C(layers, 'n', 0, "n_layer"),
+    C(heads, 'n', 0, "n_head"), C(intermediate_size, 'n', 'I', "n_inner"),
+    C(max_positions, 'n', 'P', "n_positions"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(embedding_dropout, 'p', 0, "embd_pdrop"),
+    C(dropout, 'p', 0, "resid_pdrop"), C(attention_dropout, 'p', 0, "attn_pdrop"),
+    C(tied, 'b', 0, "tie_word_embeddings"),
+};
+static const tt__config_row tt__llama_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
+    C(key_heads, 'n', 0, "num_key_value_heads"), C(head_size, 'n', 0, "head_dim"),
+    C(intermediate_size, 'n', 'I', "intermediate_size"),
+    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "rms_norm_eps"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(attention_dropout, 'p', 0, "attention_dropout"),
+    C(tied, 'b', 0, "tie_word_embeddings"), C(attention_bias, 'b', 0, "attention_bias"),
+    C(mlp_bias, 'b', 0, "mlp_bias"),
+};
+static const tt__config_row tt__neox_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
+    C(intermediate_size, 'n', 'I', "intermediate_size"),
+    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_eps"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    C(attention_bias, 'b', 0, "attention_bias"), C(parallel, 'b', 0, "use_parallel_residual"),
+};
+static const tt__config_row tt__falcon_rows[] = {
+    C(vocab_size, 'n', 'V', "vocab_size"), C(hidden_size, 'n', 'H', "hidden_size"),
+    C(layers, 'n', 0, "num_hidden_layers"), C(heads, 'n', 0, "num_attention_heads"),
+    C(intermediate_size, 'n', 'I', "ffn_hidden_size"),
+    C(max_positions, 'n', 0, "max_position_embeddings"), C(norm_eps, 'f', 0, "layer_norm_epsilon"),
+    C(initializer_range, 'f', 0, "initializer_range"), C(dropout, 'p', 0, "hidden_dropout"),
+    C(attention_dropout, 'p', 0, "attention_dropout"), C(tied, 'b', 0, "tie_word_embeddings"),
+    C(attention_bias, 'b', 0, "bias"), C(parallel, 'b', 0, "parallel_attn"),
+};
+#undef C
+
+static const char *const tt__lm_buffers[] = {
+    "*.attn.bias", "*.attn.masked_bias", "*.attention.bias", "*.attention.masked_bias",
+    "*rotary_emb.inv_freq", NULL};
+
+#define TT__LM_KIND(what, type_name, model_class, act, before, in_layer) { \
+    type_name, {model_class, NULL}, {type_name, NULL}, {act, NULL}, {"", NULL}, {before, NULL}, \
+    {in_layer "%d.", NULL}, \
+    tt__##what##_tensors, tt__##what##_layer, tt__##what##_rows, TT__COUNT(tt__##what##_tensors), \
+    TT__COUNT(tt__##what##_layer), TT__COUNT(tt__##what##_rows), sizeof(tt_lm), sizeof(tt_lm_config), \
+    sizeof(tt_lm_layer), offsetof(tt_lm, config), offsetof(tt_lm, activation), 0, 0, offsetof(tt_lm, layer), \
+    offsetof(tt_lm_config, hidden_size), offsetof(tt_lm_config, layers), 0, 0, \
+    offsetof(tt_lm_config, activation), offsetof(tt_lm_config, initializer_range), tt__lm_sizes, \
+    tt__lm_check, NULL, 0, tt__lm_print, tt__lm_buffers}
+
+static const tt__architecture tt__lm_kinds[] = {
+    TT__LM_KIND(gpt2, "gpt2", "GPT2LMHeadModel", "activation_function", "transformer.", "h."),
+    TT__LM_KIND(llama, "llama", "LlamaForCausalLM", "hidden_act", "model.", "layers."),
+    TT__LM_KIND(llama, "mistral", "MistralForCausalLM", "hidden_act", "model.", "layers."),
+    TT__LM_KIND(llama, "qwen2", "Qwen2ForCausalLM", "hidden_act", "model.", "layers."),
+    TT__LM_KIND(neox, "gpt_neox", "GPTNeoXForCausalLM", "hidden_act", "gpt_neox.", "layers."),
+    TT__LM_KIND(falcon, "falcon", "FalconForCausalLM", "activation", "transformer.", "h."),
+};
+
+static const tt__architecture *tt__lm_kind(const char *kind)
+{
+    for (int k = 0; k < TT__COUNT(tt__lm_kinds); k++)
+        if (kind && strcmp(tt__lm_kinds[k].name, kind) == 0) return &tt__lm_kinds[k];
+    return NULL;
+}
+
+/* Fills in what the caller may leave at 0. NULL: the kind is unknown, an error. */
+static const tt__architecture *tt__lm_complete(tt_context *ctx, tt_lm_config *c)
+{
+    const tt__architecture *a = tt__lm_kind(c->kind);
+    if (!a) {
+        tt__fail(ctx, TT_ERR_UNSUPPORTED, "language model: kind '%s' is unknown; there are gpt2, llama, "
+                 "mistral, qwen2, gpt_neox, falcon", c->kind ? c->kind : "(null)");
+        return NULL;
+    }
+    c->kind = a->name;
+    if (!c->key_heads) c->key_heads = c->heads;
+    if (!c->head_size && c->heads > 0 && c->hidden_size % c->heads == 0)
+        c->head_size = c->hidden_size / c->heads;
+    if (tt__lm_is(c, "falcon")) c->mlp_bias = c->attention_bias;
+    return a;
+}

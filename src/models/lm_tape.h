@@ -1,0 +1,140 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "adapters.h"
+
+/* -------------------------------------------------------------------------------- a language model's tape */
+
+tt_inputs tt_lm_inputs(tt_tape *t, const tt_train_options *o)
+{
+    tt_inputs in;
+    memset(&in, 0, sizeof in);
+    int64_t rows = tt_axis(t, "tokens", o->max_tokens), seqs = tt_axis(t, "sequences", o->max_seqs);
+    in.positions = tt_input(t, "positions", TT_I32, rows, 1);
+    in.ids = tt_input(t, "ids", TT_I32, rows, 1);
+    in.seq_start = tt_seq_start(t, "seq_start", seqs);
+    in.targets = tt_input(t, "targets", TT_I32, rows, 1);
+    return in;
+}
+
+/* Inputs of a program that generates. Keys and values of `rows` tokens are kept, in slots of equal length for
+   a sequence each: `at` i32 (tokens, 1) says which of these rows the tokens of a run have, `start` i32
+   (slots + 1, 1) where slots begin. A token sees its slot up to itself, so rows that are not written yet, or
+   are of another sequence before, do not count. */
+typedef struct tt__lm_cache { tt_value at, start; int64_t rows; } tt__lm_cache;
+
+/* Attention of layer k. h: its normed input (rows, hidden) -> (rows, heads * head_size) */
+static tt_value tt__lm_attend(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache,
+                              int k, tt_value h)
+{
+    const tt_lm_config *c = &m->config;
+    const tt_lm_layer *l = &m->layer[k];
+    const int64_t queries = (int64_t)c->heads * c->head_size, keys = (int64_t)c->key_heads * c->head_size;
+    tt_value q, key, v;
+    if (l->qkv_w) {
+        tt_value all = tt__lm_linear(m, t, h, l->qkv_w, l->qkv_b);
+        q = tt_slice(t, all, 0, queries);
+        key = tt_slice(t, all, queries, keys);
+        v = tt_slice(t, all, queries + keys, keys);
+    } else {
+        q = tt__lm_linear(m, t, h, l->q_w, l->q_b);
+        key = tt__lm_linear(m, t, h, l->k_w, l->k_b);
+        v = tt__lm_linear(m, t, h, l->v_w, l->v_b);
+    }
+    if (!m->position && !c->alibi) {
+        tt_rotary_options r = c->rotary;
+        r.heads = c->heads;
+        q = tt_rotary(t, q, in->positions, &r);
+        r.heads = c->key_heads;
+        key = tt_rotary(t, key, in->positions, &r);
+    }
+    tt_attention_options o = tt_attention_options_default(c->heads);
+    o.causal = true;
+    o.dropout = c->attention_dropout;
+    o.window = k >= c->window_from ? c->window : 0;
+    if (c->alibi) o.alibi = 1 / sqrtf((float)c->head_size);
+    o.alibi_rounded = c->alibi;
+    if (!cache) {
+        if (m->position) o.max_length = c->max_positions;
+        return tt_attention(t, q, key, v, in->seq_start, &o);
+    }
+    char name[40];
+    snprintf(name, sizeof name, "keys.%d", k);
+    key = tt_store_rows(t, tt_cache(t, name, cache->rows, keys), key, cache->at);
+    snprintf(name, sizeof name, "values.%d", k);
+    v = tt_store_rows(t, tt_cache(t, name, cache->rows, keys), v, cache->at);
+    return tt_attention_rows(t, q, key, v, cache->start, cache->at, &o);
+}
+
+/* LayerNorm, or RMSNorm where there is no bias. */
+static tt_value tt__lm_norm(const tt_lm *m, tt_tape *t, tt_value x, tt_param *w, tt_param *b)
+{
+    return b ? tt_layernorm(t, x, w, b, m->config.norm_eps) : tt_rmsnorm(t, x, w, m->config.norm_eps);
+}
+
+static tt_value tt__lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in, const tt__lm_cache *cache)
+{
+    const tt_lm_config *c = &m->config;
+    tt_value (*const act)(tt_tape *, tt_value) = tt__activation_of(m->activation);
+    tt_value x = tt_embedding(t, in->ids, m->word);
+    if (m->position) x = tt_add(t, x, tt_embedding(t, in->positions, m->position));
+    x = tt_dropout(t, x, c->embedding_dropout);
+    tt_name(t, x, "embeddings");
+    for (int k = 0; k < c->layers; k++) {
+        const tt_lm_layer *l = &m->layer[k];
+        tt_value h = tt__lm_norm(m, t, x, l->attention_norm_w, l->attention_norm_b);
+        tt_value o = tt__lm_attend(m, t, in, cache, k, h);
+        tt_name(t, o, "layer.%d.attention", k);
+        o = tt_dropout(t, tt__lm_linear(m, t, o, l->attention_w, l->attention_b), c->dropout);
+        tt_value sum = tt_add(t, o, x);
+        if (l->mlp_norm_w) h = tt__lm_norm(m, t, c->parallel ? x : sum, l->mlp_norm_w, l->mlp_norm_b);
+        tt_value up = tt__lm_linear(m, t, h, l->up_w, l->up_b); /* (rows, intermediate) */
+        if (l->gate_w) {
+            tt_value gate = tt__lm_linear(m, t, h, l->gate_w, l->gate_b);
+            h = act == tt_silu ? tt_swiglu(t, gate, up) : tt_mul(t, act(t, gate), up);
+        } else {
+            h = act(t, up);
+        }
+        tt_name(t, h, "layer.%d.intermediate", k);
+        x = tt_add(t, tt_dropout(t, tt__lm_linear(m, t, h, l->down_w, l->down_b), c->dropout), sum);
+        tt_block_end(t, x);
+        tt_name(t, x, "layer.%d", k);
+    }
+    return tt__lm_norm(m, t, x, m->norm_w, m->norm_b);
+}
+
+tt_value tt_lm_hidden(const tt_lm *m, tt_tape *t, const tt_inputs *in)
+{
+    return tt__lm_hidden(m, t, in, NULL);
+}
+
+/* hidden (rows, hidden) -> (rows, vocab) */
+static tt_value tt__lm_head(const tt_lm *m, tt_tape *t, tt_value hidden)
+{
+    tt_value logits = tt_linear(t, hidden, m->head ? m->head : m->word, NULL);
+    tt_name(t, logits, "logits");
+    return logits;
+}
+
+tt_value tt_lm_logits(const tt_lm *m, tt_tape *t, const tt_inputs *in)
+{
+    return tt__lm_head(m, t, tt_lm_hidden(m, t, in));
+}
+
+static tt_value tt__lm_record(const void *self, tt_tape *t, const tt_train_options *o, tt_value *output)
+{
+    tt_cross_entropy_options c = tt_cross_entropy_options_default();
+    tt_inputs in = tt_lm_inputs(t, o);
+    c.label_smoothing = o->label_smoothing;
+    *output = tt_lm_logits((const tt_lm *)self, t, &in);
+    tt_value loss = tt_cross_entropy(t, *output, in.targets, &c);
+    tt_name(t, loss, "loss");
+    return loss;
+}
+
+tt_model tt_lm_model(const tt_lm *m)
+{
+    const tt_lm_config *c = &m->config;
+    tt_model model = {m, tt__lm_record, tt_perplexity(), 0, "tokens", c->max_positions, false};
+    return model;
+}

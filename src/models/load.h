@@ -1,0 +1,253 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../context/params.h"
+#include "../files/safetensors.h"
+#include "layout.h"
+
+/* ---- from checkpoint files: an open file is shared by the parameters that will be read from it */
+
+enum { TT__BAND = 256 }; /* rows of a transposed parameter that are read together */
+
+typedef struct tt__checkpoint_tensor {
+    tt_safetensors *file;
+    int index;
+    int64_t first;
+    tt__packing order;
+    float *band;       /* 't': rows from band_row on, which were read last; NULL: none */
+    int64_t band_row, band_rows;
+} tt__checkpoint_tensor;
+
+/* Reads the band of rows that has row r. */
+static tt_status tt__checkpoint_band(tt__checkpoint_tensor *t, int64_t r)
+{
+    tt_context *ctx = t->file->ctx;
+    const tt__packing *o = &t->order;
+    const int64_t row = r / TT__BAND * TT__BAND, rows = tt__min(TT__BAND, o->rows - row);
+    float column[TT__BAND];
+    tt_status status = TT_OK;
+    if (!t->band) t->band = (float *)tt__alloc(ctx, sizeof(float) * TT__BAND * (size_t)o->width);
+    if (!t->band) return TT_ERR_MEMORY;
+    t->band_rows = 0;
+    for (int64_t c = 0; c < o->width && status == TT_OK; c++) {
+        status = tt_safetensors_read_f32(t->file, t->index, c * o->rows + row, rows, column);
+        for (int64_t k = 0; k < rows && status == TT_OK; k++) t->band[k * o->width + c] = column[k];
+    }
+    if (status != TT_OK) return status;
+    t->band_row = row;
+    t->band_rows = rows;
+    return TT_OK;
+}
+
+static tt_status tt__checkpoint_read(void *source, int64_t first, int64_t n, float *to)
+{
+    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)source;
+    const tt__packing *o = &t->order;
+    tt_status status = TT_OK;
+    if (!o->kind) return tt_safetensors_read_f32(t->file, t->index, t->first + first, n, to);
+    for (int64_t part; n > 0 && status == TT_OK; first += part, to += part, n -= part) {
+        const int64_t r = first / o->width, c = first % o->width;
+        part = tt__min(n, o->width - c);
+        if (o->kind == 'g') {
+            part = tt__min(n, (o->size - r % o->size) * o->width - c); /* the rest of a head */
+            status = tt_safetensors_read_f32(t->file, t->index, tt__packing_row(o, r, false) * o->width + c,
+                                             part, to);
+            continue;
+        }
+        if (r < t->band_row || r >= t->band_row + t->band_rows) status = tt__checkpoint_band(t, r);
+        if (status == TT_OK)
+            memcpy(to, t->band + (r - t->band_row) * o->width + c, sizeof *to * (size_t)part);
+        if (r + 1 < o->rows || c + part < o->width) continue;
+        tt__free(t->file->ctx, t->band); /* the end: all has been read */
+        t->band = NULL;
+        t->band_rows = 0;
+    }
+    return status;
+}
+
+static void tt__checkpoint_drop(tt_context *ctx, void *source)
+{
+    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)source;
+    tt_safetensors_close(t->file);
+    tt__free(ctx, t->band);
+    tt__free(ctx, t);
+}
+
+/* Tensor `index` of s must have the shape `dims`; with `part`, three times as many rows. */
+static tt_status tt__tensor_fits(const tt_safetensors *s, int index, int ndim, const int64_t *dims, int part,
+                                 const char *param)
+{
+    const tt_tensor_info *info = &s->infos[index];
+    const int64_t rows = ndim ? dims[0] * (part ? 3 : 1) : 0;
+    bool same = info->ndim == ndim;
+    for (int k = 0; k < ndim && same; k++) same = info->dims[k] == (k ? dims[k] : rows);
+    if (same) return TT_OK;
+    char text[256];
+    tt__text shapes = {text, sizeof text, 0};
+    tt__print(&shapes, "(");
+    for (int k = 0; k < info->ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)info->dims[k]);
+    tt__print(&shapes, "), expected (");
+    for (int k = 0; k < ndim; k++) tt__print(&shapes, k ? ", %lld" : "%lld", (long long)(k ? dims[k] : rows));
+    return tt__fail(s->ctx, TT_ERR_SHAPE, "'%s': tensor '%s' has shape %s) for parameter '%s'", s->path,
+                    info->name, text, param);
+}
+
+/* p will be read from tensor `index` of s, whose shape must be `dims`; with `part`, from that third of it.
+   order NULL: a copy. */
+static tt_status tt__param_from_file(tt_param *p, tt_safetensors *s, int index, int ndim, const int64_t *dims,
+                                     int part, const tt__packing *order)
+{
+    const tt_tensor_info *info = &s->infos[index];
+    tt_status status = tt__tensor_fits(s, index, ndim, dims, part, p->name);
+    if (status != TT_OK) return status;
+    if (tt__safetensors_type(info->dtype) > TT__ST_F64)
+        return tt__fail(p->ctx, TT_ERR_FORMAT, "'%s': tensor '%s' has dtype %s; parameters are F32, BF16, "
+                        "F16 or F64", s->path, info->name, info->dtype);
+    tt__checkpoint_tensor *t = (tt__checkpoint_tensor *)tt__calloc(p->ctx, sizeof *t);
+    if (!t) return TT_ERR_MEMORY;
+    if (order) t->order = *order;
+    t->file = s;
+    t->index = index;
+    t->first = part ? (part - 1) * p->size : 0;
+    s->shared++;
+    tt__param_drop_source(p);
+    p->source = t;
+    p->read = tt__checkpoint_read;
+    p->release = tt__checkpoint_drop;
+    return TT_OK;
+}
+
+/* The tensor of that name, with the prefix or without, also under names of older versions; -1: none. */
+static int tt__find_tensor(const tt_safetensors *s, const char *name, const char *prefix)
+{
+    static const char *const old[][2] = {{"LayerNorm.weight", "LayerNorm.gamma"},
+                                         {"LayerNorm.bias", "LayerNorm.beta"},
+                                         {"mlp.0.", "mlp.linear_1."},
+                                         {"mlp.3.", "mlp.linear_2."}};
+    char other[256];
+    const char *plain = strncmp(name, prefix, strlen(prefix)) == 0 ? name + strlen(prefix) : name;
+    int index = tt_safetensors_find(s, name);
+    if (index < 0) index = tt_safetensors_find(s, plain);
+    for (int k = 0; k < 2 * TT__COUNT(old) && index < 0; k++) {
+        const char *from = k % 2 ? name : plain, *now = old[k / 2][0], *at = strstr(from, now);
+        if (!at) continue;
+        snprintf(other, sizeof other, "%.*s%s%s", (int)(at - from), from, old[k / 2][1], at + strlen(now));
+        index = tt_safetensors_find(s, other);
+    }
+    return index;
+}
+
+/* The file that has a tensor, and its number there; NULL: none has. */
+static tt_safetensors *tt__layout_find(const tt__layout *l, const char *name, int *index)
+{
+    for (int k = 0; k < l->n_files; k++) {
+        *index = tt__find_tensor(l->files[k], name, l->a->prefix[l->spelling]);
+        if (*index >= 0) return l->files[k];
+    }
+    return NULL;
+}
+
+/* A classifier (rows of C) of another number of classes than the file's starts anew. */
+static bool tt__starts_anew(const tt__tensor_row *row, const tt_tensor_info *info, const int64_t *dims)
+{
+    return row->head && row->shape[0] == 'C' && info->dims[0] != dims[0];
+}
+
+/* Tensor `name` is missing in the file, or all of its layer are. */
+static tt_status tt__layout_lacks(const tt__layout *l, int k, const char *name)
+{
+    const tt__architecture *a = l->a;
+    const int layer = k < a->n_model ? 0 : (k - a->n_model) / a->n_layer;
+    char other[256];
+    int index;
+    bool any = layer == 0; /* tensors of this layer */
+    for (int i = 0; i < a->n_layer && !any; i++) {
+        const tt__tensor_row *row = tt__layout_row(l, a->n_model + layer * a->n_layer + i, other);
+        any = row->name[l->spelling] && tt__layout_find(l, other, &index);
+    }
+    if (any)
+        return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s', which config.json calls for, or "
+                        "without one the other tensors do", l->files[0]->path, name);
+    return tt__fail(l->ctx, TT_ERR_FORMAT, "'%s' has no tensor '%s': it has %d layers, config.json calls for "
+                    "%d", l->files[0]->path, name, layer, l->layers);
+}
+
+/* Checks that the file has each tensor of the layout, of its shape, before anything of such sizes is made. */
+static tt_status tt__layout_check(const tt__layout *l)
+{
+    const tt__tensor_row *row;
+    char name[256];
+    for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
+        int64_t dims[4];
+        int ndim = tt__file_dims(l, row, dims), index = -1;
+        if (!ndim || !row->name[l->spelling]) continue;
+        tt_safetensors *file = tt__layout_find(l, name, &index);
+        tt_status status = TT_OK;
+        if (file && !tt__starts_anew(row, &file->infos[index], dims))
+            status = tt__tensor_fits(file, index, ndim, dims, tt__layout_part(l, row), name);
+        if (!file && !row->head) status = tt__layout_lacks(l, k, name);
+        if (status != TT_OK) return status;
+    }
+    return TT_OK;
+}
+
+/* Is this no parameter, but what its model makes itself? */
+static bool tt__is_buffer(const tt__layout *l, const char *name)
+{
+    for (const char *const *pattern = l->a->buffers; pattern && *pattern; pattern++)
+        if (tt__match(*pattern, name)) return true;
+    if (!l->size['X' - 'A'] && (tt__match("*lm_head.weight", name) || tt__match("*embed_out.weight", name)))
+        return true; /* the embedding again */
+    return tt__match("*embeddings.position_ids", name);
+}
+
+/* The parameters will be read from the file, whose tensors are checked. A head that it lacks starts anew. */
+static tt_status tt__layout_attach(const tt__layout *l)
+{
+    char text[2][1024];
+    tt__text anew[2] = {{text[0], sizeof text[0], 0}, {text[1], sizeof text[1], 0}}; /* lacking; of others */
+    int64_t classes = 0; /* of the file */
+    bool new_head = false;
+    const tt__tensor_row *row;
+    const char *path = l->files[0]->path;
+    char name[256];
+    int unused = 0;
+    for (int k = 0; k < l->n_files; k++) unused += l->files[k]->count;
+    for (int k = 0; (row = tt__layout_row(l, k, name)) != NULL; k++) {
+        int64_t dims[4] = {0};
+        int ndim = tt__row_dims(l, row, dims), part = tt__layout_part(l, row), index = -1;
+        const tt__packing order = tt__row_order(l, row, ndim, dims);
+        bool done = false;
+        tt_param *p = *tt__layout_slot(l, row, k);
+        if (!p || !ndim) continue;
+        tt__file_dims(l, row, dims);
+        tt_safetensors *file = tt__layout_find(l, name, &index);
+        const tt_tensor_info *info = file ? &file->infos[index] : NULL;
+        if (info) unused -= part < 2; /* parts of one tensor count once */
+        const bool of_others = info && tt__starts_anew(row, info, dims);
+        if (!info || of_others) {
+            tt__print(&anew[of_others], "%s'%s'", anew[of_others].length ? ", " : "", name);
+            if (of_others) classes = info->dims[0];
+            new_head |= row->head != 2;
+            continue;
+        }
+        tt_status status = l->a->adapt ? l->a->adapt(row, p, file, index, &done) : TT_OK;
+        if (status == TT_OK && !done) status = tt__param_from_file(p, file, index, ndim, dims, part, &order);
+        if (status != TT_OK) return status;
+    }
+    if (l->a->new_head_at) l->self[l->a->new_head_at] = new_head;
+    if (anew[0].length)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' has no %s: what it lacks starts anew, with "
+                "values that must be trained", path, text[0]);
+    if (anew[1].length)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s' is of %lld classes, and %lld are asked for: %s "
+                "start anew, with values that must be trained", path, (long long)classes,
+                (long long)l->size['C' - 'A'], text[1]);
+    for (int f = 0; f < l->n_files; f++)
+        for (int k = 0; k < l->files[f]->count && unused > 0; k++)
+            unused -= tt__is_buffer(l, l->files[f]->infos[k].name);
+    if (unused > 0)
+        tt__log(l->ctx, TT_LOG_WARNING, "checkpoint", "'%s': %d tensors are not part of this model and were "
+                "left out", path, unused);
+    return TT_OK;
+}

@@ -1,0 +1,186 @@
+#pragma once
+#include "../base/base.h"
+#include "../context/params.h"
+#include "../files/lists.h"
+#include "../files/json.h"
+#include "../files/safetensors.h"
+#include "../data/dataset.h"
+#include "layout.h"
+#include "load.h"
+#include "save.h"
+#include "config.h"
+
+/* ------------------------------------------------------------------------------- making, loading, saving */
+
+static void tt__model_free(const tt__architecture *a, void *self)
+{
+    tt_context *ctx = (tt_context *)tt__pointer_at(self, 0); /* the first of each model's struct */
+    if (ctx) {
+        tt__free(ctx, tt__pointer_at(self, a->layers_at));
+        if (a->classes) tt__free(ctx, tt__pointer_at(self, a->names_at));
+    }
+    memset(self, 0, a->bytes);
+}
+
+/* Makes a model of a config that is in order. */
+static tt_status tt__model_make(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
+                                int spelling)
+{
+    const int params = ctx->n_params, classes = a->classes ? tt__int_field(config, a->classes) : 0;
+    const char *activation = (const char *)tt__pointer_at(config, a->activation);
+    char *to = (char *)self;
+    char(*names)[64] = classes ? (char(*)[64])tt__alloc(ctx, sizeof *names * (size_t)classes) : NULL;
+    void *layers = tt__calloc(ctx, a->layer_bytes * (size_t)tt__int_field(config, a->layers));
+    tt_status status = (names || !classes) && layers ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < classes && names; k++) snprintf(names[k], sizeof names[k], "LABEL_%d", k);
+    memset(self, 0, a->bytes);
+    memcpy(to, &ctx, sizeof ctx);
+    memcpy(to + a->config_at, config, a->config_bytes);
+    memset(to + a->config_at + a->activation, 0, sizeof activation); /* the model may be moved: */
+    snprintf(to + a->activation_at, 32, "%s", activation);           /* its own copy says it */
+    if (a->classes) memcpy(to + a->names_at, &names, sizeof names);
+    if (a->classes) to[a->new_head_at] = true;
+    memcpy(to + a->layers_at, &layers, sizeof layers);
+    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    if (status == TT_OK) status = tt__layout_new(&l, tt__float_field(config, a->range));
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt__model_free(a, self);
+    return status;
+}
+
+static tt_status tt__model_new(tt_context *ctx, const tt__architecture *a, void *self, const void *config,
+                               int spelling)
+{
+    memset(self, 0, a->bytes);
+    tt_status status = tt__config_check(ctx, a, config);
+    return status == TT_OK ? tt__model_make(ctx, a, self, config, spelling) : status;
+}
+
+/* Makes a model of a file's config and tensors, which are checked first. classes, image_size: those that are
+   asked for; 0: the config's. j: config.json, empty if there is none; made: the spelling of the parameters'
+   names; spelling: of the file's. */
+static tt_status tt__model_load(const tt__architecture *a, void *self, void *config, int classes,
+                                int image_size, const tt__json *j, int made, int spelling,
+                                tt_safetensors *const *files, int n_files)
+{
+    tt_context *ctx = files[0]->ctx;
+    const int params = ctx->n_params, own_classes = a->classes ? tt__int_field(config, a->classes) : 0;
+    if (!classes) classes = own_classes;
+    if (a->classes) *(int *)(void *)((char *)config + a->classes) = classes;
+    tt_status status = tt__config_check(ctx, a, config);
+    if (status != TT_OK) return status;
+    tt__layout l = tt__layout_of(ctx, a, NULL, config, spelling, files, n_files);
+    status = tt__layout_check(&l);
+    if (status == TT_OK && image_size) { /* only the caller may ask for another size than the file's */
+        *(int *)(void *)((char *)config + a->image_size) = image_size;
+        status = tt__config_check(ctx, a, config);
+    }
+    if (status == TT_OK) status = tt__model_make(ctx, a, self, config, made);
+    if (status != TT_OK) return status;
+    if (a->classes && j->count && classes == own_classes)
+        status = tt__read_labels(j, (char(*)[64])tt__pointer_at(self, a->names_at), classes);
+    l = tt__layout_of(ctx, a, self, config, spelling, files, n_files);
+    if (status == TT_OK) status = tt__layout_attach(&l);
+    if (status == TT_OK) return TT_OK;
+    tt__params_undo(ctx, params);
+    tt__model_free(a, self);
+    return status;
+}
+
+typedef struct tt__saved_model {
+    const tt__architecture *a;
+    const void *self, *config;
+    int spelling; /* of config.json */
+    tt_dtype dtype;
+    bool *last;   /* see tt__last_of_names */
+} tt__saved_model;
+
+static void tt__print_config(tt__text *json, const void *arg)
+{
+    const tt__saved_model *s = (const tt__saved_model *)arg;
+    const tt__architecture *a = s->a;
+    const char *dtype = s->dtype == TT_F32 ? "float32" : s->dtype == TT_F16 ? "float16" : "bfloat16";
+    char number[32];
+    tt__print(json, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
+              a->class_name[s->spelling], a->type[s->spelling]);
+    for (int k = 0; k < a->n_config; k++) {
+        const tt__config_row *r = &a->config[k];
+        const char *value = number;
+        if (!r->key[s->spelling]) continue;
+        if (tt__is_int(r)) snprintf(number, 32, "%d", tt__int_field(s->config, r->offset));
+        else if (r->kind != 'b') tt__json_float(tt__float_field(s->config, r->offset), number);
+        else value = *((const bool *)s->config + r->offset) ? "true" : "false";
+        tt__print(json, "  \"%s\": %s,\n", r->key[s->spelling], value);
+    }
+    tt__print(json, "  \"%s\": \"%s\",\n%s", a->activation_key[s->spelling],
+              (const char *)s->self + a->activation_at, a->more[s->spelling]);
+    if (a->print) a->print(json, s->self, s->config);
+    tt__print(json, "  \"dtype\": \"%s\"%s\n", dtype, a->classes ? "," : "\n}");
+    if (!a->classes) return;
+    tt__print_labels(json, (const char(*)[64])tt__pointer_at(s->self, a->names_at),
+                     tt__int_field(s->config, a->classes), s->last);
+}
+
+/* Writes model.safetensors and config.json into a folder. spelling: of the tensors' names; config_spelling:
+   of config.json; most: bytes of a file, 0: any number. `config` is the model's: where its owner has changed
+   it, it must still be in order. */
+static tt_status tt__model_save(tt_context *ctx, const tt__architecture *a, const void *self,
+                                const void *config, int spelling, int config_spelling, size_t most,
+                                const char *folder)
+{
+    tt__saved_model s = {a, self, config, config_spelling, TT_F32, NULL};
+    tt_status status = tt__config_check(ctx, a, config);
+    if (status != TT_OK) return status;
+    tt__layout l = tt__layout_of(ctx, a, self, config, spelling, NULL, 0);
+    if (a->classes)
+        status = tt__last_of_names(ctx, (const char(*)[64])tt__pointer_at(self, a->names_at),
+                                   tt__int_field(config, a->classes), &s.last);
+    if (status == TT_OK) status = tt__layout_save(&l, folder, most, &s.dtype);
+    if (status == TT_OK) status = tt__save_printed(ctx, folder, "config.json", tt__print_config, &s);
+    tt__free(ctx, s.last);
+    return status;
+}
+
+/* Lists names with quotes around them, the first few of many. */
+static void tt__list_names(tt__text *to, const char *const *names, int n)
+{
+    const int most = 8;
+    for (int k = 0; k < n && k < most; k++) tt__print(to, "%s'%.40s'", k ? ", " : "", names[k]);
+    if (n > most) tt__print(to, " and %d others", n - most);
+}
+
+/* As tt_bert_name_classes says. names: (classes, 64), the model's; kept: its classifier is a checkpoint's. */
+static tt_status tt__name_classes(tt_context *ctx, char (*names)[64], int classes, bool kept, tt_dataset *d)
+{
+    if (d->n_classes != classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the dataset has %d classes, the model %d", d->n_classes,
+                        classes);
+    for (int c = 0; c < classes; c++)
+        if (strlen(d->classes[c]) >= sizeof *names)
+            return tt__fail(ctx, TT_ERR_ARGUMENT, "the class '%.40s...' has more than 63 bytes",
+                            d->classes[c]);
+    const char **own = (const char **)tt__alloc(ctx, sizeof *own * (size_t)classes), *twice;
+    for (int c = 0; c < classes && own; c++) own[c] = names[c];
+    const tt__strings ours = {own, sizeof *own}, theirs = {d->classes, sizeof *d->classes};
+    uint32_t *to = own ? tt__sort_strings(ctx, ours, classes, &twice) : NULL;
+    uint32_t *from = to ? tt__sort_strings(ctx, theirs, classes, &twice) : NULL;
+    tt_status status = from ? TT_OK : TT_ERR_MEMORY;
+    bool same = true;
+    for (int k = 0; k < classes && from && same; k++) same = strcmp(own[to[k]], d->classes[from[k]]) == 0;
+    if (from && same) status = tt__dataset_renumber(d, from, to);
+    if (from && !same && kept) {
+        char text[1024];
+        tt__text list = {text, sizeof text, 0};
+        tt__list_names(&list, own, classes);
+        tt__print(&list, ", and those of the data ");
+        tt__list_names(&list, d->classes, classes);
+        tt__log(ctx, TT_LOG_WARNING, "classes", "the model's classes are called %s: its classifier goes on "
+                "under the data's names, number by number", text);
+    }
+    for (int c = 0; c < classes && from && !same; c++) strcpy(names[c], d->classes[c]);
+    tt__free(ctx, from);
+    tt__free(ctx, to);
+    tt__free(ctx, (void *)own);
+    return status;
+}

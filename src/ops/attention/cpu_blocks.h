@@ -1,0 +1,412 @@
+#pragma once
+#include "../../base/base.h"
+#include "../scratch.h"
+#include "../../cpu/isa.h"
+#include "cpu_shared.h"
+#include "../../cpu/variants.h"
+#include "../../cpu/kernels.h"
+#include "../../cpu/vectors.h"
+#include "../../cpu/halves.h"
+#include "../linear/cpu_packing.h"
+#include "../linear/cpu_computing.h"
+
+/* ------------------------------------------------------------------------------------------------- attention
+   Flash-style (Dao et al., "FlashAttention", 2022): scores exist only as tiles, of which only the log-sum-exp
+   of each query survives the forward; the backward computes them again. Tiles are transposed, keys as rows
+   and queries in lanes, so that the softmax needs no shuffles, and both P V and P^T dO broadcast their
+   weights straight from the tile. Scores are in units of log 2 (the scale of Q includes log2 e), which makes
+   every exp an exp2. */
+
+typedef uint64_t TT__K(vw) __attribute__((vector_size(4 * TT__LANES)));
+#define tt__vw TT__K(vw)
+
+/* The 64-bit products of the low halves of each 64-bit lane; the high halves are ignored. */
+TT__INLINE tt__vw TT__K(mul_low)(tt__vw a, tt__vw b)
+{
+#if TT__LANES == 16
+    /* as mul_epu32, which g++ 12 warns of */
+    return (tt__vw)_mm512_maskz_mul_epu32((__mmask8)-1, (__m512i)a, (__m512i)b);
+#elif TT__LANES == 8
+    return (tt__vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#elif defined(TT__NEON)
+    return (tt__vw)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
+#else
+    return (a & 0xffffffffu) * (b & 0xffffffffu);
+#endif
+}
+
+TT__INLINE tt__vw TT__K(splat_w)(uint64_t x) { tt__vw v; memset(&v, 0, sizeof v); return x - v; }
+
+/* A draw in every lane. The counters are held as 64-bit lanes, even and odd ones apart, of which only the
+   low half counts: that is what 32 x 32 -> 64 bit multiplications take and give. */
+TT__INLINE void TT__K(philox)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1, tt__vu c2,
+                              tt__vu c3, tt__vu out[4])
+{
+    const tt__vw m0 = TT__K(splat_w)(0xD2511F53u), m1 = TT__K(splat_w)(0xCD9E8D57u);
+    tt__vw e0 = (tt__vw)c0, e1 = (tt__vw)c1, e2 = (tt__vw)c2, e3 = (tt__vw)c3;
+    tt__vw o0 = e0 >> 32, o1 = e1 >> 32, o2 = e2 >> 32, o3 = e3 >> 32;
+    TT__EACH(round, TT__DRAW_ROUNDS) {
+        tt__vw ea = TT__K(mul_low)(e0, m0), eb = TT__K(mul_low)(e2, m1);
+        tt__vw oa = TT__K(mul_low)(o0, m0), ob = TT__K(mul_low)(o2, m1);
+        e0 = (eb >> 32) ^ e1 ^ keys[2 * round];
+        o0 = (ob >> 32) ^ o1 ^ keys[2 * round];
+        e2 = (ea >> 32) ^ e3 ^ keys[2 * round + 1];
+        o2 = (oa >> 32) ^ o3 ^ keys[2 * round + 1];
+        e1 = eb; o1 = ob; e3 = ea; o3 = oa;
+    }
+    out[0] = (tt__vu)((e0 & 0xffffffffu) | (o0 << 32));
+    out[1] = (tt__vu)((e1 & 0xffffffffu) | (o1 << 32));
+    out[2] = (tt__vu)((e2 & 0xffffffffu) | (o2 << 32));
+    out[3] = (tt__vu)((e3 & 0xffffffffu) | (o3 << 32));
+}
+
+/* 16-bit numbers of as many counters as there are lanes, eight of each, the low half of a word first: of the
+   counters {c0, c1, 0, 0} in their order, when they are given in that of philox_groups, which makes the four
+   words of a counter, and those of the next, neighbours. */
+TT__INLINE tt__vu TT__K(philox_groups)(void)
+{
+    tt__vu groups;
+    for (int i = 0; i < TT__LANES; i++) groups[i] = (uint32_t)(i % 4 * (TT__LANES / 4) + i / 4);
+    return groups;
+}
+
+TT__INLINE void TT__K(philox_numbers)(const uint64_t keys[2 * TT__DRAW_ROUNDS], tt__vu c0, tt__vu c1,
+                                      uint16_t numbers[8 * TT__LANES])
+{
+    const tt__vu none = TT__K(splat_u)(0);
+    tt__vu bits[4];
+    tt__vf words[4];
+    TT__K(philox)(keys, c0, c1, none, none, bits);
+    for (int i = 0; i < 4; i++) words[i] = (tt__vf)bits[i];
+    TT__K(transpose_quads)(words);
+    memcpy(numbers, words, sizeof words);
+}
+
+/* Some keys of a sequence and some queries, of a head of d columns: query i sees the keys that are <= i +
+   diagonal, and none sees the first `skip`, a multiple of 32. Products of bf16 are computed `by` one of the
+   ways. */
+typedef struct TT__K(attention_block) {
+    tt__bf16 by;
+    int64_t skip, keys, queries, d, diagonal;
+    const tt__attention_buffers *b;
+} TT__K(attention_block);
+
+/* to (m, to_row) = from^T (times scale if `scaled`), by whole vectors; rows of `from` from n on are zeros. */
+TT__INLINE void TT__K(attention_transpose)(float *to, int64_t to_row, const float *from, int64_t from_row,
+                                           int64_t n, int64_t m, const bool scaled, float scale)
+{
+    enum { L = TT__LANES };
+    tt__vf r[L];
+    for (int64_t i = 0; i < n; i += L) {
+        for (int64_t j = 0; j < m; j += L) {
+            TT__EACH(t, L) r[t] = i + t < n ? TT__K(load)(from + (i + t) * from_row + j) : TT__K(zero)();
+            if (scaled) TT__EACH(t, L) r[t] *= scale;
+            TT__K(transpose)(r);
+            TT__EACH(t, L) if (j + t < m) TT__K(store)(to + (j + t) * to_row + i, r[t]);
+        }
+    }
+}
+
+#ifdef TT__ATTENTION_BF16
+/* ---- operands of products of bf16, by dot products or tiles: rows of pairs, made of fp32 blocks ---- */
+
+/* n vectors as bf16, to a multiple of 32 elements; what is more than n is 0. */
+TT__DOT_INLINE void TT__K(attention_narrow)(float *to, const float *from, int64_t n)
+{
+    for (int64_t v = 0; v < n; v += 2) {
+        tt__vf low = TT__K(load)(from + 16 * v),
+               high = v + 1 < n ? TT__K(load)(from + 16 * (v + 1)) : TT__K(zero)();
+        TT__K(store)(to + 8 * v, (tt__vf)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+    }
+}
+
+/* to (n, ceil(width / 32) * 16): pairs that lie side by side in a row. */
+TT__DOT_FN void TT__K(attention_pairs_of_columns)(float *to, const float *from, int64_t stride, int64_t n,
+                                                  int64_t width)
+{
+    const int64_t to_row = tt__ceil_div(width, 32) * 16, vectors = tt__ceil_div(width, 16);
+    for (int64_t i = 0; i < n; i++) TT__K(attention_narrow)(to + i * to_row, from + i * stride, vectors);
+}
+
+/* to (ceil(n / 32) * 16, to_row): pairs of a row and the next; zeros for rows from n on. */
+TT__DOT_FN void TT__K(attention_pairs_of_rows)(float *to, int64_t to_row, const float *from, int64_t stride,
+                                               int64_t n, int64_t width)
+{
+    uint16_t order[32];
+    for (int k = 0; k < 32; k++) order[k] = (uint16_t)(k / 2 + k % 2 * 16);
+    const __m512i alternate = _mm512_loadu_si512((const void *)order);
+    const int64_t whole = tt__ceil_div(n, 32) * 32;
+    for (int64_t i = 0; i < whole; i += 2, to += to_row, from += 2 * stride) {
+        for (int64_t j = 0; j < width; j += 16) {
+            tt__vf x = i < n ? TT__K(load)(from + j) : TT__K(zero)(),
+                   y = i + 1 < n ? TT__K(load)(from + stride + j) : TT__K(zero)();
+            __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)y, (__m512)x);
+            TT__K(store)(to + j, (tt__vf)_mm512_permutexvar_epi16(alternate, both));
+        }
+    }
+}
+
+/* Y (keys, d), whose rows attention_to_queries adds, as pairs of rows. Tiles need a left operand whose rows
+   run along the sum, which a transposed tile's do not; so there, Y is transposed and out^T computed. */
+TT__FN void TT__K(attention_summed_bf16)(tt__bf16 by, const tt__attention_buffers *buffers, int64_t keys,
+                                         int64_t d, const float *y, int64_t stride)
+{
+    float *pairs = by == TT__BF16_TILES ? buffers->across : buffers->summed;
+    const int64_t rows = tt__ceil_div(keys, 32) * 16, cols = tt__attention_padded(d);
+    TT__K(attention_pairs_of_rows)(pairs, stride, y, stride, keys, d);
+    if (by != TT__BF16_TILES) return;
+    TT__K(attention_transpose)(buffers->summed, TT__ATTENTION_KEYS / 2, pairs, stride, rows, cols, false, 1);
+}
+
+#ifdef TT__TILES
+/* What rounding to bf16 leaves of n floats. */
+TT__DOT_FN void TT__K(attention_rest)(float *x, int64_t n)
+{
+    float half[16];
+    for (int64_t i = 0; i < n; i += 16) {
+        TT__K(attention_narrow)(half, x + i, 1);
+        TT__K(store)(x + i, TT__K(load)(x + i) - TT__K(load_16)((const uint16_t *)half, TT_BF16));
+    }
+}
+
+/* attention_to_queries by tiles. `twice`: multiplies what rounding to bf16 leaves of tile, too. */
+TT__FN void TT__K(attention_to_queries_by_tiles)(const TT__K(attention_block) *x, bool twice, float *tile,
+                                                 float *out, int64_t out_stride, bool add)
+{
+    const int64_t whole = tt__ceil_div(x->keys, 32) * 32;
+    const int64_t m = tt__attention_padded(x->d), n = tt__attention_padded(x->queries);
+    const int64_t y_row = TT__ATTENTION_KEYS / 2;
+    float *b = x->b->left, *c = x->b->across;
+    tt__vf r[16];
+    for (int part = 0; part <= twice; part++) {
+        for (int64_t i = 0; i < x->keys && part; i++) TT__K(attention_rest)(tile + i * TT__ATTENTION_TILE, n);
+        TT__K(attention_pairs_of_rows)(b, n, tile, TT__ATTENTION_TILE, x->keys, x->queries);
+        for (int64_t j = 0; j < n; j += 32) {
+            const int64_t skip = x->skip / 2,
+                          seen = tt__min(whole, tt__ceil_div(j + 32 + x->diagonal, 32) * 32) / 2;
+            for (int64_t i = 0; i < m; i += 32) {
+                float *to = c + i * n + j;
+                tt__product p = {tt__max(0, seen - skip), x->b->summed + i * y_row + skip, y_row, 16,
+                                 b + skip * n + j, n, to, n, part ? to : NULL, n, 1.0f};
+                TT__K(tiles_micro)(m - i, n - j, &p);
+            }
+        }
+    }
+    for (int64_t i = 0; i < m; i += 16)
+        for (int64_t j = 0; j < n; j += 16) {
+            TT__EACH(t, 16) r[t] = TT__K(load)(c + (i + t) * n + j);
+            TT__K(transpose)(r);
+            for (int t = 0; t < tt__min(16, x->queries - j); t++) {
+                float *to = out + (j + t) * out_stride + i;
+                TT__K(store)(to, add ? r[t] + TT__K(load)(to) : r[t]);
+            }
+        }
+}
+#endif
+#endif
+
+/* ---- products ---- */
+
+/* The microkernel for a way with bf16 (0: fp32), and the rows and columns of its blocks. It takes `whole`
+   elements along k at a time, a power of 2, of which a unit holds 1 or, if `pairs` is 1, 2. */
+typedef struct TT__K(attention_kernel) {
+    TT__K(micro_fn) run;
+    int64_t rows, cols, whole;
+    int pairs;
+} TT__K(attention_kernel);
+
+TT__INLINE TT__K(attention_kernel) TT__K(attention_kernel_of)(tt__bf16 by)
+{
+    TT__K(attention_kernel) kernel = {TT__K(attention_micro), TT__ATTENTION_MR, TT__ATTENTION_NV * TT__LANES,
+                                      1, 0};
+#ifdef TT__ATTENTION_BF16
+    if (by == TT__BF16_DOT) {
+        kernel.run = TT__K(attention_dot_micro);
+        kernel.whole = 2;
+    }
+#endif
+#ifdef TT__TILES
+    if (by == TT__BF16_TILES) {
+        kernel.run = TT__K(tiles_micro);
+        kernel.rows = kernel.cols = kernel.whole = 32;
+    }
+#endif
+    kernel.pairs = by != TT__BF16_CONVERT;
+    return kernel;
+}
+
+/* Rows [i, rows), columns [j, cols) of p's C, at most the microkernel's, summed over elements [from, to). */
+TT__INLINE void TT__K(attention_multiply)(const TT__K(attention_kernel) *kernel, const tt__product *p,
+                                          int64_t i, int64_t rows, int64_t j, int64_t cols, int64_t from,
+                                          int64_t to)
+{
+    const int64_t first = (from & -kernel->whole) >> kernel->pairs;
+    tt__product block = *p;
+    block.k = ((to + kernel->whole - 1) & -kernel->whole) >> kernel->pairs;
+    block.k -= first;
+    /* tiles' rows of A lie along k */
+    block.a += i * p->a_row + (kernel->whole > 2 ? first : first * p->a_col);
+    block.b += first * p->b_row + j;
+    block.c += i * p->c_row + j;
+    if (p->base) block.base = block.c;
+    kernel->run(tt__min(kernel->rows, rows - i), tt__min(kernel->cols, cols - j), &block);
+}
+
+/* Parts of a tile that no query of a vector sees are neither computed nor read in the three products; with
+   listed queries all are, and the softmax leaves weights of 0 there. */
+
+/* tile (keys, queries) = X (keys, d) Yt (d, queries); of bf16, X has pairs of columns, Yt of rows, and the
+   result is scaled; fp32 operands are scaled already. */
+TT__FN void TT__K(attention_scores)(const TT__K(attention_block) *s, float scale, const float *x,
+                                    const float *yt, float *tile)
+{
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(s->by);
+    const bool by_tiles = s->by == TT__BF16_TILES;
+    const int64_t row = s->by ? tt__ceil_div(s->d, 32) * 16 : tt__attention_stride(s->d),
+                  step = TT__ATTENTION_TILE;
+    const int64_t rows = by_tiles ? tt__attention_padded(s->keys) : s->keys;
+    const int64_t cols = tt__ceil_div(s->queries, TT__LANES) * TT__LANES;
+    const tt__product p = {0, x, row, by_tiles ? 16 : 1, yt, step, tile, step, NULL, 0, scale};
+    for (int64_t j = 0; j < cols; j += kernel.cols) {
+        int64_t seen = tt__min(rows, tt__min(j + kernel.cols, cols) + s->diagonal);
+        for (int64_t i = s->skip; i < seen; i += kernel.rows)
+            TT__K(attention_multiply)(&kernel, &p, i, seen, j, cols, 0, s->d);
+    }
+    tile += s->skip * step;
+    for (int64_t i = s->skip; i < s->keys && by_tiles; i++, tile += step)
+        for (int64_t j = 0; j < cols; j += TT__LANES) TT__K(store)(tile + j, TT__K(load)(tile + j) * scale);
+}
+
+/* dX (keys, d) += tile (keys, queries) Y (queries, d); of bf16, Y has pairs of rows. */
+TT__FN void TT__K(attention_to_keys)(const TT__K(attention_block) *s, const float *tile, const float *y,
+                                     float *dx)
+{
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(s->by);
+    const int64_t cols = tt__ceil_div(s->d, TT__LANES) * TT__LANES, stride = tt__attention_stride(s->d);
+    int64_t rows = s->keys;
+    tt__product p = {0, tile, TT__ATTENTION_TILE, 1, y, stride, dx, stride, dx, stride, 1.0f};
+#ifdef TT__ATTENTION_BF16
+    if (s->by) {
+        p.a = s->b->left;
+        p.a_row = tt__ceil_div(s->queries, 32) * 16;
+        TT__K(attention_pairs_of_columns)(s->b->left, tile, TT__ATTENTION_TILE, s->keys, s->queries);
+    }
+#endif
+    if (s->by == TT__BF16_TILES) {
+        p.a_col = 16;
+        rows = tt__attention_padded(rows);
+    }
+    for (int64_t j = 0; j < cols; j += kernel.cols)
+        for (int64_t i = s->skip; i < rows; i += kernel.rows)
+            TT__K(attention_multiply)(&kernel, &p, i, rows, j, cols, tt__max(0, i - s->diagonal), s->queries);
+}
+
+/* out (queries, d) = or += tile^T (queries, keys) Y (keys, d); of bf16, Y is from attention_summed_bf16. Rows
+   of a block share their keys (of bf16, pairs), with weights 0 for those that a query does not see: a NaN or
+   infinity in Y also reaches the few queries before it in the block, by tiles the 32 before it, and with
+   listed queries all of the sequence. */
+TT__FN void TT__K(attention_to_queries)(const TT__K(attention_block) *s, bool twice, float *tile,
+                                        const float *y, float *out, int64_t out_row, bool add)
+{
+    (void)twice;
+#ifdef TT__TILES
+    if (s->by == TT__BF16_TILES) {
+        TT__K(attention_to_queries_by_tiles)(s, twice, tile, out, out_row, add);
+        return;
+    }
+#endif
+    const TT__K(attention_kernel) kernel = TT__K(attention_kernel_of)(s->by);
+    const int64_t cols = tt__ceil_div(s->d, TT__LANES) * TT__LANES, y_row = tt__attention_stride(s->d);
+    tt__product p = {0, tile, 1, TT__ATTENTION_TILE, y, y_row, out, out_row, add ? out : NULL, out_row, 1.0f};
+#ifdef TT__ATTENTION_BF16
+    if (s->by) {
+        p.a = s->b->left;
+        p.a_col = tt__attention_padded(s->queries);
+        TT__K(attention_pairs_of_rows)(s->b->left, p.a_col, tile, TT__ATTENTION_TILE, s->keys, s->queries);
+    }
+#endif
+    for (int64_t j = 0; j < cols; j += kernel.cols)
+        for (int64_t i = 0; i < s->queries; i += kernel.rows) {
+            int64_t seen = tt__min(s->keys, tt__min(i + kernel.rows, s->queries) + s->diagonal);
+            if (seen > s->skip)
+                TT__K(attention_multiply)(&kernel, &p, i, s->queries, j, cols, s->skip, seen);
+        }
+}
+
+/* ---- rows of one head in and out of fp32 blocks ---- */
+
+/* A row of d numbers in and out. `dtype` is a constant, so that nothing is asked of each whole vector. */
+TT__INLINE void TT__K(attention_row_in)(const tt_dtype dtype, float *to, const void *from, int64_t d,
+                                        float scale)
+{
+    const float *f = (const float *)from;
+    const uint16_t *h = (const uint16_t *)from;
+    int64_t j = 0;
+    for (; j + TT__LANES <= d; j += TT__LANES)
+        TT__K(store)(to + j, (dtype == TT_F32 ? TT__K(load)(f + j) : TT__K(load_16)(h + j, dtype)) * scale);
+    if (j < d) TT__K(store)(to + j, TT__K(load_as)(from, dtype, j, d - j) * scale);
+}
+
+TT__INLINE void TT__K(attention_row_out)(const tt_dtype dtype, void *to, const float *from, int64_t d,
+                                         float scale, bool add)
+{
+    float *f = (float *)to;
+    uint16_t *h = (uint16_t *)to;
+    int64_t j = 0;
+    for (; j + TT__LANES <= d; j += TT__LANES) {
+        tt__vf x = TT__K(load)(from + j) * scale;
+        if (add) x += dtype == TT_F32 ? TT__K(load)(f + j) : TT__K(load_16)(h + j, dtype);
+        if (dtype == TT_F32) TT__K(store)(f + j, x);
+        else TT__K(store_16)(h + j, x, dtype);
+    }
+    if (j == d) return;
+    tt__vf x = TT__K(load)(from + j) * scale; /* the zeros in the rest of a row are positive */
+    TT__K(store_as)(to, dtype, j, x + (add ? TT__K(load_as)(to, dtype, j, d - j) : TT__K(zero)()), d - j);
+}
+
+/* to (n, stride) = scale * rows [row, row + n), or those that `at` has there, of the head that starts at
+   `column`, with zeros up to a whole vector. */
+TT__FN void TT__K(attention_pack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n, int64_t column,
+                                  int64_t d, float scale, float *to, int64_t stride)
+{
+    for (int64_t i = 0; i < n; i++, to += stride) {
+        int64_t number = at ? at[row + i] : row + i;
+        const void *from = tt__attention_row(m, number, column);
+        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
+        tt__attention_prefetch(m, number, column, d, true);
+        if (m->dtype == TT_F32) TT__K(attention_row_in)(TT_F32, to, from, d, scale);
+        else if (m->dtype == TT_BF16) TT__K(attention_row_in)(TT_BF16, to, from, d, scale);
+        else TT__K(attention_row_in)(TT_F16, to, from, d, scale);
+    }
+}
+
+/* The same rows of the head (+)= scale * from; a gradient that nothing needs is absent. */
+TT__FN void TT__K(attention_unpack)(const tt__mat *m, const int32_t *at, int64_t row, int64_t n,
+                                    int64_t column, int64_t d, float scale, const float *from, int64_t stride,
+                                    bool add)
+{
+    for (int64_t i = 0; i < n && m->data; i++, from += stride) {
+        void *to = tt__attention_row(m, at ? at[row + i] : row + i, column);
+        if (i + 8 < n) tt__attention_prefetch(m, at ? at[row + i + 8] : row + i + 8, column, d, false);
+        if (m->dtype == TT_F32) TT__K(attention_row_out)(TT_F32, to, from, d, scale, add);
+        else if (m->dtype == TT_BF16) TT__K(attention_row_out)(TT_BF16, to, from, d, scale, add);
+        else TT__K(attention_row_out)(TT_F16, to, from, d, scale, add);
+    }
+}
+
+/* to (d, tile) = scale * from^T, from (n, stride); of bf16, pairs of that, and no scale. */
+TT__FN void TT__K(attention_columns)(const tt__attention_args *a, const tt__attention_buffers *b,
+                                     const float *from, int64_t n, float scale, float *to)
+{
+    int64_t d = a->head_size, stride = tt__attention_stride(d), step = TT__ATTENTION_TILE;
+#ifdef TT__ATTENTION_BF16
+    if (a->bf16) {
+        const int64_t row = tt__ceil_div(d, 32) * 16;
+        TT__K(attention_pairs_of_columns)(b->columns, from, stride, n, d);
+        TT__K(attention_transpose)(to, step, b->columns, row, n, row, false, 1);
+        return;
+    }
+#endif
+    (void)b;
+    TT__K(attention_transpose)(to, step, from, stride, n, d, true, scale);
+}

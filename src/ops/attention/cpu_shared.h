@@ -1,0 +1,164 @@
+#pragma once
+#include "../../base/base.h"
+#include "../layouts.h"
+#include "../scratch.h"
+#include "rules.h"
+#include "../../cpu/isa.h"
+
+/* ------------------------------------------------------------------------ attention, shared by all passes */
+
+/* Numbers the queries, whose rows index (n) has, by sequences, in tt__attention_queries_bytes of memory. */
+static void tt__attention_queries(tt__attention_args *a, const int32_t *index, int64_t n, void *memory)
+{
+    int32_t *start = (int32_t *)memory, *row = start + a->seqs + 1, *at = row + n;
+    memset(start, 0, (size_t)(a->seqs + 1) * sizeof *start);
+    for (int64_t j = 0; j < n; j++) start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1]++;
+    for (int64_t s = 0; s < a->seqs; s++) start[s + 1] += start[s];
+    /* from behind: start[s + 1] moves down to where it belongs, the start of s + 1 being that of s */
+    for (int64_t j = n - 1; j >= 0; j--) {
+        int32_t number = --start[tt__sequence_of(a->seq_start, a->seqs, index[j]) + 1];
+        row[number] = index[j];
+        at[number] = (int32_t)j;
+    }
+    memmove(start, start + 1, (size_t)a->seqs * sizeof *start);
+    start[a->seqs] = (int32_t)n;
+    a->query_start = start;
+    a->query_row = row;
+    a->query_at = at;
+}
+
+/* Rows [begin, begin + length) of the batch, and queries [first, first + queries). */
+typedef struct tt__attention_sequence {
+    int64_t begin, length, first, queries;
+    bool diagonal;  /* query i is row i of the sequence and sees its keys up to i */
+    int64_t blocks; /* by which it is taken; 0: it is not */
+    int64_t from;   /* no query of the tile at hand sees keys before */
+} tt__attention_sequence;
+
+static tt__attention_sequence tt__attention_sequence_at(const tt__attention_args *a, int64_t s)
+{
+    tt__attention_sequence x = {a->seq_start[s], a->seq_start[s + 1] - a->seq_start[s], a->query_start[s],
+                                a->query_start[s + 1] - a->query_start[s], a->causal && !a->query_row, 0, 0};
+    x.blocks = tt__attention_blocks(a->attr, x.length);
+    return x;
+}
+
+/* How often queries of block i of sequence x see block j of its keys. head: among those of all ranks. */
+static int tt__attention_times(const tt__attention_args *a, const tt__attention_sequence *x, int head,
+                               int64_t i, int64_t j)
+{
+    const int64_t last = x->blocks - 1, listed = a->attr->listed, rows = a->attr->list_rows;
+    int times = i == 0 || i == last || j == 0 || j == last || (i <= j + 1 && j <= i + 1);
+    if (i == 0 || i == last || i >= rows) return times;
+    if (!a->lists) return times + (j == 0 ? (int)listed : 0);
+    const uint16_t *list = a->lists + (head * rows + i) * listed;
+    for (int64_t k = 0; k < listed; k++) times += list[k] == j;
+    return times;
+}
+
+/* How many of n queries from number `query` of sequence x on are of one block, which is *block, and fit a
+   tile. */
+static int64_t tt__attention_of_block(const tt__attention_args *a, const tt__attention_sequence *x,
+                                      int64_t query, int64_t n, int64_t *block)
+{
+    const int64_t size = a->attr->block;
+    int64_t count = 1;
+    n = tt__min(n, TT__ATTENTION_QUERIES);
+    *block = (a->query_row ? a->query_row[x->first + query] - x->begin : query) / size;
+    if (!a->query_row) return tt__min(n, (*block + 1) * size - query);
+    while (count < n && (a->query_row[x->first + query + count] - x->begin) / size == *block) count++;
+    return count;
+}
+
+/* The next keys of [*at, end), at most as many as a tile has: from a multiple of 16 on, as random numbers and
+   tiles want it, of which those before x->from are not seen. *at goes on behind them. */
+static int64_t tt__attention_next_keys(tt__attention_sequence *x, int64_t *at, int64_t end, int64_t *keys)
+{
+    const int64_t first = *at & ~(int64_t)15;
+    x->from = *at;
+    *at = tt__min(end, first + TT__ATTENTION_KEYS);
+    *keys = *at - first;
+    return first;
+}
+
+/* The keys of sequence x that any of its n queries from number `query` on sees: [*from, result). Without a
+   window those of listed queries are all. */
+static int64_t tt__attention_keys(const tt__attention_args *a, const tt__attention_sequence *x, int64_t query,
+                                  int64_t n, int64_t *from)
+{
+    int64_t low = query, high = query + n - 1; /* rows of the sequence */
+    *from = 0;
+    if (!a->window) return x->diagonal ? query + n : x->length;
+    for (int64_t i = 0; a->query_row && i < n; i++) {
+        const int64_t row = a->query_row[x->first + query + i] - x->begin;
+        low = i ? tt__min(low, row) : row;
+        high = i ? tt__max(high, row) : row;
+    }
+    *from = tt__max(0, low - a->window + 1);
+    return tt__min(x->length, (a->causal ? high : high + a->window - 1) + 1);
+}
+
+static int64_t tt__attention_longest(const tt__attention_args *a) /* rows or queries of a sequence */
+{
+    int64_t longest = 0;
+    for (int64_t s = 0; s < a->seqs; s++) {
+        tt__attention_sequence x = tt__attention_sequence_at(a, s);
+        longest = tt__max(longest, tt__max(x.length, x.queries));
+    }
+    return longest;
+}
+
+/* Where this thread's buffers are depends on the thread, what is computed in them does not. */
+static tt__attention_buffers tt__attention_thread_buffers(const tt__attention_args *a, int64_t longest,
+                                                          bool backward, int thread)
+{
+    tt__attention_buffers b;
+    size_t bytes = tt__attention_layout(NULL, longest, a->head_size, a->group, backward, &b);
+    char *memory = (char *)a->workspace + bytes * (size_t)thread;
+    tt__attention_layout(memory, longest, a->head_size, a->group, backward, &b);
+    return b;
+}
+
+/* Groups of queries are numbered without looking at every sequence: those of sequence s from query_start[s] /
+   GROUP + s on, which leaves room for as many as it can have (some numbers have no queries). */
+static int64_t tt__attention_first_group(const tt__attention_args *a, int64_t s)
+{
+    return a->query_start[s] / TT__ATTENTION_GROUP + s;
+}
+
+static int64_t tt__attention_group_sequence(const tt__attention_args *a, int64_t group)
+{
+    int64_t low = 0, high = a->seqs; /* first_group(low) <= group < first_group(high) */
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (tt__attention_first_group(a, middle) <= group) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/* The size of about equal blocks of n, at most `most`, multiples of 16 but for the last; n, most > 0. */
+static int64_t tt__attention_block(int64_t n, int64_t most)
+{
+    return tt__attention_padded(tt__ceil_div(n, tt__ceil_div(n, most)));
+}
+
+static void *tt__attention_row(const tt__mat *m, int64_t row, int64_t column)
+{
+    return (char *)m->data + (size_t)(row * m->ld + column) * tt_dtype_bytes(m->dtype);
+}
+
+/* Rows of a head lie far apart, where a CPU's prefetchers do not look. `next`: asks L2 for what the next head
+   has of that row, which most likely is this thread's next task. */
+static inline void tt__attention_prefetch(const tt__mat *m, int64_t row, int64_t column, int64_t d,
+                                          const bool next)
+{
+    const char *p = (const char *)tt__attention_row(m, row, column + (next ? d : 0));
+    for (const char *end = p + (size_t)d * tt_dtype_bytes(m->dtype); p < end; p += 64) {
+        if (next) __builtin_prefetch(p, 0, 2);
+        else __builtin_prefetch(p);
+    }
+}
+
+#define TT__STR(x) #x
+#define TT__XSTR(x) TT__STR(x)

@@ -1,0 +1,230 @@
+#pragma once
+#include "../../base/base.h"
+#include "../scratch.h"
+#include "../../cpu/isa.h"
+#include "cpu_shared.h"
+#include "../../cpu/variants.h"
+#include "../../cpu/kernels.h"
+#include "../../cpu/vectors.h"
+#include "cpu_blocks.h"
+
+/* ---- softmax ---- */
+
+typedef struct TT__K(attention_call) {
+    const tt__attention_args *a;
+    int64_t longest;
+    float query_scale;  /* scale * log2 e                       */
+    float keep_scale;   /* 1 / (1 - p)                          */
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
+} TT__K(attention_call);
+
+/* One head of one sequence, and the buffers of the thread that works on it. */
+typedef struct TT__K(attention_task) {
+    const TT__K(attention_call) *call;
+    const tt__attention_args *a;
+    int head;
+    tt__attention_sequence x;
+    tt__attention_buffers b;
+} TT__K(attention_task);
+
+/* What the lanes of one vector of queries have in common. */
+typedef struct TT__K(attention_lanes) {
+    tt__vi first, last;   /* the first and the last key of the block that each lane sees */
+    int64_t skip;         /* no lane sees these                                        */
+    int64_t from, seen;   /* any lane sees keys of [from, seen), from a multiple of 8  */
+    int64_t whole, full;  /* all lanes see [whole, full) */
+    tt__vu row;           /* the row of the batch                                      */
+    int64_t first_key;    /* of the block                                              */
+    int32_t head, drop;
+    const uint64_t *keys; /* of Philox                                                 */
+} TT__K(attention_lanes);
+
+/* query: of the first lane, in the sequence */
+TT__INLINE TT__K(attention_lanes) TT__K(attention_lanes_at)(const TT__K(attention_task) *t, int64_t first_key,
+                                                            const TT__K(attention_block) *s, int64_t query)
+{
+    const tt__attention_args *a = t->a;
+    const int64_t keys = s->keys;
+    TT__K(attention_lanes) l;
+    l.full = keys;
+    l.seen = l.whole = 0;
+    l.from = a->window ? keys : 0;
+    l.skip = s->skip;
+    l.first = (tt__vi)TT__K(splat_u)(0);
+    for (int i = 0; i < TT__LANES; i++) {
+        int64_t row = t->x.begin + query + i;
+        if (a->query_row) row = a->query_row[t->x.first + tt__min(query + i, t->x.queries - 1)];
+        int64_t last = a->causal ? tt__max(-1, tt__min(keys, row - t->x.begin - first_key)) : keys;
+        l.row[i] = (uint32_t)row;
+        if (a->window) {
+            const int64_t at = row - t->x.begin - first_key;
+            const int64_t first = tt__max(0, tt__min(keys, at - a->window + 1));
+            if (!a->causal) last = tt__max(-1, tt__min(keys, at + a->window - 1));
+            l.first[i] = (int32_t)first;
+            l.from = tt__min(l.from, first);
+            l.whole = tt__max(l.whole, first);
+        }
+        l.last[i] = (int32_t)last;
+        l.full = tt__min(l.full, last + 1);
+        l.seen = tt__max(l.seen, tt__min(keys, last + 1));
+    }
+    if (t->x.from > first_key) {
+        l.whole = t->x.from - first_key;
+        l.first = (tt__vi)TT__K(splat_u)((uint32_t)l.whole);
+    }
+    l.from = tt__max(l.skip, l.from & ~(int64_t)7);
+    l.first_key = first_key;
+    l.head = a->first_head + t->head;
+    l.drop = TT__DROP_THRESHOLD(a->dropout);
+    l.keys = t->call->keys;
+    return l;
+}
+
+/* The random bits of keys r .. r + 7 of the block, r a multiple of 8: two keys a word. */
+TT__INLINE void TT__K(attention_random)(const TT__K(attention_lanes) *l, int64_t r, tt__vu bits[4])
+{
+    TT__K(philox)(l->keys, l->row, TT__K(splat_u)((uint32_t)((l->first_key + r) / 8)),
+                  TT__K(splat_u)((uint32_t)l->head), TT__K(splat_u)(0), bits);
+}
+
+TT__INLINE tt__vf TT__K(attention_and)(tt__vf x, tt__vi mask) { return (tt__vf)((tt__vi)x & mask); }
+
+/* All bits set where key i (0..7) is kept. */
+TT__INLINE tt__vi TT__K(attention_keep)(const tt__vu bits[4], int i, int32_t drop)
+{
+    tt__vu number = i & 1 ? bits[i / 2] >> 16 : bits[i / 2] & 0xffff;
+    return (tt__vi)number >= drop;
+}
+
+/* All bits set in the lanes that see key r. */
+TT__INLINE tt__vi TT__K(attention_sees)(const TT__K(attention_lanes) *l, int64_t r)
+{
+    return (l->last >= (int32_t)r) & (l->first <= (int32_t)r);
+}
+
+/* x, or `other` in the lanes that do not see key r. */
+TT__INLINE tt__vf TT__K(attention_visible)(const TT__K(attention_lanes) *l, int64_t r, tt__vf x, tt__vf other)
+{
+    const tt__vi visible = TT__K(attention_sees)(l, r);
+    return (tt__vf)(((tt__vi)x & visible) | ((tt__vi)other & ~visible));
+}
+
+/* ALiBi of a head. digits: where it is rounded, the slope over its power of two, which `slope` is then. */
+typedef struct TT__K(attention_fall) { float slope, digits; } TT__K(attention_fall);
+
+/* slope * the number of a row in its sequence, over the slope's power of two, as transformers rounds it. */
+TT__INLINE float TT__K(attention_rounded)(float digits, int64_t row)
+{
+    return tt__from_bf16(tt__to_bf16(digits * tt__from_bf16(tt__to_bf16((float)row))));
+}
+
+/* Takes from the scores of one vector of queries (tile: its column) slope * the distance of query and key.
+   begin: the first row of the sequence. */
+TT__INLINE void TT__K(attention_alibi)(const TT__K(attention_lanes) *l, int64_t begin,
+                                       const TT__K(attention_fall) *fall, float *tile)
+{
+    tt__vf at = __builtin_convertvector((tt__vi)(l->row - (uint32_t)(begin + l->first_key)), tt__vf);
+    for (int i = 0; i < TT__LANES && fall->digits != 0; i++)
+        at[i] = TT__K(attention_rounded)(fall->digits, (int64_t)l->row[i] - begin);
+    for (int64_t r = l->from; r < l->seen; r++) {
+        const float key = fall->digits == 0 ? (float)r
+                        : TT__K(attention_rounded)(fall->digits, l->first_key + r);
+        const tt__vf ahead = at - key, x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        TT__K(store)(tile + r * TT__ATTENTION_TILE, x - TT__K(max)(ahead, -ahead) * fall->slope);
+    }
+}
+
+/* Scores in, weights out, for one vector of queries (tile: its column), with a running maximum and sum.
+   Returns what earlier sums of weights must be multiplied with. */
+TT__INLINE tt__vf TT__K(attention_softmax)(const bool dropout, const TT__K(attention_lanes) *l, int64_t keys,
+                                           float *tile, float *most, float *sum)
+{
+    const tt__vf lowest = TT__K(splat)(-FLT_MAX);
+    tt__vf old = TT__K(load)(most), m0 = old, m1 = old, total0 = TT__K(zero)(), total1 = total0;
+    int64_t r = l->from;
+    for (; r < tt__min(l->whole, l->seen); r++) {
+        tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        m0 = TT__K(max)(m0, TT__K(attention_visible)(l, r, x, lowest));
+    }
+    for (; r + 2 <= l->full; r += 2) {
+        m0 = TT__K(max)(m0, TT__K(load)(tile + r * TT__ATTENTION_TILE));
+        m1 = TT__K(max)(m1, TT__K(load)(tile + (r + 1) * TT__ATTENTION_TILE));
+    }
+    for (; r < l->seen; r++) {
+        tt__vf x = TT__K(load)(tile + r * TT__ATTENTION_TILE);
+        m0 = TT__K(max)(m0, TT__K(attention_visible)(l, r, x, lowest));
+    }
+    m0 = TT__K(max)(m0, m1);
+    for (r = l->skip; r < l->from; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
+    for (r = l->from; r < l->seen; r += 8) {
+        tt__vu bits[4];
+        float *t = tile + r * TT__ATTENTION_TILE;
+        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (r >= l->whole && r + 8 <= l->full) {
+            TT__EACH(i, 8) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
+                if (i & 1) total1 += p;
+                else total0 += p;
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                TT__K(store)(t + i * TT__ATTENTION_TILE, p);
+            }
+        } else {
+            for (int i = 0; i < 8 && r + i < l->seen; i++) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(t + i * TT__ATTENTION_TILE) - m0);
+                p = TT__K(attention_and)(p, TT__K(attention_sees)(l, r + i));
+                total0 += p;
+                if (dropout) p = TT__K(attention_and)(p, TT__K(attention_keep)(bits, i, l->drop));
+                TT__K(store)(t + i * TT__ATTENTION_TILE, p);
+            }
+        }
+    }
+    for (r = l->seen; r < keys; r++) TT__K(store)(tile + r * TT__ATTENTION_TILE, TT__K(zero)());
+    tt__vf correction = TT__K(exp2)(old - m0);
+    TT__K(store)(most, m0);
+    TT__K(store)(sum, TT__K(fma)(TT__K(load)(sum), correction, total0 + total1));
+    return correction;
+}
+
+/* Scores to dropped weights P~, and gradients of those to gradients of scores P (keep dP~ - delta). */
+TT__INLINE void TT__K(attention_softmax_backward)(const bool dropout, const TT__K(attention_lanes) *l,
+                                                  int64_t keys, float *weights, float *dscores,
+                                                  const float *lse, const float *delta)
+{
+    tt__vf log_sum = TT__K(load)(lse), dl = TT__K(load)(delta);
+    for (int64_t r = l->skip; r < l->from; r++) {
+        TT__K(store)(weights + r * TT__ATTENTION_TILE, TT__K(zero)());
+        TT__K(store)(dscores + r * TT__ATTENTION_TILE, TT__K(zero)());
+    }
+    for (int64_t r = l->from; r < l->seen; r += 8) {
+        tt__vu bits[4];
+        float *w = weights + r * TT__ATTENTION_TILE, *ds = dscores + r * TT__ATTENTION_TILE;
+        if (dropout) TT__K(attention_random)(l, r, bits);
+        if (r >= l->whole && r + 8 <= l->full) {
+            TT__EACH(i, 8) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
+                tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
+                tt__vi keep;
+                if (dropout) {
+                    keep = TT__K(attention_keep)(bits, i, l->drop);
+                    dp = TT__K(attention_and)(dp, keep);
+                }
+                TT__K(store)(ds + i * TT__ATTENTION_TILE, p * (dp - dl));
+                TT__K(store)(w + i * TT__ATTENTION_TILE, dropout ? TT__K(attention_and)(p, keep) : p);
+            }
+        } else {
+            for (int i = 0; i < 8 && r + i < l->seen; i++) {
+                tt__vf p = TT__K(exp2)(TT__K(load)(w + i * TT__ATTENTION_TILE) - log_sum);
+                tt__vf dp = TT__K(load)(ds + i * TT__ATTENTION_TILE);
+                tt__vi visible = TT__K(attention_sees)(l, r + i), keep = visible;
+                if (dropout) keep &= TT__K(attention_keep)(bits, i, l->drop);
+                dp = TT__K(attention_and)(dp, keep);
+                TT__K(store)(ds + i * TT__ATTENTION_TILE, TT__K(attention_and)(p * (dp - dl), visible));
+                TT__K(store)(w + i * TT__ATTENTION_TILE, TT__K(attention_and)(p, keep));
+            }
+        }
+    }
+    for (int64_t r = l->seen; r < keys; r++) {
+        TT__K(store)(weights + r * TT__ATTENTION_TILE, TT__K(zero)());
+        TT__K(store)(dscores + r * TT__ATTENTION_TILE, TT__K(zero)());
+    }
+}

@@ -1,0 +1,386 @@
+#pragma once
+#include "../../backend/backend.h"
+#include "../../cuda/system.cuh"
+#include "../../cuda/portability.cuh"
+#include "../../cuda/numbers.cuh"
+#include "cuda_shared.cuh"
+#include "cuda_cores.cuh"
+
+// ---- the forward by warpgroups that have tasks (Shah et al.: "FlashAttention-3", 2024). The first of a
+// block copies queries, keys and values, up to STAGES tiles ahead, and draws which weights dropout keeps; the
+// GROUPS others have 64 queries each. They wait for one another at barriers of phases. As many blocks run as
+// the device holds; each takes one tile of queries after another, so that copies for the next run while
+// products of this one do. Of heads of 64 a multiprocessor has two blocks, which fill each other's waits; of
+// 128 it has one, whose products of a tile with values run beside those of the next tile's scores (OVERLAPS).
+template <int D> struct attention_wide_sizes {
+    enum { GROUPS = 2, QUERIES = 64 * GROUPS, KEYS = D, BLOCKS = D > 64 ? 1 : 2, STAGES = D > 64 ? 2 : 4,
+           OVERLAPS = D > 64, GIVEN = 65536 / (128 * (GROUPS + 1) * BLOCKS) / 8 * 8 }; // registers a thread
+};
+
+// A tile of QUERIES queries: `count` of them from number `first` on, row `at` of a sequence of rows `begin`
+// ... begin + length - 1. count < 0: there are no more.
+struct attention_item { int begin, length, at, first, count, head; };
+
+// Shared memory. keep: bit i of [stage][k][query] is that for key 32 k + i of the tile.
+template <class T, int D, bool DROPS> struct attention_wide_tiles {
+    typedef attention_wide_sizes<D> S;
+    enum { GROUPS = S::GROUPS, STAGES = S::STAGES, KEYS = S::KEYS };
+    T q[2][GROUPS][64 * D], k[STAGES][KEYS * D], v[STAGES][KEYS * D];
+    uint32_t keep[DROPS ? STAGES : 1][DROPS ? KEYS / 32 : 1][DROPS ? 64 * GROUPS : 1];
+};
+
+// s (64, KEYS) = a b^T of a (64, D), b (KEYS, D): parts of 64 columns one behind another
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_scores(float (&s)[KEYS / 8][4], const T *a, const T *b)
+{
+    const uint32_t ma = tt__wgmma_matrix(a), mb = tt__wgmma_matrix(b);
+    TT__UNROLL for (uint32_t k = 0; k < D; k += 16) {
+        const uint32_t part = k / 64, at = k % 64 * 2 / 16;
+        tt__wgmma_rows<T>(s, ma + part * 64 * 128 / 16 + at, mb + part * KEYS * 128 / 16 + at, k > 0);
+    }
+}
+
+// to (64, D) += w y of w (64, KEYS) in registers and y (KEYS, D) as above
+template <class T, int D, int KEYS>
+__device__ __forceinline__ void attention_wide_values(float (&to)[D / 8][4],
+                                                      const uint32_t (&w)[KEYS / 16][4], const T *y)
+{
+    const uint32_t my = tt__wgmma_matrix(y);
+    TT__UNROLL for (uint32_t k = 0; k < KEYS; k += 16)
+        TT__UNROLL for (uint32_t part = 0; part < D / 64; part++)
+            tt__wgmma_add<T>(to + 8 * part, w[k / 16], my + (part * KEYS + k) * 128 / 16);
+}
+
+// Number `round` of the items of a block: a head's tiles of queries from the last on, which is the longest of
+// causal attention, by groups of heads whose keys and values the cache holds. Each second round goes
+// backwards, so that who has long ones gets short ones too. count < 0: that one is not there.
+template <int QUERIES>
+__device__ __forceinline__ attention_item attention_item_of(const attention_args &p, int round)
+{
+    const uint32_t mine = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const uint32_t number = (uint32_t)round * gridDim.x + mine;
+    const uint32_t whole = (uint32_t)(p.item_group * p.item_tiles);
+    const uint32_t of = number % whole, head = number / whole * p.item_group + of % p.item_group;
+    attention_item item = {0, 0, (p.item_tiles - 1 - (int)of / p.item_group) * QUERIES, 0, -1, 0};
+    if (head >= (uint32_t)(p.seqs * p.heads)) return item;
+    const int s = (int)head / p.heads;
+    item.head = p.first_head + (int)head % p.heads;
+    item.begin = p.seq_start[s];
+    item.length = p.seq_start[s + 1] - item.begin;
+    item.first = p.query_start[s] + item.at;
+    item.count = min(QUERIES + 0, p.query_start[s + 1] - item.first);
+    if (item.count == 0) item.count = -1;
+    return item;
+}
+
+// The same keys as attention_window_begin and attention_window_end.
+template <int KEYS> __device__ __forceinline__ int attention_item_begin(const attention_args &p, int at)
+{
+    return p.window && !p.query_row ? max(0, at - p.window + 1) / KEYS * KEYS : 0;
+}
+__device__ __forceinline__ int attention_item_end(const attention_args &p, int length, int behind)
+{
+    return p.query_row ? length : p.causal ? min(length, behind)
+        : p.window ? min(length, behind + p.window - 1) : length;
+}
+
+// to (ROWS, D), in parts of 64 columns, as attention_fetch makes it. By 128 threads with few registers.
+template <class T, int D, int ROWS>
+__device__ __forceinline__ void attention_copy(T *to, const tt__mat &m, const int32_t *at, int first,
+                                               int count, int head, int head_size)
+{
+    TT__UNROLL for (int part = 0; part < D / 64; part++) {
+        const int thread = tt__opaque((int)threadIdx.x), r = thread / 8, c = thread % 8 * 8;
+        const int left = 64 * part + c < head_size ? count - r : 0;
+        const T *const data = (const T *)m.data + (int64_t)head * head_size + 64 * part + c;
+        const T *from = data + (int64_t)(first + r) * m.ld;
+        T *const row = to + part * ROWS * 64 + r * 64 + (c ^ r % 8 * 8);
+        TT__UNROLL for (int i = 0; i < ROWS; i += 16, from += 16 * m.ld) {
+            const bool there = i < left;
+            if (at && there) from = data + (int64_t)at[first + r + i] * m.ld;
+            tt__cp_async_16(row + i * 64, there ? from : (const T *)m.data, there ? 16 : 0);
+        }
+    }
+}
+
+template <class T, int D, bool DROPS>
+__global__ __launch_bounds__(128 * (attention_wide_sizes<D>::GROUPS + 1), attention_wide_sizes<D>::BLOCKS)
+void attention_forward_wide(attention_args p)
+{
+    tt__begin_kernel();
+    typedef attention_wide_sizes<D> S;
+    enum { GROUPS = S::GROUPS, QUERIES = S::QUERIES, KEYS = S::KEYS, STAGES = S::STAGES,
+           FEW = DROPS ? 48 : D > 64 ? 40 : 32, MANY = (S::GIVEN * (GROUPS + 1) - FEW) / GROUPS / 8 * 8 };
+    const bool OVERLAPS = S::OVERLAPS;
+    TT__SHARED(uint64_t, q_there, [2]); // and `items`
+    TT__SHARED(uint64_t, q_used, [2]);
+    TT__SHARED(uint64_t, k_there, [STAGES]);
+    TT__SHARED(uint64_t, v_there, [STAGES]); // and the tile's `keep`
+    TT__SHARED(uint64_t, k_used, [STAGES]);
+    TT__SHARED(uint64_t, v_used, [STAGES]);
+    TT__SHARED(attention_item, items, [2]);
+    TT__SHARED(attention_item, found, [4][32]); // of each warp that copies, the next
+    TT__DYN_SHARED(T, shared);
+    auto &tile = *(attention_wide_tiles<T, D, DROPS> *)attention_room(shared);
+    const int group = __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0) - 1;
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < 2; k++) {
+            tt__phases_init(&q_there[k], 129);
+            tt__phases_init(&q_used[k], 4 * GROUPS);
+        }
+        for (int k = 0; k < STAGES; k++) {
+            tt__phases_init(&k_there[k], 128);
+            tt__phases_init(&v_there[k], DROPS ? 256 : 128);
+            tt__phases_init(&k_used[k], 4 * GROUPS);
+            tt__phases_init(&v_used[k], 4 * GROUPS);
+        }
+    }
+    __syncthreads();
+    if (group < 0) {
+        tt__fewer_registers<FEW>();
+        uint32_t k0 = 0, k1 = 0;
+        if (DROPS) {
+            const uint64_t random = attention_key(p);
+            k0 = (uint32_t)random;
+            k1 = (uint32_t)(random >> 32);
+        }
+        int last = -1, last_key = 0; // the tile for which is to be drawn yet: its item in found[warp]
+        int fetched = 0, taken = 0;  // tiles of keys; items
+        const auto draw = [&]() {
+            if (!DROPS || last < 0) return;
+            const attention_item &item = found[threadIdx.x / 32][last];
+            const int stage = (fetched - 1) % STAGES;
+            for (int i = (int)threadIdx.x; i < QUERIES * KEYS / 32; i += 128) {
+                const int query = i % QUERIES, part = i / QUERIES;
+                const int row = attention_row(p, item.first + min(query, item.count - 1));
+                uint32_t bits = 0;
+                tt__forget(k0);
+                tt__forget(k1);
+                const uint64_t random = (uint64_t)k1 << 32 | k0;
+                TT__UNROLL for (int k = 0; k < 4; k++)
+                    bits |= attention_keep(p, random, row, last_key / 8 + 4 * part + k, item.head) << 8 * k;
+                tile.keep[stage][part][query] = bits;
+            }
+            tt__phases_arrive(&v_there[stage]);
+            last = -1;
+        };
+        const auto take = [&](const attention_item &item) {
+            if (taken > 1) tt__phases_wait(&q_used[taken % 2], (taken / 2 & 1) ^ 1);
+            if (threadIdx.x == 0) {
+                items[taken % 2] = item;
+                tt__phases_arrive(&q_there[taken % 2]);
+            }
+        };
+        for (int from = 0; from < p.item_rounds; from += 32) { // the warp looks for so many at once
+            const int round = from + (int)threadIdx.x % 32;
+            attention_item mine = {0, 0, 0, 0, -1, 0};
+            if (round < p.item_rounds) mine = attention_item_of<QUERIES>(p, round);
+            draw();
+            __syncwarp();
+            found[threadIdx.x / 32][threadIdx.x % 32] = mine;
+            __syncwarp();
+            for (uint32_t all = __ballot_sync(0xffffffffu, mine.count > 0); all; all &= all - 1) {
+                const int lane = __ffs((int)all) - 1, slot = taken % 2;
+                const attention_item &item = found[threadIdx.x / 32][lane];
+                take(item);
+                for (int k = 0; k < GROUPS; k++)
+                    attention_copy<T, D, 64>(tile.q[slot][k], p.q, p.query_at, item.first + 64 * k,
+                                             item.count - 64 * k, item.head, p.head_size);
+                tt__phases_arrive_with_copies(&q_there[slot]);
+                const int end = attention_item_end(p, item.length, item.at + item.count);
+                const int key_head = item.head / p.group;
+                for (int key = attention_item_begin<KEYS>(p, item.at); key < end; key += KEYS) {
+                    const int stage = fetched % STAGES, parity = (fetched / STAGES & 1) ^ 1;
+                    if (fetched >= STAGES) tt__phases_wait(&k_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.k[stage], p.k, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&k_there[stage]);
+                    if (fetched >= STAGES) tt__phases_wait(&v_used[stage], parity);
+                    attention_copy<T, D, KEYS>(tile.v[stage], p.v, NULL, item.begin + key, item.length - key,
+                                               key_head, p.head_size);
+                    tt__phases_arrive_with_copies(&v_there[stage]);
+                    draw();
+                    fetched++;
+                    last = lane;
+                    last_key = key;
+                }
+                taken++;
+            }
+        }
+        draw();
+        take({0, 0, 0, 0, -1, 0});
+        tt__phases_arrive_with_copies(&q_there[taken % 2]);
+        tt__cp_async_wait<0>();
+        return;
+    }
+    tt__more_registers<MANY>();
+    const int team = 64 * group, mine = team + __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) % 4 * 16;
+    const float factor = fabsf(p.scale) * TT__LOG2E;
+    // Computed where they are used, so that no register keeps them.
+    const auto lane_of = [&]() { return tt__opaque((int)threadIdx.x) % 32; };
+    const auto arrive = [&](uint64_t *barrier) { if (lane_of() == 0) tt__phases_arrive(barrier); };
+    int used = 0; // tiles of keys
+    for (int taken = 0;; taken++) {
+        const int slot = taken % 2;
+        tt__phases_wait(&q_there[slot], taken / 2 & 1);
+        const attention_item &item = items[slot];
+        const int count = item.count;
+        if (count < 0) break;
+        const int begin = attention_item_begin<KEYS>(p, item.at);
+        // Of the keys that any of the item's queries sees, those from `end` on are seen by none of the
+        // group's; keys up to `all` are seen by each of the warp's.
+        const int item_end = attention_item_end(p, item.length, item.at + count);
+        const int end = team < count
+            ? attention_item_end(p, item.length, item.at + min(count, team + 64)) : begin;
+        const int all = p.query_row ? 0 : attention_item_end(p, item.length, item.at + mine + 1);
+        float most[2] = {0, 0}, sum[2], correction[2], s[KEYS / 8][4], out[D / 8][4];
+        uint32_t w[KEYS / 16][4];
+        const auto multiply = [&]() { // queries by keys
+            const int stage = used % STAGES;
+            tt__phases_wait(&k_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_fence();
+            attention_wide_scores<T, D, KEYS>(s, tile.q[slot][group], tile.k[stage]);
+            tt__wgmma_commit();
+        };
+        const auto add_values = [&](int used) {
+            const int stage = used % STAGES;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            tt__wgmma_publish();
+            tt__wgmma_ready(w);
+            tt__wgmma_done(out);
+            tt__wgmma_fence();
+            attention_wide_values<T, D, KEYS>(out, w, tile.v[stage]);
+            tt__wgmma_commit();
+        };
+        const auto weigh = [&](int key) { // scores become weights
+            if (key + KEYS > all)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int last = (p.causal ? row : p.window ? min(row + p.window, item.length) - 1
+                                      : item.length - 1) - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e > last) s[n][2 * h + e] = -INFINITY;
+                }
+            if (p.window)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    const int lane = lane_of(), pair = lane % 4 * 2;
+                    const int i = min(mine + 8 * h + lane / 4, item.count - 1);
+                    const int row = attention_row(p, item.first + i) - item.begin;
+                    const int from = row - p.window + 1 - key - pair;
+                    TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                        TT__UNROLL for (int e = 0; e < 2; e++)
+                            if (8 * n + e < from) s[n][2 * h + e] = -INFINITY;
+                }
+            // Both rows side by side, each in two chains: the latency of a chain is what this takes.
+            float now[4] = {most[0], s[0][1], most[1], s[0][3]}, total[4] = {0, 0, 0, 0};
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 0; i < 4; i++) now[i] = fmaxf(now[i], s[n][i]);
+            TT__UNROLL for (int h = 0; h < 2; h++) now[h] = fmaxf(now[2 * h], now[2 * h + 1]);
+            TT__UNROLL for (int m = 1; m < 4; m *= 2)
+                TT__UNROLL for (int h = 0; h < 2; h++)
+                    now[h] = fmaxf(now[h], __shfl_xor_sync(0xffffffffu, now[h], m));
+            float offset[2];
+            TT__UNROLL for (int h = 0; h < 2; h++) {
+                correction[h] = tt__exp2((most[h] - now[h]) * factor);
+                // Before a window there are tiles of which a query sees nothing.
+                offset[h] = now[h] == -3.4028235e38f ? 0 : -now[h] * factor;
+                most[h] = now[h];
+            }
+            TT__UNROLL for (int n = 0; n < KEYS / 8; n++)
+                TT__UNROLL for (int i = 0; i < 4; i++) {
+                    s[n][i] = tt__exp2(fmaf(s[n][i], factor, offset[i / 2]));
+                    total[i] += s[n][i];
+                }
+            TT__UNROLL for (int h = 0; h < 2; h++)
+                sum[h] = sum[h] * correction[h] + (total[2 * h] + total[2 * h + 1]);
+        };
+        const auto round = [&]() { // weights that are kept, as the operand of a product
+            TT__UNROLL for (int k = 0; k < KEYS / 16; k++)
+                TT__UNROLL for (int i = 0; i < 4; i++)
+                    w[k][i] = pack<T>(s[2 * k + i / 2][i % 2 * 2], s[2 * k + i / 2][i % 2 * 2 + 1]);
+            if (!DROPS) return;
+            const int stage = used % STAGES, lane = lane_of(), pair = lane % 4 * 2;
+            tt__phases_wait(&v_there[stage], used / STAGES & 1);
+            TT__UNROLL for (int part = 0; part < KEYS / 32; part++)
+                TT__UNROLL for (int h = 0; h < 2; h++) {
+                    // The highest bits of bytes are those of the thread's first keys of 8, or its second.
+                    const uint32_t bits = tile.keep[stage][part][mine + 8 * h + lane / 4];
+                    const uint32_t low = bits << (7 - pair), high = bits << (6 - pair);
+                    TT__UNROLL for (int n = 0; n < 4; n++)
+                        w[2 * part + n / 2][n % 2 * 2 + h] &= tt__bytes(low, high, 0xcc88u + 0x1111u * n);
+                }
+        };
+        TT__UNROLL for (int h = 0; h < 2; h++) { most[h] = -3.4028235e38f; sum[h] = 0; }
+        TT__UNROLL for (int n = 0; n < D / 8; n++) TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] = 0;
+        int key = begin;
+        for (; key < end; key += KEYS) {
+            if (OVERLAPS && key > begin) {
+                used++;
+                multiply();
+                add_values(used - 1);
+                tt__wgmma_wait<1>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(out);
+                arrive(&v_used[(used - 1) % STAGES]);
+            } else {
+                multiply();
+                tt__wgmma_wait<0>();
+                tt__wgmma_done(s);
+                arrive(&k_used[used % STAGES]);
+                weigh(key);
+            }
+            if (key > begin && __any_sync(0xffffffffu, correction[0] != 1 || correction[1] != 1))
+                TT__UNROLL for (int n = 0; n < D / 8; n++)
+                    TT__UNROLL for (int i = 0; i < 4; i++) out[n][i] *= correction[i / 2];
+            round();
+            if (OVERLAPS && key + KEYS < end) continue;
+            add_values(used);
+            tt__wgmma_wait<0>();
+            tt__wgmma_done(out);
+            arrive(&v_used[used % STAGES]);
+            used++;
+        }
+        for (; key < item_end; key += KEYS) { // of other groups alone
+            const int stage = used % STAGES, parity = used / STAGES & 1;
+            tt__phases_wait(&k_there[stage], parity);
+            arrive(&k_used[stage]);
+            tt__phases_wait(&v_there[stage], parity);
+            arrive(&v_used[stage]);
+            used++;
+        }
+        // The warp's rows of the queries, which are used, get its rows of the output, and from there whole
+        // vectors go to memory.
+        const int lane = lane_of(), pair = lane % 4 * 2;
+        T *const rows = tile.q[slot][group] + (mine - team) * 64;
+        __syncwarp(); // all lanes have waited for the products that read these rows
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            float total = sum[h] + __shfl_xor_sync(0xffffffffu, sum[h], 1);
+            total += __shfl_xor_sync(0xffffffffu, total, 2);
+            const float scale = p.keep_scale / total;
+            const int r = 8 * h + lane / 4;
+            TT__UNROLL for (int n = 0; n < D / 8; n++)
+                *(uint32_t *)(rows + n / 8 * 64 * 64 + r * 64 + (n % 8 ^ r % 8) * 8 + pair) =
+                    pack<T>(out[n][2 * h] * scale, out[n][2 * h + 1] * scale);
+            if (pair == 0 && mine + r < item.count)
+                p.lse[attention_sums_at(p, item.first + mine + r, item.head)] =
+                    most[h] * fabsf(p.scale) + logf(total);
+        }
+        __syncwarp();
+        for (int i = lane; i < 16 * D / 8; i += 32) {
+            const int r = i / (D / 8), c = i % (D / 8), query = item.first + mine + r;
+            if (mine + r >= item.count || 8 * c >= p.head_size) continue;
+            const int64_t at = p.query_at ? p.query_at[query] : query;
+            *(uint4 *)((T *)p.out.data + at * p.out.ld + item.head * p.head_size + 8 * c) =
+                *(const uint4 *)(rows + c / 8 * 64 * 64 + r * 64 + (c % 8 ^ r % 8) * 8);
+        }
+        __syncwarp();
+        if (lane == 0) tt__phases_arrive(&q_used[slot]);
+    }
+}

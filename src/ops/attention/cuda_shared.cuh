@@ -1,0 +1,297 @@
+#pragma once
+#include "../../backend/backend.h"
+#include "../../cuda/system.cuh"
+#include "../../cuda/portability.cuh"
+#include "../../cuda/numbers.cuh"
+
+// ================================================================================================= attention
+// Attention within each sequence and head, without the matrix of scores in memory (Dao: "FlashAttention-2",
+// 2023). A block of threads takes a tile of queries (or of keys) of one head and goes through the sequence's
+// keys (or queries). The backward is two kernels: dq, by tiles of queries, with the sums of dout * out of
+// each row and head; dk and dv, by tiles of keys. Scores are thus computed twice, seven products in place of
+// five, but nothing is added to by two blocks: no atomics, no dq in fp32. Where a block holds all keys of a
+// sequence, one kernel makes dq, dk and dv with five products; bench/results/NOTES.md has the arithmetic.
+// Another makes the sums before it, and where no dq is wanted or where rows of out are not aligned.
+//
+// Tiles of ragged sequences: those of SIZE rows that begin in sequence s are numbered from start[s] / SIZE +
+// s on, which leaves room for all of them, so rows / SIZE + seqs blocks are enough and the host need not know
+// the lengths; numbers that are left over do nothing.
+
+struct attention_args {
+    tt__mat q, k, v, out, dout, dq, dk, dv;
+    const int32_t *seq_start, *query_start; // (seqs + 1): first row, first query of each sequence
+    // Of a query: its row of the batch and its row in q; NULL: its number.
+    const int32_t *query_row, *query_at;
+    // (rows of q, heads): log-sum-exp of the scores; sum of dout * out.
+    float *lse, *delta;
+    const tt__run *run;
+    int seqs, heads, head_size;
+    int group;      // heads of q that a head of k and v serves
+    int first_head; // among the heads of all ranks
+    int longest;    // no sequence has more rows
+    bool causal, add_dq, add_dk, add_dv;
+    int window;                             // 0: none
+    int least, most;                        // a row sees the keys for which row - key is in [least, most]
+    int alibi_heads;                        // of all ranks; 0: none
+    float alibi;
+    bool alibi_rounded;                     // see tt_attention_options
+    int block, dense, listed, list_rows;    // see tt_attention_options; block 0: not block-sparse
+    const uint16_t *lists;                  // tt__launch.lists in the device's memory
+    float scale, factor, keep_scale;        // of the scores; the same for powers of 2; of kept weights
+    // Sums of columns of dq, dk and dv, a row for each of so many blocks of threads that have the same
+    // columns; NULL: none are asked for.
+    float *sums_q, *sums_k, *sums_v;
+    int parts_q, parts_k;
+    float *parts; // (slots, rows of q, heads, head_size), see attention_backward_wide; NULL: a block has all
+    int pass;     // of blocks that leave such parts
+    int drop;                               // of 16 random bits, those below this drop
+    uint32_t random;
+    unsigned char *bits;                    // see attention_bits; NULL: each kernel draws
+    bool sums_deltas;                       // the kernel of dq makes `delta`
+    int warps;                              // attention_warps
+    int item_tiles, item_group, item_rounds; // see attention_item_of: tiles of a head, heads, rounds
+};
+
+#define TT__LOG2E 1.44269504088896341f
+
+__device__ __forceinline__ uint64_t attention_key(const attention_args &p)
+{
+    const tt__run *run = p.run;
+    return p.drop ? stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
+                               (uint64_t)run->micro << 32 | p.random) : 0;
+}
+
+// Which of the weights of a query (a row of the batch) for keys 8 group ... 8 group + 7 of its sequence are
+// kept, a bit each.
+__device__ __forceinline__ uint32_t attention_keep(const attention_args &p, uint64_t key, int row, int group,
+                                                   int head)
+{
+    const uint32_t counter[4] = {(uint32_t)row, (uint32_t)group, (uint32_t)head, 0}, drop = (uint32_t)p.drop;
+    uint32_t u[4], bits = 0;
+    philox<TT__DRAW_ROUNDS>(counter, key, u);
+    TT__UNROLL for (int i = 0; i < 4; i++)
+        bits |= (uint32_t)((u[i] & 0xffff) >= drop) << (2 * i) | (uint32_t)(u[i] >> 16 >= drop)
+            << (2 * i + 1);
+    return bits;
+}
+
+// A tile of a sequence: of its queries or of its keys.
+struct attention_tile {
+    int sequence;
+    int begin, length;  // rows of the batch
+    int first, queries; // numbers of queries
+    int at;             // where in these or in those the tile begins
+};
+
+// Tile `number` of SIZE rows that start[] divides; at < 0: there is none.
+template <int SIZE>
+__device__ __forceinline__ attention_tile attention_find(const attention_args &p, const int32_t *start,
+                                                         int number)
+{
+    const int lane = threadIdx.x % 32;
+    int s = 0, n = p.seqs; // it is one of s ... s + n - 1; each round asks 32 of them
+    while (n > 1) {
+        int step = (n + 31) / 32, probe = s + lane * step;
+        bool before = lane * step < n && start[probe] / SIZE + probe <= number;
+        int last = __popc(__ballot_sync(0xffffffffu, before)) - 1;
+        s += last * step;
+        n = min(step, n - last * step);
+    }
+    attention_tile t;
+    t.sequence = s;
+    t.begin = p.seq_start[s];
+    t.length = p.seq_start[s + 1] - t.begin;
+    t.first = p.query_start[s];
+    t.queries = p.query_start[s + 1] - t.first;
+    t.at = (number - start[s] / SIZE - s) * SIZE;
+    if (t.at >= start[s + 1] - start[s]) t.at = -1;
+    return t;
+}
+
+// Where the kernel of dq leaves for that of dk and dv which weights dropout keeps, of 64 queries and 64 keys:
+// tiles number `queries` and `keys` of a sequence. (4, 64, 16) bits: of query i and key j, as of
+// attention_keep, number (j / 16 * 64 + i) * 16 + j % 16. Pairs of tiles lie in the order of a matrix, or, of
+// causal attention, which has none above the diagonal, of a triangle. See tt__cuda_attention_bits. begin: of
+// the sequence, see below.
+__device__ __forceinline__ unsigned char *attention_bits(const attention_args &p, int64_t begin, int queries,
+                                                         int keys, int head)
+{
+    const int pair = p.causal ? queries * (queries + 1) / 2 : queries * ((p.longest + 63) / 64);
+    return p.bits + ((begin + pair + keys) * p.heads + head) * TT__CUDA_ATTENTION_BITS;
+}
+
+// How many pairs of tiles there is room for in front of t's sequence.
+__device__ __forceinline__ int64_t attention_bits_begin(const attention_args &p, const attention_tile &t)
+{
+    const int64_t across = (p.longest + 63) / 64, tiles = t.begin / 64 + t.sequence;
+    return p.causal ? tiles * (across + 1) / 2 : tiles * across;
+}
+
+// How many of the sequence's keys there are up to the last that any of a tile's `count` queries sees.
+__device__ __forceinline__ int attention_end(const attention_args &p, const attention_tile &t, int count)
+{
+    return p.causal && !p.query_row ? min(t.length, t.at + count) : t.length;
+}
+
+// The same with a window, and the first of these keys. Of listed queries nothing is known.
+__device__ __forceinline__ int attention_window_end(const attention_args &p, const attention_tile &t,
+                                                    int count)
+{
+    const bool ends = p.window && !p.causal && !p.query_row;
+    return ends ? min(t.length, t.at + count + p.window - 1) : attention_end(p, t, count);
+}
+__device__ __forceinline__ int attention_window_begin(const attention_args &p, const attention_tile &t)
+{
+    return p.window && !p.query_row ? max(0, t.at - p.window + 1) : 0;
+}
+
+// The same of the queries that see any of a tile's `count` keys.
+__device__ __forceinline__ int attention_queries_begin(const attention_args &p, const attention_tile &t)
+{
+    return p.query_row ? 0 : p.causal ? t.at : attention_window_begin(p, t);
+}
+__device__ __forceinline__ int attention_queries_end(const attention_args &p, const attention_tile &t,
+                                                     int count)
+{
+    return p.window && !p.query_row ? min(t.queries, t.at + count + p.window - 1) : t.queries;
+}
+
+// Whether row `row` of a sequence sees key `key`.
+__device__ __forceinline__ bool attention_sees(const attention_args &p, int row, int key, int length)
+{
+    return key < length && row - key >= p.least && row - key <= p.most;
+}
+
+// How many blocks a sequence is taken by; 0: it is not.
+__device__ __forceinline__ int attention_blocks(const attention_args &p, int length)
+{
+    return p.block && length > p.dense ? (length + p.block - 1) / p.block : 0;
+}
+
+// How often, of n blocks, block i of queries of head `head` of all ranks' sees block j of keys.
+__device__ __forceinline__ int attention_times(const attention_args &p, int head, int n, int i, int j)
+{
+    const int last = n - 1;
+    int times = i == 0 || i == last || j == 0 || j == last || abs(i - j) < 2;
+    if (i == 0 || i == last || i >= p.list_rows) return times;
+    if (!p.lists) return times + (j == 0 ? p.listed : 0);
+    const uint16_t *list = p.lists + ((int64_t)head * p.list_rows + i) * p.listed;
+    for (int k = 0; k < p.listed; k++) times += list[k] == j;
+    return times;
+}
+
+// So much of the lists of blocks is an argument of the kernel that writes them to the device's memory, where
+// a copy would have to wait for memory that the host may write again.
+struct attention_lists { uint16_t block[1536]; };
+__global__ __launch_bounds__(256) void attention_write_lists(attention_lists lists, uint16_t *to, int n)
+{
+    tt__begin_kernel();
+    for (int i = (int)threadIdx.x; i < n; i += 256) to[i] = lists.block[i];
+}
+
+// The slope of head `head` of all ranks'; see tt__alibi_exponent. 0: there is none.
+__device__ __forceinline__ float attention_slope(const attention_args &p, int head)
+{
+    const int n = p.alibi_heads ? 1 << (31 - __clz(p.alibi_heads)) : 1;
+    if (p.alibi_heads == 0) return 0;
+    const float slope =
+        exp2f((head < n ? -8.0f * (float)(head + 1) : -4.0f * (float)(2 * (head - n) + 1)) / (float)n);
+    return p.alibi * (p.alibi_rounded ? to_float(round_to<bf16>(slope)) : slope);
+}
+
+// What ALiBi takes from the score of a row and a key.
+__device__ __forceinline__ float attention_bias(const attention_args &p, float slope, int row, int key)
+{
+    if (!p.alibi_rounded) return slope * fabsf((float)(row - key));
+    const float own = to_float(round_to<bf16>(slope / p.alibi)); // exact: the slope was of bf16
+    const float at_row = own * to_float(round_to<bf16>((float)row));
+    const float at_key = own * to_float(round_to<bf16>((float)key));
+    return p.alibi * (to_float(round_to<bf16>(at_row)) - to_float(round_to<bf16>(at_key)));
+}
+
+// The row of the batch that is query number `query`.
+__device__ __forceinline__ int attention_row(const attention_args &p, int query)
+{
+    return p.query_row ? p.query_row[query] : query;
+}
+
+// Where lse and delta have a query and head.
+__device__ __forceinline__ int64_t attention_sums_at(const attention_args &p, int query, int head)
+{
+    return (int64_t)(p.query_at ? p.query_at[query] : query) * p.heads + head;
+}
+
+// Numbers the queries, of which index (n) has the rows, by sequences, and those of a sequence in the order of
+// index. n^2 comparisons, which for tens of thousands is less work than one tile of scores of each.
+__global__ __launch_bounds__(256) void attention_order(const int32_t *index, int n, const int32_t *seq_start,
+                                                       int seqs, int32_t *query_start, int32_t *query_row,
+                                                       int32_t *query_at)
+{
+    tt__begin_kernel();
+    TT__SHARED(int32_t, rows, [256]);
+    const int j = (int)(blockIdx.x * 256 + threadIdx.x); // a query, then the start of a sequence
+    int begin = 0, end = 0, row = 0, rank = 0;
+    if (j < n) {
+        int low = 0, high = seqs;
+        row = index[j];
+        while (high - low > 1) {
+            int middle = (low + high) / 2;
+            if (seq_start[middle] <= row) low = middle;
+            else high = middle;
+        }
+        begin = seq_start[low];
+        end = seq_start[low + 1];
+    } else if (j <= n + seqs) begin = end = seq_start[j - n];
+    for (int from = 0; from < n; from += 256) {
+        __syncthreads();
+        if (from + (int)threadIdx.x < n) rows[threadIdx.x] = index[from + threadIdx.x];
+        __syncthreads();
+        for (int i = 0; i < min(256, n - from); i++)
+            rank += rows[i] < begin || (from + i < j && rows[i] < end);
+    }
+    if (j < n) {
+        query_row[rank] = row;
+        query_at[rank] = j;
+    } else if (j <= n + seqs) query_start[j - n] = rank;
+}
+
+// Sums of dout * out of each row and head, by vectors of 16 bytes: a thread multiplies one of each, the first
+// of a head's adds up.
+template <class T> __global__ __launch_bounds__(256) void attention_delta(attention_args p)
+{
+    tt__begin_kernel();
+    const int lanes = 16 / (int)sizeof(T), parts = p.head_size / lanes, heads = 256 / parts;
+    TT__SHARED(float, part, [256]);
+    const int64_t number = (int64_t)blockIdx.x * heads + threadIdx.x / parts, row = number / p.heads;
+    const bool mine = (int)threadIdx.x < heads * parts && row < p.q.rows;
+    float sum = 0;
+    if (mine) {
+        const int64_t column = number % p.heads * p.head_size + (int)threadIdx.x % parts * lanes;
+        const uint4 a = *(const uint4 *)((const T *)p.out.data + row * p.out.ld + column);
+        const uint4 b = *(const uint4 *)((const T *)p.dout.data + row * p.dout.ld + column);
+        float x[8], y[8];
+        widen8<T>(x, a);
+        widen8<T>(y, b);
+        TT__UNROLL for (int i = 0; i < lanes; i++) sum += x[i] * y[i];
+    }
+    part[threadIdx.x] = sum;
+    __syncthreads();
+    if (!mine || threadIdx.x % parts) return;
+    for (int i = 1; i < parts; i++) sum += part[threadIdx.x + i];
+    p.delta[number] = sum;
+}
+
+// The same for any dtypes and addresses, a warp for each.
+__global__ __launch_bounds__(256) void attention_delta_any(attention_args p)
+{
+    tt__begin_kernel();
+    const int64_t number = (int64_t)blockIdx.x * 8 + threadIdx.x / 32, row = number / p.heads;
+    const int64_t column = number % p.heads * p.head_size;
+    const int lane = threadIdx.x % 32;
+    float sum = 0;
+    for (int i = lane; i < p.head_size && row < p.q.rows; i += 32)
+        sum += load_any(p.out.data, p.out.dtype, row * p.out.ld + column + i) * load_any(p.dout.data,
+                p.dout.dtype, row * p.dout.ld + column + i);
+    sum = warp_sum(sum);
+    if (lane == 0 && row < p.q.rows) p.delta[number] = sum;
+}

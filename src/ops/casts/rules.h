@@ -1,0 +1,80 @@
+#pragma once
+#include "../../base/base.h"
+#include "../../tape/tape.h"
+#include "../../tape/edit.h"
+#include "../record.h"
+#include "../shapes.h"
+#include "../layouts.h"
+#include "../gradients.h"
+#include "../scratch.h"
+
+/* ------------------------------------------------------------------------------------------ cast and fill */
+
+static void tt__backward_CAST(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    bool weight = tt__is_weight(b->t, f->in[0]); /* which has got its gradient already */
+    if (!weight) tt__emit_gradient(b, f, g, TT__OP_CAST, "g", "0");
+}
+
+static const tt__rules tt__rules_CAST = {tt__shape_elementwise, tt__layout_alike, {tt__backward_CAST}};
+
+static bool tt__shape_FILL(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    out[0] = t->values[i->out[0]].shape;
+    return true;
+}
+
+static bool tt__layout_FILL(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t; (void)in;
+    out[0] = i->attr.scale == 0 ? TT__ZEROS : TT__WHOLE;
+    return true;
+}
+
+/* Do the results of i that share a storage, and are added to what is there, have all of its columns? */
+static bool tt__adds_all_columns(const tt_tape *t, const tt__instr *i, int32_t storage)
+{
+    const tt__value *whole = &t->values[storage];
+    int64_t cols = 0;
+    for (int j = 0; j < TT__MAX_OUT; j++) {
+        const tt__value *y = &t->values[i->out[j]];
+        if (!i->out[j] || y->base != storage) continue;
+        const bool adds = i->add >> j & 1, columns = tt__same_rows(&y->shape, &whole->shape);
+        if (!adds || !columns || y->ld != whole->ld) return false;
+        for (int o = 0; o < j; o++) {
+            const tt__value *other = &t->values[i->out[o]];
+            const bool apart = y->offset + y->shape.cols <= other->offset ||
+                               other->offset + other->shape.cols <= y->offset;
+            if (i->out[o] && other->base == storage && !apart) return false;
+        }
+        cols += y->shape.cols;
+    }
+    return cols == whole->shape.cols;
+}
+
+/* Zeros to which the next instruction that touches them adds everywhere, as attention's backward to the
+   gradient of packed queries, keys and values, need not be written: it writes its results instead. */
+static void tt__fuse_FILL(tt_tape *t, int k, int32_t root, bool later)
+{
+    const tt__instr *i = &t->code[k];
+    const int32_t g = i->out[0];
+    const tt__value *v = &t->values[g];
+    (void)root;
+    if (!later || i->attr.scale != 0 || i->add || v->base != g || v->storage != TT__TRANSIENT) return;
+    for (int m = k + 1; m <= v->writer; m++) {
+        tt__instr next = t->code[m];
+        bool reads = false, writes = false;
+        for (int j = 0; j < TT__MAX_IN; j++) reads |= next.in[j] && t->values[next.in[j]].base == g;
+        for (int j = 0; j < TT__MAX_OUT; j++) writes |= next.out[j] && t->values[next.out[j]].base == g;
+        if (reads || (writes && !tt__adds_all_columns(t, &next, g))) return;
+        if (!writes) continue;
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (next.out[j] && t->values[next.out[j]].base == g) next.add &= ~(1u << j);
+        tt__drop(t, k);
+        tt__put(t, m, &next);
+        return;
+    }
+}
+
+static const tt__rules tt__rules_FILL = {tt__shape_FILL, tt__layout_FILL, {NULL}, tt__no_bytes, NULL, NULL,
+    tt__fuse_FILL};

@@ -1,0 +1,92 @@
+#pragma once
+#include "../../base/base.h"
+#include "../cpu_launch.h"
+
+/* ---- collectives, but for sums of vectors: see TT__OP_ALL_REDUCE and those below it in >>ops ---- */
+
+/* Elements [*first, *first + count) of m are the piece of a member; count. */
+static int64_t tt__piece_of(const tt__launch *l, const tt__mat *m, bool root, int member, int64_t *first)
+{
+    return tt__piece(tt__elements(m), l->instr->move.unit, root, member, l->members, first);
+}
+
+static char *tt__element(const tt__mat *m, int64_t k)
+{
+    return (char *)m->data + (size_t)k * tt_dtype_bytes(m->dtype);
+}
+
+static void tt__copy_elements(const tt__mat *to, int64_t at, const tt__mat *from, int64_t first, int64_t n)
+{
+    char *y = tt__element(to, at);
+    const char *x = tt__element(from, first);
+    if (n > 0 && x != y) memcpy(y, x, (size_t)n * tt_dtype_bytes(to->dtype));
+}
+
+/* fn(l, from, to, no scratch) of n elements, shared out among the threads. */
+static tt_status tt__for_elements(const tt__launch *l, int64_t n, tt__rows_fn fn)
+{
+    return tt__for_chunks(l, n, 0, TT__CHUNK, 0, fn);
+}
+
+/* Elements [from, to) of out[0]: of each member's piece, which is in its out[0]. */
+static void tt__spread_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    (void)scratch;
+    for (int k = 0; k < l->members; k++) {
+        int64_t first, n = tt__piece_of(l, &l->out[0], false, k, &first);
+        const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
+        tt__copy_elements(&l->out[0], begin, &l->peer_out[k], begin, end - begin);
+    }
+}
+
+/* The same where each member's piece is its in[0]. */
+static void tt__gather_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    (void)scratch;
+    for (int k = 0; k < l->members; k++) {
+        int64_t first, n = tt__piece_of(l, &l->out[0], l->instr->move.root, k, &first);
+        const int64_t begin = tt__max(from, first), end = tt__min(to, first + n);
+        tt__copy_elements(&l->out[0], begin, &l->peer_in[k], begin - first, end - begin);
+    }
+}
+
+/* Elements [from, to) of this member's piece of member 0's in[0]. */
+static void tt__broadcast_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    int64_t first;
+    (void)scratch;
+    tt__piece_of(l, &l->out[0], false, l->me, &first);
+    tt__copy_elements(&l->out[0], first + from, &l->peer_in[0], first + from, to - from);
+}
+
+static void tt__recv_rows(const tt__launch *l, int64_t from, int64_t to, float *scratch)
+{
+    (void)scratch;
+    tt__copy_elements(&l->out[0], from, &l->peer_in[l->instr->move.from], from, to - from);
+}
+
+/* What a tree sums: where the members' elements begin, and those that the sum is added to, or NULL. */
+typedef struct tt__leaves {
+    const char *x[TT__RANKS], *y;
+    int present;
+} tt__leaves;
+
+static double tt__reduce_two(tt__reduce how, double a, double b)
+{
+    if (how == TT__SUM) return a + b;
+    if (a != a || b != b) return NAN;
+    return (how == TT__MAX ? a > b : a < b) ? a : b;
+}
+
+/* n elements of out[0] from element `to` on: the members' elements from `from` on, of f64, by the tree. */
+static void tt__reduce_doubles(const tt__launch *l, int64_t from, int64_t to, int64_t n)
+{
+    const tt__reduce how = l->instr->move.reduce;
+    double *y = (double *)l->out[0].data + to, x[TT__RANKS];
+    for (int64_t c = 0; c < n; c++) {
+        for (int k = 0; k < l->present; k++) x[k] = ((const double *)l->peer_in[k].data)[from + c];
+        for (int s = 1; s < l->present; s *= 2)
+            for (int k = 0; k + s < l->present; k += 2 * s) x[k] = tt__reduce_two(how, x[k], x[k + s]);
+        y[c] = l->add[0] ? tt__reduce_two(how, y[c], x[0]) : x[0];
+    }
+}

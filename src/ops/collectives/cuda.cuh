@@ -1,0 +1,317 @@
+#pragma once
+#include "../../backend/backend.h"
+#include "../../cuda/system.cuh"
+#include "../../cuda/portability.cuh"
+#include "../../cuda/device.cuh"
+#include "../../cuda/numbers.cuh"
+#include "../optimizers/cuda.cuh"
+
+// =============================================================================================== collectives
+// What members of a group of ranks do together: kernels load the others' operands from where they lie, which
+// may be another device, or memory of the host that cuda_stage has copied them to. Those of a launch that add
+// up, and those that copy, are one kernel each, if its arguments have room.
+
+enum { TT__MOVE_ELEMENTS = 4 * 2048, TT__MOVE_BYTES = 1 << 15 }; // of a block
+
+__device__ __forceinline__ float reduce_two(int how, tt_dtype dtype, float a, float b)
+{
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b; // NaN stays
+    if (dtype == TT_F32) return a + b;
+    return dtype == TT_BF16 ? to_float(round_to<bf16>(a + b)) : to_float(round_to<f16>(a + b));
+}
+__device__ __forceinline__ double reduce_two(int how, tt_dtype, double a, double b)
+{
+    if (how != TT__SUM) return a != a || (how == TT__MAX ? a > b : a < b) ? a : b;
+    return a + b;
+}
+
+// The tree of sums (tinytrain.h, >>ranks) of members that come one after another: level b holds a sum of 2^b
+// of them, and is empty where bit b of how many have come is 0.
+template <class T, int N, int LEVELS> struct sum_tree {
+    T level[LEVELS][N];
+
+    __device__ __forceinline__ void take(int number, T (&x)[N], int how, tt_dtype dtype)
+    {
+        bool up = true;
+        TT__UNROLL for (int b = 0; b < LEVELS; b++) {
+            const bool full = number >> b & 1;
+            if (up && full) {
+                TT__UNROLL for (int k = 0; k < N; k++) x[k] = reduce_two(how, dtype, level[b][k], x[k]);
+            } else if (up) {
+                TT__UNROLL for (int k = 0; k < N; k++) level[b][k] = x[k];
+            }
+            up = up && full;
+        }
+    }
+
+    // Their sum. There is one at least.
+    __device__ __forceinline__ void finish(int count, T (&x)[N], int how, tt_dtype dtype)
+    {
+        bool some = false;
+        TT__UNROLL for (int b = 0; b < LEVELS; b++) {
+            const bool full = count >> b & 1;
+            if (full) {
+                TT__UNROLL for (int k = 0; k < N; k++)
+                    x[k] = some ? reduce_two(how, dtype, level[b][k], x[k]) : level[b][k];
+            }
+            some = some || full;
+        }
+    }
+};
+
+// LEVELS: 4 for at most 8 members, 7 for at most 64.
+template <int LEVELS>
+__global__ void __launch_bounds__(256, LEVELS == 4 ? 3 : 2)
+    sum_members(const __grid_constant__ member_sums s)
+{
+    tt__begin_kernel();
+    const member_sum &t = s.of[tensor_of_block(s.of, s.count)];
+    const void *const *peer = s.peers + t.peers;
+    const tt_dtype type = (tt_dtype)t.type;
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__MOVE_ELEMENTS, end = from + TT__MOVE_ELEMENTS;
+    const int64_t to = end < t.n ? end : t.n;
+    if (t.type == TT__F64) {
+        for (int64_t i = from + threadIdx.x; i < to; i += 256) {
+            sum_tree<double, 1, LEVELS> tree;
+            double x[1] = {0};
+            for (int k = 0; k < t.present; k++) {
+                x[0] = ((const double *)peer[k])[i];
+                tree.take(k, x, t.how, type);
+            }
+            tree.finish(t.present, x, t.how, type);
+            double *y = (double *)t.y + i;
+            *y = t.add ? reduce_two(t.how, type, *y, x[0]) : x[0];
+        }
+        return;
+    }
+    for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) {
+        const int64_t left = to - i;
+        sum_tree<float, 8, LEVELS> tree;
+        float x[8], y[8];
+        for (int k = 0; k < t.present; k++) {
+            load8(x, peer[k], type, i, left, t.wide);
+            tree.take(k, x, t.how, type);
+        }
+        tree.finish(t.present, x, t.how, type);
+        if (t.add) {
+            load8(y, t.y, type, i, left, t.wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) x[k] = reduce_two(t.how, type, y[k], x[k]);
+        }
+        store8(t.y, type, i, left, t.wide, x);
+    }
+}
+
+// Bytes [from, to) in units of T.
+template <class T> __device__ __forceinline__ void copy_as(const member_copy &t, int64_t from, int64_t to)
+{
+    for (int64_t i = from / (int64_t)sizeof(T) + threadIdx.x; i < to / (int64_t)sizeof(T); i += 256)
+        ((T *)t.y)[i] = ((const T *)t.x)[i];
+}
+
+__global__ void __launch_bounds__(256) copy_members(const __grid_constant__ member_copies c)
+{
+    tt__begin_kernel();
+    const member_copy &t = c.of[tensor_of_block(c.of, c.count)];
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__MOVE_BYTES, end = from + TT__MOVE_BYTES;
+    const int64_t to = end < t.bytes ? end : t.bytes, whole = to / t.unit * t.unit;
+    switch (t.unit) {
+    case 16: copy_as<uint4>(t, from, whole); break;
+    case 8: copy_as<uint2>(t, from, whole); break;
+    case 4: copy_as<uint32_t>(t, from, whole); break;
+    case 2: copy_as<uint16_t>(t, from, whole); break;
+    default: copy_as<uint8_t>(t, from, whole); break;
+    }
+    copy_as<uint8_t>(t, whole, to);
+}
+
+// Collectives of a call of launch on their way into kernels.
+struct move_batch {
+    cudaStream_t stream;
+    member_sums *sums;
+    member_copies *copies;
+    unsigned sum_blocks, copy_blocks;
+    bool many;          // a sum has more than 8 members
+};
+
+cudaError_t launch_sums(move_batch *b)
+{
+    cudaError_t e = cudaSuccess;
+    if (b->sum_blocks && b->many)
+        e = TT__LAUNCH((sum_members<7>), b->sum_blocks, 256, 0, b->stream, *b->sums);
+    else if (b->sum_blocks) e = TT__LAUNCH((sum_members<4>), b->sum_blocks, 256, 0, b->stream, *b->sums);
+    b->sums->count = b->sums->used = 0;
+    b->sum_blocks = 0;
+    b->many = false;
+    return e;
+}
+
+cudaError_t launch_copies(move_batch *b)
+{
+    cudaError_t e = cudaSuccess;
+    if (b->copy_blocks)
+        e = TT__LAUNCH(copy_members, b->copy_blocks, 256, 0, b->stream, *b->copies);
+    b->copies->count = 0;
+    b->copy_blocks = 0;
+    return e;
+}
+
+// What a collective does in a phase. Each member has a piece of the whole. Fetching: this member's piece is
+// made of those elements of all operands. Spreading: each member's piece comes from that member's operand.
+struct move_plan {
+    bool spread;
+    bool sums;          // what is fetched is added up, by those who are present; or copied
+    bool of_results;    // operands are peer_out; or peer_in
+    bool packed;        // an operand has nothing but its member's piece
+    bool to_piece;      // the result has nothing but this member's piece
+    int owner;          // the member whose piece is the whole; -1: pieces are tt__piece's
+    int only;           // the one member with an operand; -1: all have one
+};
+
+move_plan plan_of(const tt__launch *l)
+{
+    const tt__move *m = &l->instr->move;
+    const bool spread = l->phase == TT__SPREAD_PHASE;
+    const int owner = m->root ? 0 : -1;
+    switch (l->instr->op) {
+    //                                       spread  sums     results packed to_piece owner  only
+    case TT__OP_ALL_REDUCE: return          {spread, !spread, spread, false, false,   -1,    -1};
+    case TT__OP_REDUCE_SCATTER: return      {false,  true,    false,  false, true,    owner, -1};
+    case TT__OP_REDUCE: return              {false,  true,    false,  false, false,   0,     -1};
+    case TT__OP_SUM_SLOTS: return           {false,  true,    false,  false, false,   l->me, -1};
+    case TT__OP_ALL_GATHER: return          {true,   false,   false,  true,  false,   owner, -1};
+    case TT__OP_BROADCAST: return           {spread, false,   spread, false, false,   -1,    spread ? -1 : 0};
+    case TT__OP_SEND: case TT__OP_RECV: default:
+        return                              {false,  false,   false,  false, false,   m->to, m->from};
+    }
+}
+
+int64_t elements_of(const tt__mat &m) { return m.data ? m.rows * m.cols : 0; }
+
+// The elements [first, first + n) of the whole that a launch works on of a member's piece, which begins at
+// `begin` and has `left` elements behind these.
+struct piece_part { int64_t begin, first, n, left; };
+
+piece_part part_of(const tt__launch *l, const move_plan &p, int member)
+{
+    const int64_t whole = max(elements_of(l->in[0]), elements_of(l->out[0]));
+    piece_part part = {0, 0, member == p.owner ? whole : 0, 0};
+    if (p.owner < 0)
+        part.n = tt__piece(whole, l->instr->move.unit, false, member, l->members, &part.begin);
+    const int64_t from = l->staged ? min(l->from, part.n) : 0;
+    part.first = part.begin + from;
+    part.n -= from;
+    part.left = l->staged ? max(part.n - l->most, (int64_t)0) : 0;
+    part.n -= part.left;
+    return part;
+}
+
+char *element_of(const void *data, tt_dtype dtype, int64_t k)
+{
+    return (char *)data + k * (int64_t)tt_dtype_bytes(dtype);
+}
+
+// Where this member's kernels find, of member k's operand, what they need of `part` of a piece.
+const void *operand_of(const tt__launch *l, const move_plan &p, int k, const piece_part &part)
+{
+    const tt__mat &m = p.of_results ? l->peer_out[k] : l->peer_in[k];
+    const tt_dtype dtype = l->out[0].dtype;
+    if (!l->staged || k == l->me || !l->staged[k])
+        return element_of(m.data, dtype, part.first - (p.packed ? part.begin : 0));
+    return element_of(l->staged[k], dtype, p.spread ? 0 : l->me * l->most);
+}
+
+// The largest number of bytes, up to 16, that both addresses are multiples of.
+int unit_of(const void *x, const void *y)
+{
+    int unit = 16;
+    while (((uintptr_t)x | (uintptr_t)y) % (unsigned)unit) unit /= 2;
+    return unit;
+}
+
+cudaError_t add_copy(move_batch *b, void *y, const void *x, int64_t bytes)
+{
+    cudaError_t e = cudaSuccess;
+    if (bytes <= 0 || y == x) return e;
+    if (b->copies->count == TT__TENSORS) e = launch_copies(b);
+    b->copies->of[b->copies->count++] = {y, x, bytes, b->copy_blocks, unit_of(x, y)};
+    b->copy_blocks += blocks_for(bytes, TT__MOVE_BYTES);
+    return e;
+}
+
+cudaError_t add_sum(move_batch *b, const tt__launch *l, const move_plan &p, const piece_part &part, void *y)
+{
+    cudaError_t e = cudaSuccess;
+    if (part.n <= 0) return e;
+    member_sums *s = b->sums;
+    if (s->count == TT__TENSORS || s->used + l->present > TT__PEERS) e = launch_sums(b);
+    int unit = 16;
+    for (int k = 0; k < l->present; k++) {
+        s->peers[s->used + k] = operand_of(l, p, k, part);
+        unit = min(unit, unit_of(y, s->peers[s->used + k]));
+    }
+    s->of[s->count++] = {y, part.n, b->sum_blocks, s->used, l->present, (uint8_t)l->out[0].dtype,
+                         (uint8_t)l->instr->move.reduce, l->add[0], unit == 16};
+    s->used += l->present;
+    b->sum_blocks += blocks_for(part.n, TT__MOVE_ELEMENTS);
+    b->many = b->many || l->present > 8;
+    return e;
+}
+
+cudaError_t add_move(move_batch *b, const tt__launch *l)
+{
+    const move_plan p = plan_of(l);
+    const tt__mat &y = l->out[0];
+    const int64_t item = (int64_t)tt_dtype_bytes(y.dtype);
+    const bool adds_up = p.sums || l->instr->op == TT__OP_ALL_REDUCE;
+    cudaError_t e = cudaSuccess;
+    if (adds_up && !l->present) return e; // there is nothing
+    if (!p.spread) {
+        const piece_part part = part_of(l, p, l->me);
+        void *to = element_of(y.data, y.dtype, part.first - (p.to_piece ? part.begin : 0));
+        return p.sums ? add_sum(b, l, p, part, to)
+            : part.n ? add_copy(b, to, operand_of(l, p, p.only, part), part.n * item) : e;
+    }
+    if (l->instr->op == TT__OP_BROADCAST && l->me == 0 && y.data == l->in[0].data) return e; // has all of it
+    for (int k = 0; k < l->members && e == cudaSuccess; k++) {
+        const piece_part part = part_of(l, p, k);
+        if (!part.n) continue;
+        void *to = element_of(y.data, y.dtype, part.first);
+        e = add_copy(b, to, operand_of(l, p, k, part), part.n * item);
+    }
+    return e;
+}
+
+// Collectives of the same op, in the same phase.
+cudaError_t run_move(const tt__launch *l, int count)
+{
+    if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
+    group_arguments *a = l->device->arguments;
+    move_batch b = {stream_of(l), &a->sums, &a->copies, 0, 0, false};
+    cudaError_t e = cudaSuccess;
+    b.sums->count = b.sums->used = b.copies->count = 0;
+    for (int k = 0; k < count && e == cudaSuccess; k++) e = add_move(&b, &l[k]);
+    if (e == cudaSuccess) e = launch_sums(&b);
+    return e == cudaSuccess ? launch_copies(&b) : e;
+}
+
+tt_status cuda_stage(const tt__launch *l, bool *more)
+{
+    tt__device *d = l->device;
+    const move_plan p = plan_of(l);
+    const tt__mat &m = p.of_results ? l->out[0] : l->in[0];
+    tt_status status = use(d) && stream_of(l) ? TT_OK : TT_ERR_DEVICE;
+    *more = false;
+    for (int k = 0; k < l->members && status == TT_OK; k++) {
+        const piece_part part = part_of(l, p, k);
+        const bool needed = p.spread ? k == l->me : k != l->me;
+        const bool there = p.only < 0 ? !p.sums || l->me < l->present : p.only == l->me;
+        *more = *more || part.left > 0;
+        if (!needed || !there || !part.n) continue;
+        const char *x = element_of(m.data, m.dtype, part.first - (p.packed ? part.begin : 0));
+        char *to = element_of(l->staged[l->me], m.dtype, p.spread ? 0 : k * l->most);
+        const size_t bytes = (size_t)part.n * tt_dtype_bytes(m.dtype);
+        status = check(d, cudaMemcpyAsync(to, x, bytes, cudaMemcpyDeviceToHost, stream_of(l)),
+                       "copy for other devices");
+    }
+    return status;
+}

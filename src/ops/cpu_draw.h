@@ -1,0 +1,19 @@
+#pragma once
+#include "../base/base.h"
+
+static uint64_t tt__dropout_key(const tt__launch *l)
+{
+    const tt__run *run = TT__RUN_OF(l);
+    return !run ? 0 : tt__stream_key(run->seed, TT__RANDOM_DROPOUT, (uint64_t)run->step,
+                                     (uint64_t)run->micro << 32 | l->instr->random);
+}
+
+/* The key's words in the rounds of a draw, two a round. */
+static void tt__philox_keys(uint64_t key, uint64_t keys[2 * TT__DRAW_ROUNDS])
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < TT__DRAW_ROUNDS; round++, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+        keys[2 * round] = k0;
+        keys[2 * round + 1] = k1;
+    }
+}

@@ -1,0 +1,91 @@
+#pragma once
+#include "../base/base.h"
+#include "scratch.h"
+#include "cpu_launch.h"
+#include "../cpu/kernels.h"
+#include "../cpu/vectors.h"
+#include "../cpu/rows.h"
+
+/* ----------------------------------------------------------------------------------------------- row kernels
+   Everything but matmul and attention works on rows of floats; other dtypes are widened on the way in and
+   rounded on the way out, a row at a time, so no kernel knows them. */
+
+/* Row k of the scratch of a thread. */
+TT__INLINE float *TT__K(scratch_row)(float *scratch, int64_t cols, int k)
+{
+    return scratch + (size_t)k * (tt__row_bytes(cols) / 4);
+}
+
+/* Row r of m as floats: in place when m is f32, else widened into row k of scratch. */
+TT__INLINE const float *TT__K(row_in)(const tt__mat *m, int64_t r, float *scratch, int k)
+{
+    float *row = TT__K(scratch_row)(scratch, m->cols, k);
+    if (m->dtype == TT_F32) return (const float *)tt__at(m, r);
+    TT__K(row_widen)(row, tt__at(m, r), m->dtype, m->cols);
+    return row;
+}
+
+/* Where row r of m is computed: in place, or in `row` when it must be rounded or added. */
+TT__INLINE float *TT__K(row_begin)(const tt__mat *m, bool add, int64_t r, float *row)
+{
+    return m->dtype == TT_F32 && !add ? (float *)tt__at(m, r) : row;
+}
+
+/* Writes or adds a row of floats to row r of m, unless it was computed in place; uses row k of scratch. */
+TT__INLINE void TT__K(row_end)(const tt__mat *m, bool add, int64_t r, const float *row, float *scratch, int k)
+{
+    float *spare = TT__K(scratch_row)(scratch, m->cols, k);
+    float *to = m->dtype == TT_F32 ? (float *)tt__at(m, r) : spare;
+    if (row == to) return;
+    if (add) TT__K(axpby)(to, 1, row, 1, TT__K(row_in)(m, r, spare, 0), m->cols);
+    else if (m->dtype == TT_F32) memcpy(to, row, (size_t)m->cols * 4);
+    if (m->dtype != TT_F32) TT__K(row_narrow)(tt__at(m, r), add ? spare : row, m->dtype, m->cols);
+}
+
+/* sum += row r of m, which row k of scratch may hold. */
+TT__INLINE void TT__K(row_add)(float *sum, const tt__mat *m, int64_t r, float *scratch, int k)
+{
+    TT__K(axpby)(sum, 1, sum, 1, TT__K(row_in)(m, r, scratch, k), m->cols);
+}
+
+/* Computes row r of out[0] as y (n) from row r of some inputs, the x; x[k] is NULL if that one is absent. */
+typedef void (*TT__K(row_fn))(const tt__launch *l, int64_t r, const float *const *x, float *y, int64_t n,
+                              const void *more);
+#define TT__UNUSED __attribute__((unused))
+#define TT__ROW_FN(name) \
+    TT__FN void TT__K(name)(TT__UNUSED const tt__launch *l, TT__UNUSED int64_t r, const float *const *x, \
+                            float *y, int64_t n, TT__UNUSED const void *more)
+/* A function of the rows [from, to) of an op, with TT__ROW_BUFFERS rows of scratch. */
+#define TT__ROWS_FN(name) \
+    TT__FN void TT__K(name)(const tt__launch *l, int64_t from, int64_t to, TT__UNUSED float *scratch)
+
+/* Rows [from, to) of out[0], each by fn from the rows of in[first] to in[first + count - 1], 3 at most. */
+TT__INLINE void TT__K(map_rows)(const tt__launch *l, int64_t from, int64_t to, float *scratch,
+                                const int first, const int count, TT__K(row_fn) fn, const void *more)
+{
+    const int64_t n = l->in[first].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x[3] = {NULL, NULL, NULL};
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        TT__EACH(k, count) {
+            const tt__mat *in = &l->in[first + k];
+            if (in->data) x[k] = TT__K(row_in)(in, r, scratch, 1 + k);
+        }
+        fn(l, r, x, y, n, more);
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, scratch, 1 + count);
+    }
+}
+
+/* Kernels of ops that compute rows of out[0]. RUN_ROWS: by a statement for the rows [from, to). RUN_MAP: each
+   by the function row_OP or a statement, from rows of inputs as in map_rows. */
+#define TT__RUN_ROWS(OP, statement) \
+    TT__ROWS_FN(rows_##OP) { statement; } \
+    TT__FN tt_status TT__K(run_##OP)(const tt__launch *l) \
+    { \
+        return tt__for_rows(l, &l->out[0], 0, TT__K(rows_##OP)); \
+    }
+#define TT__RUN_MAP(OP, first, count) \
+    TT__RUN_ROWS(OP, TT__K(map_rows)(l, from, to, scratch, first, count, TT__K(row_##OP), NULL))
+#define TT__RUN_MAP_OF(OP, first, count, statement) \
+    TT__ROW_FN(row_##OP) { statement; } \
+    TT__RUN_MAP(OP, first, count)

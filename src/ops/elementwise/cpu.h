@@ -1,0 +1,164 @@
+#pragma once
+#include "../../base/base.h"
+#include "rules.h"
+#include "../cpu_launch.h"
+#include "../cpu_draw.h"
+#include "../../cpu/variants.h"
+#include "../../cpu/kernels.h"
+#include "../../cpu/vectors.h"
+#include "../../cpu/halves.h"
+#include "../../cpu/rows.h"
+#include "../attention/cpu_blocks.h"
+#include "../cpu_rows.h"
+
+TT__RUN_MAP_OF(SCALE, 0, 1, TT__K(axpby)(y, l->instr->attr.scale, x[0], 0, NULL, n))
+TT__RUN_MAP_OF(CAST, 0, 1, TT__K(axpby)(y, 1, x[0], 0, NULL, n))
+TT__RUN_MAP_OF(ADD, 0, 2, TT__K(axpby)(y, 1, x[0], 1, x[1], n))
+TT__ROW_FN(row_ADD_ROW) { TT__K(axpby)(y, 1, x[0], 1, (const float *)more, n); }
+TT__RUN_ROWS(ADD_ROW, const float *row = TT__K(row_in)(&l->in[1], 0, scratch, 3);
+    TT__K(map_rows)(l, from, to, scratch, 0, 1, TT__K(row_ADD_ROW), row))
+TT__RUN_MAP_OF(MUL, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES)
+    TT__K(store_n)(y + c, TT__K(load_n)(x[0] + c, n - c) * TT__K(load_n)(x[1] + c, n - c), n - c))
+TT__RUN_MAP_OF(SWIGLU, 0, 2, for (int64_t c = 0; c < n; c += TT__LANES) {
+    const tt__vf gate = TT__K(load_n)(x[0] + c, n - c);
+    TT__K(store_n)(y + c, TT__K(act)(TT__ACT_SILU, gate) * TT__K(load_n)(x[1] + c, n - c), n - c);
+})
+TT__RUN_MAP_OF(ACTIVATION, 0, 1, TT__K(act_row)(l->instr->attr.act, y, x[0], NULL, n))
+TT__RUN_MAP_OF(ACTIVATION_BACKWARD, 0, 2, TT__K(act_row)(l->instr->attr.act, y, x[0], x[1], n))
+
+TT__ROWS_FN(swiglu_backward_rows)
+{
+    const int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x[3]; /* dy, gate, up */
+        float *y[2];       /* dgate, dup: where one is absent, it is computed into scratch all the same */
+        for (int k = 0; k < 3; k++) x[k] = TT__K(row_in)(&l->in[k], r, scratch, 2 + k);
+        for (int k = 0; k < 2; k++) {
+            float *row = TT__K(scratch_row)(scratch, n, k);
+            y[k] = l->out[k].data ? TT__K(row_begin)(&l->out[k], l->add[k], r, row) : row;
+        }
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            const tt__vf dy = TT__K(load_n)(x[0] + c, n - c), gate = TT__K(load_n)(x[1] + c, n - c);
+            const tt__vf up = TT__K(load_n)(x[2] + c, n - c);
+            TT__K(store_n)(y[0] + c, dy * up * TT__K(act_derivative)(TT__ACT_SILU, gate), n - c);
+            TT__K(store_n)(y[1] + c, dy * TT__K(act)(TT__ACT_SILU, gate), n - c);
+        }
+        for (int k = 0; k < 2; k++)
+            if (l->out[k].data) TT__K(row_end)(&l->out[k], l->add[k], r, y[k], scratch, 2);
+    }
+}
+TT__FN tt_status TT__K(run_SWIGLU_BACKWARD)(const tt__launch *l)
+{
+    return tt__for_rows(l, &l->in[0], 0, TT__K(swiglu_backward_rows));
+}
+
+/* The sine and cosine of an angle below 2^25, by Taylor's series, within 2e-9 before they are rounded. */
+TT__INLINE void TT__K(turn)(float angle, float *sine, float *cosine)
+{
+    const double half_pi = 1.5707963267948966, nearest = 6755399441055744.0; /* 1.5 * 2^52: to integers */
+    const double turns = (angle / half_pi + nearest) - nearest, x = angle - turns * half_pi, y = x * x;
+    const double s = x * (1 - y / 6 * (1 - y / 20 * (1 - y / 42 * (1 - y / 72 * (1 - y / 110)))));
+    const double c = 1 - y / 2 * (1 - y / 12 * (1 - y / 30 * (1 - y / 56 * (1 - y / 90))));
+    const int quarter = (int)turns & 3;
+    const double a = quarter & 1 ? c : s, b = quarter & 1 ? s : c;
+    *sine = (float)(quarter & 2 ? -a : a);
+    *cosine = (float)((quarter ^ quarter >> 1) & 1 ? -b : b);
+}
+
+/* Rows [from, to). The frequencies begin the workspace. */
+TT__ROWS_FN(rotary_rows)
+{
+    const tt__instr *i = l->instr;
+    const tt_rotary_options *o = &i->attr.rotary;
+    const int64_t n = l->in[0].cols, size = n / i->attr.heads, pairs = tt__rotary_pairs(o);
+    const int32_t *position = (const int32_t *)l->in[1].data;
+    const float *frequency = tt__workspace_at(l, 0), sign = i->attr.scale;
+    float *c = TT__K(scratch_row)(scratch, n, 3), *s = c + pairs; /* that of n floats holds both */
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        float *y = TT__K(row_begin)(&l->out[0], l->add[0], r, scratch);
+        for (int64_t j = 0; j < pairs; j++) {
+            TT__K(turn)((float)position[r] * frequency[j], &s[j], &c[j]);
+            s[j] *= sign * o->magnitude;
+            c[j] *= o->magnitude;
+        }
+        for (int64_t h = 0; h < n; h += size) {
+            const float *from_head = x + h;
+            float *head = y + h;
+            for (int64_t j = 0; j < pairs && o->pairs == TT_ROTARY_HALVES; j += TT__LANES) {
+                const tt__vf a = TT__K(load_n)(from_head + j, pairs - j);
+                const tt__vf b = TT__K(load_n)(from_head + pairs + j, pairs - j);
+                const tt__vf cosine = TT__K(load_n)(c + j, pairs - j), sine = TT__K(load_n)(s + j, pairs - j);
+                TT__K(store_n)(head + j, a * cosine - b * sine, pairs - j);
+                TT__K(store_n)(head + pairs + j, b * cosine + a * sine, pairs - j);
+            }
+            for (int64_t j = 0; j < pairs && o->pairs == TT_ROTARY_NEIGHBOURS; j++) {
+                const float a = from_head[2 * j], b = from_head[2 * j + 1];
+                head[2 * j] = a * c[j] - b * s[j];
+                head[2 * j + 1] = b * c[j] + a * s[j];
+            }
+            const int64_t turn = 2 * pairs;
+            if (head != from_head) memcpy(head + turn, from_head + turn, (size_t)(size - turn) * 4);
+        }
+        TT__K(row_end)(&l->out[0], l->add[0], r, y, scratch, 2);
+    }
+}
+
+TT__FN tt_status TT__K(run_ROTARY)(const tt__launch *l)
+{
+    double frequency[TT__MOST_PAIRS];
+    const tt_rotary_options *o = &l->instr->attr.rotary;
+    tt__rotary_frequencies(o, frequency);
+    for (int j = 0; j < tt__rotary_pairs(o); j++) tt__workspace_at(l, 0)[j] = (float)frequency[j];
+    return tt__for_rows(l, &l->out[0], tt__rotary_table_bytes(l->instr), TT__K(rotary_rows));
+}
+
+TT__ROWS_FN(fill_rows)
+{
+    const tt__mat *y = &l->out[0];
+    const float loss_scale = l->in[0].data ? (float)((const tt__scale *)l->in[0].data)->scale : 1.0f;
+    const float x = l->instr->attr.scale * loss_scale;
+    uint16_t half = y->dtype == TT_BF16 ? tt__to_bf16(x) : tt__to_f16(x);
+    for (int64_t r = from; r < to; r++) {
+        for (int64_t c = 0; c < y->cols; c++) {
+            if (y->dtype == TT_F32) ((float *)tt__at(y, r))[c] = x;
+            else ((uint16_t *)tt__at(y, r))[c] = half;
+        }
+    }
+}
+
+TT__FN tt_status TT__K(run_FILL)(const tt__launch *l)
+{
+    return l->add[0] ? TT_OK : tt__for_rows(l, &l->out[0], 0, TT__K(fill_rows));
+}
+
+/* y = x / (1 - p) where the element of row r survives, else 0; + residual, which may be absent. Element c: 16
+   random bits, number c % 8 of Philox counter {r, c / 8, 0, 0}. more: Philox's keys. */
+TT__ROW_FN(dropout_row)
+{
+    const tt__vu groups = TT__K(philox_groups)();
+    const int32_t drop = TT__DROP_THRESHOLD(l->instr->attr.dropout);
+    const float scale = 65536.0f / (float)(65536 - drop);
+    const int64_t number = l->in[2].data ? ((const int32_t *)l->in[2].data)[r] : l->first_row + r;
+    const int64_t first_col = l->first_col;
+    uint16_t numbers[8 * TT__LANES];
+    for (int64_t c = 0; c < n; c += 8 * TT__LANES) {
+        TT__K(philox_numbers)((const uint64_t *)more, TT__K(splat_u)((uint32_t)number),
+                              TT__K(splat_u)((uint32_t)((first_col + c) / 8)) + groups, numbers);
+        for (int64_t i = c; i < tt__min(n, c + 8 * TT__LANES); i += TT__LANES) {
+            tt__vi keep = (tt__vi)TT__K(load_h)(numbers + (i - c)) >= drop;
+            tt__vf v = (tt__vf)((tt__vi)(TT__K(load_n)(x[0] + i, n - i) * scale) & keep);
+            if (x[1]) v += TT__K(load_n)(x[1] + i, n - i);
+            TT__K(store_n)(y + i, v, n - i);
+        }
+    }
+}
+
+TT__ROWS_FN(dropout_rows)
+{
+    uint64_t keys[2 * TT__DRAW_ROUNDS];
+    tt__philox_keys(tt__dropout_key(l), keys);
+    TT__K(map_rows)(l, from, to, scratch, 0, 2, TT__K(dropout_row), keys);
+}
+
+TT__RUN_ROWS(DROPOUT, TT__K(dropout_rows)(l, from, to, scratch))

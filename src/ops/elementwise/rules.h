@@ -1,0 +1,340 @@
+#pragma once
+#include "../../base/base.h"
+#include "../../tape/tape.h"
+#include "../../tape/record.h"
+#include "../../tape/edit.h"
+#include "../record.h"
+#include "../shapes.h"
+#include "../layouts.h"
+#include "../gradients.h"
+#include "../scratch.h"
+#include "../linear/rules.h"
+
+/* --------------------------------------------------------------------------------------------- activation */
+
+static tt_value tt__activation(tt_tape *t, tt_value x, int act)
+{
+    tt__instr i = tt__new_instr(TT__OP_ACTIVATION);
+    i.attr.act = act;
+    return tt__record(t, i, "v", x);
+}
+
+tt_value tt_gelu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU); }
+tt_value tt_gelu_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_GELU_TANH); }
+tt_value tt_relu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_RELU); }
+tt_value tt_tanh(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_TANH); }
+tt_value tt_silu(tt_tape *t, tt_value x) { return tt__activation(t, x, TT__ACT_SILU); }
+
+static void tt__backward_ACTIVATION(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "g0";
+    tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "0");
+}
+
+/* The instruction whose out[0] is v, if only one, which may so take v over, reads v; -1: there is none. */
+static int tt__sole_producer(const tt_tape *t, int32_t v, int32_t root)
+{
+    int at = tt__only_use(t, v, root) ? tt__producer(t, v) : -1;
+    return at >= 0 && t->code[at].out[0] == v ? at : -1;
+}
+
+/* The product that x comes from applies the activation itself. Its own result becomes out[1], which GELU and
+   SiLU save; pruning drops it where nothing reads it. */
+static void tt__fuse_ACTIVATION(tt_tape *t, int k, int32_t root, bool later)
+{
+    int at = later ? -1 : tt__sole_producer(t, t->code[k].in[0], root);
+    if (at < 0) return;
+    tt__instr merged = t->code[at];
+    if (!tt__is(&merged, TT__ACTIVATES) || merged.attr.act || merged.in[tt__residual(&merged)]) return;
+    merged.attr.act = t->code[k].attr.act;
+    merged.out[1] = merged.out[0];
+    tt__merge(t, at, k, merged);
+}
+
+static const tt__rules tt__rules_ACTIVATION = {tt__shape_elementwise, tt__layout_alike,
+    {tt__backward_ACTIVATION}, NULL, NULL, NULL, tt__fuse_ACTIVATION};
+
+/* The product of dy multiplies by the derivative: the gradient before the activation is never stored. */
+static void tt__fuse_ACTIVATION_BACKWARD(tt_tape *t, int k, int32_t root, bool later)
+{
+    int at = later ? tt__sole_producer(t, t->code[k].in[0], root) : -1;
+    if (at < 0 || t->code[at].op != TT__OP_LINEAR_DX || t->code[at].in[2] || !tt__may_wait(t, at, k)) return;
+    tt__instr merged = t->code[at];
+    merged.attr.act = t->code[k].attr.act;
+    merged.in[2] = t->code[k].in[1];
+    tt__merge(t, at, k, merged);
+}
+
+static const tt__rules tt__rules_ACTIVATION_BACKWARD = {tt__shape_of_two, tt__layout_alike, {NULL}, NULL,
+    NULL, NULL, tt__fuse_ACTIVATION_BACKWARD};
+
+/* ---------------------------------------------------------------------------------------------------- add */
+
+tt_value tt_add(tt_tape *t, tt_value a, tt_value b)
+{
+    const bool both = tt_value_rows(t, a) && tt_value_rows(t, b) == 1; /* tt__record says what is not */
+    const bool row = both && !t->values[b.id].shape.axis &&
+                     !tt__same_rows(&t->values[a.id].shape, &t->values[b.id].shape);
+    return tt__record(t, tt__new_instr(row ? TT__OP_ADD_ROW : TT__OP_ADD), "vv", a, b);
+}
+
+static void tt__backward_ADD(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const tt__value *v = b->t->values;
+    tt_dtype dtype = v[g].shape.dtype;
+    int take = v[f->in[0]].shape.dtype != dtype && v[f->in[1]].shape.dtype == dtype;
+    tt__grad_pass(b, g, f->in[1 - take], false); /* reads g before the other may take it over */
+    tt__grad_pass(b, g, f->in[take], true);
+}
+
+/* What computes one of the two adds the other itself. */
+static void tt__fuse_ADD(tt_tape *t, int k, int32_t root, bool later)
+{
+    for (int side = 0; side < 2 && !later; side++) {
+        int at = tt__sole_producer(t, t->code[k].in[side], root);
+        int slot = at >= 0 ? tt__residual(&t->code[at]) : 0;
+        if (!slot || t->code[at].in[slot] || t->code[at].attr.act) continue;
+        tt__instr merged = t->code[at];
+        merged.in[slot] = t->code[k].in[1 - side];
+        tt__merge(t, at, k, merged);
+        return;
+    }
+}
+
+static const tt__rules tt__rules_ADD = {tt__shape_of_two, tt__layout_alike, {tt__backward_ADD}, NULL, NULL,
+    NULL, tt__fuse_ADD};
+
+static bool tt__shape_ADD_ROW(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    return tt__shape_elementwise(t, i, out) && tt__float_in(t, i, 1) && tt__fixed_in(t, i, 1, 1, out->cols);
+}
+
+static bool tt__layout_ADD_ROW(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = in[0];
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, TT__WHOLE);
+}
+
+static void tt__backward_ADD_ROW(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, TT__OP_SUM_ROWS, "g", "1");
+    tt__grad_pass(b, g, f->in[0], true);
+}
+
+static const tt__rules tt__rules_ADD_ROW = {tt__shape_ADD_ROW, tt__layout_ADD_ROW, {tt__backward_ADD_ROW}};
+
+static bool tt__shape_SUM_ROWS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT_F32, 1, tt__in(t, i, 0)->cols);
+    return tt__float_in(t, i, 0);
+}
+
+static bool tt__layout_SUM_ROWS(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t; (void)i;
+    out[0] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    return in[0] <= TT__ROWS;
+}
+
+static size_t tt__cpu_SUM_ROWS(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *dy = tt__in(t, i, 0);
+    return tt__sum_rows_bytes(threads, dy->rows, dy->cols);
+}
+
+static void tt__fuse_SUM_ROWS(tt_tape *t, int k, int32_t root, bool later)
+{
+    (void)root;
+    if (later) tt__fuse_column_sums(t, k, 0);
+}
+
+static const tt__rules tt__rules_SUM_ROWS = {tt__shape_SUM_ROWS, tt__layout_SUM_ROWS, {NULL},
+    tt__cpu_SUM_ROWS, NULL, NULL, tt__fuse_SUM_ROWS};
+
+/* ---------------------------------------------------------------------------------------------------- mul */
+
+tt_value tt_mul(tt_tape *t, tt_value a, tt_value b)
+{
+    return tt__record(t, tt__new_instr(TT__OP_MUL), "vv", a, b);
+}
+
+static void tt__backward_MUL(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_MUL, "g1", "0");
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, TT__OP_MUL, "g0", "1");
+}
+
+static const tt__rules tt__rules_MUL = {tt__shape_of_two, tt__layout_alike, {tt__backward_MUL}};
+
+/* ------------------------------------------------------------------------------------------------- swiglu */
+
+tt_value tt_swiglu(tt_tape *t, tt_value gate, tt_value up)
+{
+    return tt__record(t, tt__new_instr(TT__OP_SWIGLU), "vv", gate, up);
+}
+
+static bool tt__shape_SWIGLU_BACKWARD(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0);
+    out[1] = *dy;
+    return tt__shape_of_two(t, i, out) && tt__shape_in(t, i, 2, dy, dy->cols);
+}
+
+static const tt__rules tt__rules_SWIGLU = {tt__shape_of_two, tt__layout_alike,
+                                           {NULL, "g01", "01", TT__OP_SWIGLU_BACKWARD}};
+static const tt__rules tt__rules_SWIGLU_BACKWARD = {tt__shape_SWIGLU_BACKWARD, tt__layout_alike};
+
+/* ------------------------------------------------------------------------------------------------- rotary */
+
+tt_rotary_options tt_rotary_options_default(int heads)
+{
+    tt_rotary_options o;
+    memset(&o, 0, sizeof o);
+    o.heads = heads;
+    o.base = 10000;
+    o.factor = 1;
+    o.original = 8192;
+    return o;
+}
+
+static bool tt__shape_ROTARY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt_rotary_options *o = &i->attr.rotary;
+    const tt__shape *x = tt__in(t, i, 0);
+    const int heads = i->attr.heads;
+    if (!tt__shape_elementwise(t, i, out) || !tt__numbers_in(t, i, 1, 0)) return false;
+    if (!i->in[1]) return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there are no positions");
+    if (heads < 1 || x->cols % heads)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: width %lld is not a multiple of %d heads",
+                             (long long)x->cols, heads);
+    if (o->size < 1 || 2 * tt__rotary_pairs(o) > x->cols / heads || o->size > 2 * TT__MOST_PAIRS)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "rotary: %d columns of heads of %lld cannot turn: their number "
+                             "(and one if odd) must be 2 to %d, and not above that of a head", o->size,
+                             (long long)(x->cols / heads), 2 * TT__MOST_PAIRS);
+    const unsigned scaling = (unsigned)o->scaling, pairs = (unsigned)o->pairs;
+    if (scaling > TT_ROTARY_YARN || pairs > TT_ROTARY_NEIGHBOURS)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: there is no scaling %u, or no pairs %u", scaling,
+                             pairs);
+    if (!(o->base > 1 && o->base <= FLT_MAX && o->factor >= 1 && o->factor <= FLT_MAX))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: base %g must be above 1, factor %g at least 1",
+                             o->base, o->factor);
+    if (!(o->original >= 1 && o->low > 0 && o->low < o->high && o->high <= FLT_MAX && o->magnitude > 0 &&
+          o->magnitude <= FLT_MAX))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "rotary: original %d and magnitude %g must be above 0, and "
+                             "low %g between 0 and high %g", o->original, o->magnitude, o->low, o->high);
+    return true;
+}
+
+tt_value tt_rotary(tt_tape *t, tt_value x, tt_value positions, const tt_rotary_options *o)
+{
+    tt__instr i = tt__new_instr(TT__OP_ROTARY);
+    tt_rotary_options *to = &i.attr.rotary;
+    *to = *o;
+    to->heads = 0; /* of a part of x it is less: see attr.heads */
+    if (!to->size && o->heads > 0) to->size = (int)tt__min(tt_value_width(t, x) / o->heads, INT_MAX);
+    if (o->scaling == TT_ROTARY_PLAIN) to->factor = 1; /* what is not read may be anything */
+    if (o->scaling < TT_ROTARY_LLAMA3) to->original = 1;
+    if (o->scaling < TT_ROTARY_LLAMA3 || (o->low == 0 && o->high == 0)) {
+        to->low = 1;
+        to->high = o->scaling == TT_ROTARY_YARN ? 32 : 4;
+    }
+    if (o->scaling != TT_ROTARY_YARN) to->magnitude = 1;
+    else if (o->magnitude == 0) to->magnitude = 0.1f * logf(o->factor) + 1;
+    i.attr.heads = o->heads;
+    i.attr.scale = 1;
+    return tt__record(t, i, "vv", x, positions);
+}
+
+/* The other way round, by the same angles. */
+static void tt__backward_ROTARY(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt__instr back = *f;
+    back.attr.scale = -f->attr.scale;
+    tt__emit_gradient(b, &back, g, TT__OP_ROTARY, "g1", "0");
+}
+
+static size_t tt__rotary_table_bytes(const tt__instr *i)
+{
+    return tt__align_up((size_t)tt__rotary_pairs(&i->attr.rotary) * sizeof(float));
+}
+
+static size_t tt__cpu_ROTARY(int threads, const tt_tape *t, const tt__instr *i)
+{
+    return tt__rotary_table_bytes(i) + tt__widen_bytes(threads, t, i);
+}
+
+static tt_status tt__check_ROTARY(const tt__launch *l)
+{
+    return tt__check_indices(l, 1, 1 << 24, NULL, "floats hold these exactly");
+}
+
+static const tt__rules tt__rules_ROTARY = {tt__shape_ROTARY, tt__layout_by_columns, {tt__backward_ROTARY},
+    tt__cpu_ROTARY, NULL, tt__check_ROTARY};
+
+/* -------------------------------------------------------------------------------------------------- scale */
+
+tt_value tt_scale(tt_tape *t, tt_value x, float s)
+{
+    tt__instr i = tt__new_instr(TT__OP_SCALE);
+    i.attr.scale = s;
+    return tt__record(t, i, "v", x);
+}
+
+/* Emits a collective, of a sum or of rows as f's. */
+static tt__instr *tt__emit_move(tt__builder *b, int op, const tt__instr *f, int32_t x)
+{
+    tt__instr *i = tt__emit(b, op, NULL, &x, 1);
+    if (i) i->move = f->move;
+    return i;
+}
+
+/* A SCALE by 1 with `move` stands where tensor ranks leave parts of x's gradient (tt__entered): these are
+   summed before they are added to the rest of it. Of rows that were only gathered for it, each rank gets its
+   own rows of the sum. */
+static void tt__backward_SCALE(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const tt_tape *t = b->t;
+    if (f->move.over == TT__ALONE) {
+        tt__emit_gradient(b, f, g, TT__OP_SCALE, "g", "0");
+        return;
+    }
+    const int at = tt__producer(t, f->in[0]);
+    const bool gathered = at >= 0 && t->code[at].op == TT__OP_ALL_GATHER && tt__uses(t, f->in[0]) == 1;
+    tt__emit_move(b, gathered ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE, f, g);
+    tt__grad_into(b, 0, gathered ? t->code[at].in[0] : f->in[0]);
+}
+
+static const tt__rules tt__rules_SCALE = {tt__shape_elementwise, tt__layout_alike, {tt__backward_SCALE}};
+
+/* ------------------------------------------------------------------------------------------------ dropout */
+
+static bool tt__shape_DROPOUT(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    bool fits = i->in[1] ? tt__shape_of_two(t, i, out) : tt__shape_elementwise(t, i, out);
+    return fits && tt__rate_in(t, i) && tt__numbers_in(t, i, 2, 0);
+}
+
+tt_value tt_dropout(tt_tape *t, tt_value x, float p)
+{
+    tt__instr i = tt__new_instr(TT__OP_DROPOUT);
+    i.attr.dropout = p;
+    return tt__record(t, i, "v", x);
+}
+
+static void tt__backward_DROPOUT(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, TT__OP_DROPOUT, "g-2", "0"); /* the same mask */
+    tt__grad_pass(b, g, f->in[1], true);
+}
+
+static const tt__rules tt__rules_DROPOUT = {tt__shape_DROPOUT, tt__layout_alike, {tt__backward_DROPOUT}};
+
+/* Does a device have a kernel for i and `next`, which reads i's first result: dropout and the norm of its
+   result, or the backward of a norm and dropout of the gradient that it makes? */
+static bool tt__has_kernel_of_both(const tt__instr *i, const tt__instr *next)
+{
+    if (i->op == TT__OP_DROPOUT) return next->op == TT__OP_LAYERNORM || next->op == TT__OP_RMSNORM;
+    const bool norm_backward = i->op == TT__OP_LAYERNORM_BACKWARD || i->op == TT__OP_RMSNORM_BACKWARD;
+    return norm_backward && next->op == TT__OP_DROPOUT;
+}

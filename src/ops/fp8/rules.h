@@ -1,0 +1,55 @@
+#pragma once
+#include "../../base/base.h"
+#include "../../tape/tape.h"
+#include "../record.h"
+#include "../shapes.h"
+#include "../scratch.h"
+
+/* ---------------------------------------------------------------------------------------------------- fp8
+   QUANTIZE rounds x to fp8 once, for all products that read it (Micikevicius et al.: "FP8 formats for deep
+   learning", 2022). A product's operands lie along its sum, as cuBLASLt wants them: so out[0] is x row by
+   row, out[1] column by column; both have the shape of x, and their `ld` is what lies between two rows or two
+   columns, a multiple of 16 elements, with zeros behind those of x. With a history the scale is known before
+   x is read (delayed scaling, as in NVIDIA's Transformer Engine): it comes from the largest magnitudes of the
+   steps before, and that of this step, which out[3] has for each tensor, goes into the history at the step's
+   end. While none is known, and without a history, the largest magnitude of x is found first. */
+
+static bool tt__shape_QUANTIZE(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    tt__set_shape(&out[0], TT_U8, x, x->cols);
+    out[1] = out[0];
+    tt__set_fixed(&out[2], TT_F32, 1, 1);
+    if (!i->in[1]) return tt__float_in(t, i, 0);
+    const int64_t tensors = tt__in(t, i, 1)->rows;
+    tt__set_fixed(&out[3], TT_F32, 1, tensors);
+    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, tensors, 1 + TT__FP8_STEPS);
+}
+
+/* A tensor rank scales its part by itself. */
+static bool tt__layout_QUANTIZE(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = out[1] = in[0];
+    out[2] = out[3] = TT__WHOLE;
+    return in[0] <= TT__COLS && !i->in[1];
+}
+
+static size_t tt__cuda_QUANTIZE(const tt_tape *t, const tt__instr *i) /* the largest magnitude */
+{
+    (void)t;
+    return i->in[1] ? 0 : TT__CUDA_ALIGN;
+}
+
+static const tt__rules tt__rules_QUANTIZE = {tt__shape_QUANTIZE, tt__layout_QUANTIZE, {NULL}, NULL,
+    tt__cuda_QUANTIZE};
+
+static bool tt__shape_FP8_HISTORY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const int64_t tensors = tt__in(t, i, 0)->cols;
+    tt__set_fixed(&out[0], TT_F32, tensors, 1 + TT__FP8_STEPS);
+    tt__set_fixed(&out[1], TT_F32, 1, tensors);
+    return tt__fixed_in(t, i, 0, 1, tensors);
+}
+
+static const tt__rules tt__rules_FP8_HISTORY = {tt__shape_FP8_HISTORY, NULL, {NULL}, tt__no_bytes};

@@ -1,0 +1,129 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "record.h"
+
+/* ------------------------------------------------------------------------------------------------- gradients
+   The gradient rule, see >>tape: the first contribution writes, later ones add. */
+
+/* Emits an instruction that reads in[0] to in[n - 1], with f's attributes and random numbers (NULL: none). */
+static tt__instr *tt__emit(tt__builder *b, int op, const tt__instr *f, const int32_t *in, int n)
+{
+    tt__instr *i = b->ok ? tt__append(b->t, op) : NULL;
+    if (!(b->ok = i != NULL)) return NULL;
+    i->segment = b->segment;
+    i->backward = b->backward;
+    i->stage = b->stage;
+    for (int k = 0; k < n; k++) i->in[k] = in[k];
+    if (!f) return i;
+    i->attr = f->attr;
+    i->random = f->random;
+    return i;
+}
+
+/* Has v the values of a parameter, as that or as what tensor ranks have gathered of it? */
+static bool tt__is_weight(const tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return x->storage == TT__PARAMETER || (x->storage == TT__TRANSIENT && x->param >= 0);
+}
+
+/* The value whose gradient v's is: a cast of a parameter hands its gradient to the parameter. */
+static int32_t tt__grad_owner(const tt_tape *t, int32_t v)
+{
+    int at = tt__producer(t, v);
+    bool cast = at >= 0 && tt__is(&t->code[at], TT__CASTS);
+    return cast && tt__is_weight(t, t->code[at].in[0]) ? t->code[at].in[0] : v;
+}
+
+static void tt__fill(tt__builder *b, int32_t v, float x)
+{
+    tt__instr *i = tt__emit(b, TT__OP_FILL, NULL, NULL, 0);
+    if (!i) return;
+    i->out[0] = v;
+    i->attr.scale = x;
+    if (b->t->values[v].persistent) i->add_later = 1; /* it starts at x once, not in each micro-batch */
+}
+
+/* A gradient with storage of its own for v, which is no view. */
+static int32_t tt__new_gradient(tt__builder *b, int32_t v)
+{
+    tt_tape *t = b->t;
+    tt__value of = t->values[v];
+    bool parameter = of.storage == TT__PARAMETER;
+    int32_t g = tt__new_value(t, &of.shape, parameter ? TT__GRADIENT : TT__TRANSIENT, "d(%.60s)", of.name);
+    if (!(b->ok = g != 0)) return 0;
+    t->values[g].param = of.param;
+    t->values[g].part = of.part;
+    t->values[g].persistent = parameter && b->accumulate;
+    t->values[g].pinned_f32 = of.pinned_f32;
+    t->values[v].grad = g;
+    return g;
+}
+
+/* Makes out[slot] of the last instruction the gradient of v, if it needs one, or its next contribution. */
+static void tt__grad_into(tt__builder *b, int slot, int32_t v)
+{
+    tt_tape *t = b->t;
+    if (!b->ok || !v || !t->values[v].needs_grad) return;
+    v = tt__grad_owner(t, v);
+    int32_t base = t->values[v].base;
+    bool exists = t->values[base].grad != 0;
+    int32_t g = exists ? t->values[base].grad : tt__new_gradient(b, base);
+    if (!g) return;
+    if (base != v) {
+        tt__value view = t->values[v], *whole = &t->values[base];
+        bool all = view.shape.rows * view.shape.cols == whole->shape.rows * whole->shape.cols &&
+                   view.part.split == whole->part.split;
+        if (!exists && !all) { /* before it, 0: the other views of base may add to the rest */
+            tt__instr last = t->code[--t->n_code];
+            tt__fill(b, g, 0);
+            tt__instr *again = tt__emit(b, last.op, NULL, NULL, 0);
+            if (!again) return;
+            *again = last;
+            exists = true;
+        }
+        g = tt__new_view(t, g, &view.shape, view.offset, view.ld, view.name);
+        if (!(b->ok = g != 0)) return;
+        t->values[g].part = view.part;
+    }
+    tt__instr *i = &t->code[t->n_code - 1];
+    i->out[slot] = g;
+    if (exists) i->add |= 1u << slot;
+    else if (t->values[g].persistent) i->add_later |= 1u << slot;
+}
+
+/* v's gradient is g, unchanged: takes it over if nothing else will read or add to it; else copies or adds. */
+static void tt__grad_pass(tt__builder *b, int32_t g, int32_t v, bool may_take)
+{
+    tt_tape *t = b->t;
+    if (!b->ok || !v || !t->values[v].needs_grad) return;
+    const tt__value *x = &t->values[v], *from = &t->values[g];
+    bool whole = x->base == v && from->base == g && x->storage == TT__TRANSIENT;
+    if (may_take && whole && !x->grad && from->shape.dtype == x->shape.dtype && tt__grad_owner(t, v) == v) {
+        t->values[v].grad = g;
+        return;
+    }
+    tt__instr *i = tt__emit(b, TT__OP_SCALE, NULL, &g, 1);
+    if (!i) return;
+    i->attr.scale = 1;
+    tt__grad_into(b, 0, v);
+}
+
+/* Emits an instruction with f's attributes and random numbers that reads what letters in `reads` say: g, f's
+   operands by number, its results as A, B, C, - none. Its results are gradients of the operands in `into`. */
+static void tt__emit_gradient(tt__builder *b, const tt__instr *f, int32_t g, int op, const char *reads,
+                              const char *into)
+{
+    int32_t in[TT__MAX_IN];
+    int n = 0;
+    for (; reads[n]; n++)
+        in[n] = reads[n] == 'g' ? g : reads[n] == '-' ? 0 : reads[n] >= 'A' ? f->out[reads[n] - 'A']
+              : f->in[reads[n] - '0'];
+    tt__emit(b, op, f, in, n);
+    for (int o = 0; into[o]; o++) tt__grad_into(b, o, f->in[into[o] - '0']);
+}
+
+static bool tt__wants(const tt_tape *t, int32_t v) { return v && t->values[v].needs_grad; }

@@ -1,0 +1,124 @@
+#pragma once
+#include "../../backend/backend.h"
+#include "../../cuda/system.cuh"
+#include "../../cuda/portability.cuh"
+#include "../../cuda/groups.cuh"
+#include "../losses/cuda.cuh"
+#include "cuda_products.cuh"
+
+// The product of l's first two operands in fp8 into `to`: both lie along the sum, with zeros up to a multiple
+// of 16.
+product fp8_product(const tt__launch *l, int64_t m, int64_t n, int64_t k, const tt__mat *to, bool gradient)
+{
+    const tt__mat *a = &l->in[0], *b = &l->in[1];
+    product g;
+    memset(&g, 0, sizeof g);
+    g.m = m; g.n = n; g.k = (k + 15) / 16 * 16;
+    g.a = a->data; g.a_type = TT_U8; g.a_row = a->ld; g.a_col = 1;
+    g.b = b->data; g.b_type = TT_U8; g.b_row = 1; g.b_col = b->ld;
+    g.c = *to;
+    g.gradient = gradient;
+    g.unscale_a = (const float *)l->in[TT__UNSCALE_IN].data;
+    g.unscale_b = (const float *)l->in[TT__UNSCALE_IN + 1].data;
+    return g;
+}
+
+product linear_of(const tt__mat *x, const tt__mat *w, const tt__mat *b, const tt__mat *y)
+{
+    product g;
+    memset(&g, 0, sizeof g);
+    g.m = x->rows; g.n = w->rows; g.k = x->cols;
+    g.a = x->data; g.a_type = x->dtype; g.a_row = x->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = 1; g.b_col = w->ld;
+    g.c = *y;
+    g.bias = b->data; g.bias_type = b->dtype;
+    return g;
+}
+
+product linear_dx_of(const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    product g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->rows; g.n = w->cols; g.k = dy->cols;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = dy->ld; g.a_col = 1;
+    g.b = w->data; g.b_type = w->dtype; g.b_row = w->ld; g.b_col = 1;
+    g.c = *dx;
+    g.accumulate = add;
+    return g;
+}
+
+cudaError_t linear(const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
+                   const tt__mat *y)
+{
+    product g = linear_of(x, w, b, y);
+    return matmul(l, &g);
+}
+
+cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add)
+{
+    product g = linear_dx_of(dy, w, dx, add);
+    return matmul(l, &g);
+}
+
+cudaError_t run_sum_rows(const tt__launch *l)
+{
+    return run_column_sums(l, &l->in[0], &l->out[0], l->add[0]);
+}
+
+cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
+                      const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b)
+{
+    product g;
+    memset(&g, 0, sizeof g);
+    g.m = dy->cols; g.n = x->cols; g.k = dy->rows;
+    g.sums_rows = true;
+    g.a = dy->data; g.a_type = dy->dtype; g.a_row = 1; g.a_col = dy->ld;
+    g.b = x->data; g.b_type = x->dtype; g.b_row = x->ld; g.b_col = 1;
+    g.c = *dw;
+    g.accumulate = add_w;
+    g.sums = *db; // may come with the product, that reads dy anyway
+    g.add_sums = add_b;
+    if (dw->data) return matmul(l, &g);
+    return db->data ? run_column_sums(l, dy, db, add_b) : cudaSuccess;
+}
+
+cudaError_t run_linear(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[1];
+    product g = linear_of(x, w, &l->in[2], &l->out[0]);
+    if (l->instr->attr.fp8) {
+        g = fp8_product(l, x->rows, w->rows, x->cols, &l->out[0], false);
+        g.bias = l->in[2].data;
+        g.bias_type = l->in[2].dtype;
+    }
+    g.act = l->instr->attr.act;
+    g.pre = l->out[1];
+    g.residual = l->in[3];
+    g.accumulate = l->add[0];
+    return matmul(l, &g);
+}
+
+cudaError_t run_linear_dx(const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *w = &l->in[1];
+    product g = linear_dx_of(dy, w, &l->out[0], l->add[0]);
+    if (l->instr->attr.fp8) g = fp8_product(l, dy->rows, w->cols, dy->cols, &l->out[0], true);
+    g.accumulate = l->add[0];
+    g.act = l->instr->attr.act;
+    g.saved = l->in[2];
+    g.sums = l->out[1];
+    g.add_sums = l->add[1];
+    return matmul(l, &g);
+}
+
+cudaError_t run_linear_dw(const tt__launch *l)
+{
+    const tt__mat *dy = &l->in[0], *x = &l->in[1];
+    if (l->instr->attr.fp8) {
+        product g = fp8_product(l, dy->cols, x->cols, dy->rows, &l->out[0], true);
+        g.sums_rows = true;
+        g.accumulate = l->add[0];
+        return matmul(l, &g);
+    }
+    return linear_dw(l, dy, x, &l->out[0], &l->out[1], l->add[0], l->add[1]);
+}

@@ -1,0 +1,350 @@
+#pragma once
+#include "../../base/base.h"
+#include "../../tape/tape.h"
+#include "../../tape/record.h"
+#include "../../tape/edit.h"
+#include "../record.h"
+#include "../shapes.h"
+#include "../layouts.h"
+#include "../gradients.h"
+#include "../scratch.h"
+
+/* ------------------------------------------------------------------------------------------------- linear */
+
+/* Operand k of a product is floats, or fp8 that QUANTIZE has made of floats of the same shape. */
+static bool tt__factor_in(tt_tape *t, const tt__instr *i, int k)
+{
+    if (!i->attr.fp8) return tt__float_in(t, i, k);
+    if (!i->in[TT__UNSCALE_IN + k]) return tt__bad(t, i, k, "scaled");
+    if (tt__in(t, i, k)->dtype != TT_U8) return tt__bad(t, i, k, "fp8");
+    return tt__fixed_in(t, i, TT__UNSCALE_IN + k, 1, 1);
+}
+
+/* Is operand o of a product a gradient? In fp8 it is E5M2 then. */
+static bool tt__is_gradient_operand(const tt__instr *i, int o) { return o == 0 && i->op != TT__OP_LINEAR; }
+
+/* Does a product sum over the rows of operand o? It needs the transpose in fp8 then. */
+static bool tt__sums_rows_of(const tt__instr *i, int o)
+{
+    return i->op == TT__OP_LINEAR_DW || (i->op == TT__OP_LINEAR_DX && o == 1);
+}
+
+/* The result of a product that is the sum of operand 0's columns; 0: it has none. */
+static int tt__operand_sums(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW && i->out[1] ? 1 : 0; }
+
+/* The dtype that a product's result has if it is like operand 0. */
+static tt_dtype tt__product_dtype(const tt_tape *t, const tt__instr *i)
+{
+    return i->attr.fp8 ? TT_F32 : tt__in(t, i, 0)->dtype;
+}
+
+static bool tt__shape_LINEAR(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 1);
+    if (!tt__factor_in(t, i, 0) || !tt__factor_in(t, i, 1)) return false;
+    if (w->axis || w->cols != x->cols)
+        return tt__bad(t, i, 1, "(out, %lld): the width of x is %lld", (long long)x->cols,
+                       (long long)x->cols);
+    tt__set_shape(&out[0], tt__product_dtype(t, i), x, w->rows);
+    if (i->attr.act) out[1] = out[0];
+    return tt__fixed_in(t, i, 2, 1, w->rows) && (!i->in[3] || tt__shape_in(t, i, 3, x, w->rows));
+}
+
+/* Of the rows of a weight come the columns of y; of its columns and those of x, a part of each element's sum,
+   to which only one rank adds the bias. */
+static bool tt__layout_LINEAR(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
+    const tt__split y = by_rows ? TT__COLS : by_cols ? TT__PARTIAL : in[0];
+    const bool bias_once = !i->in[2] || (i->once >> 2 & 1) == by_cols;
+    const bool x = by_rows ? in[0] == TT__WHOLE : by_cols ? in[0] == TT__COLS : in[0] <= TT__ROWS;
+    (void)t;
+    out[0] = out[1] = y;
+    return x && bias_once && tt__laid_out(i, in, 2, by_rows ? TT__COLS : TT__WHOLE) &&
+           tt__laid_out(i, in, 3, y) && !(by_cols && (i->in[3] || i->attr.act));
+}
+
+tt_value tt_linear(tt_tape *t, tt_value x, tt_param *w, tt_param *b)
+{
+    return tt__record(t, tt__new_instr(TT__OP_LINEAR), "vpP", x, w, b);
+}
+
+static bool tt__act_from_output(int act) { return act == TT__ACT_RELU || act == TT__ACT_TANH; }
+
+static void tt__backward_LINEAR(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    tt_tape *t = b->t;
+    bool weights = tt__wants(t, f->in[1]) || tt__wants(t, f->in[2]), x = tt__wants(t, f->in[0]);
+    int32_t dy = g;
+    tt__instr product = *f;
+    memset(&product.attr, 0, sizeof product.attr);
+    if (f->attr.act && (weights || x)) { /* through the activation, from what it saved */
+        const char *reads = tt__act_from_output(f->attr.act) ? "gA" : "gB";
+        tt__emit_gradient(b, f, g, TT__OP_ACTIVATION_BACKWARD, reads, "");
+        const tt__value *y = &t->values[f->out[0]];
+        dy = b->ok ? tt__new_value(t, &y->shape, TT__TRANSIENT, "d(%.56s.pre)", y->name) : 0;
+        if (!(b->ok = dy != 0)) return;
+        t->values[dy].part = t->values[f->out[0]].part;
+        t->code[t->n_code - 1].out[0] = dy;
+    }
+    if (weights) tt__emit_gradient(b, &product, dy, TT__OP_LINEAR_DW, "g0", "12");
+    if (x) tt__emit_gradient(b, &product, dy, TT__OP_LINEAR_DX, "g1", "0");
+    tt__grad_pass(b, g, f->in[3], true);
+}
+
+static tt__mat tt__at_capacity(const tt_tape *t, int32_t id);
+
+/* Scratch on CUDA of a product; x, w and y: its values. fp8 operands are padded when they are rounded. */
+static size_t tt__cuda_product(const tt_tape *t, const tt__instr *i, int32_t x, int32_t w, int32_t y)
+{
+    const tt__mat of_x = tt__at_capacity(t, x), of_w = tt__at_capacity(t, w), of_y = tt__at_capacity(t, y);
+    const tt__mat *result = i->out[0] == x ? &of_x : i->out[0] == w ? &of_w : &of_y;
+    return i->attr.fp8 || !i->out[0] ? 0 : (size_t)tt__cuda_padded_bytes(&of_x, &of_w, &of_y, result);
+}
+static size_t tt__cuda_LINEAR(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->in[0], i->in[1], i->out[0]);
+}
+static size_t tt__cuda_LINEAR_DX(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->out[0], i->in[1], i->in[0]);
+}
+static size_t tt__cuda_LINEAR_DW(const tt_tape *t, const tt__instr *i)
+{
+    return tt__cuda_product(t, i, i->in[1], i->out[0], i->in[0]);
+}
+
+static const tt__rules tt__rules_LINEAR = {tt__shape_LINEAR, tt__layout_LINEAR, {tt__backward_LINEAR},
+    tt__product_bytes, tt__cuda_LINEAR};
+
+static bool tt__shape_LINEAR_DX(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0), *w = tt__in(t, i, 1);
+    if (!tt__factor_in(t, i, 0) || w->axis || w->rows != dy->cols) return tt__bad(t, i, 1, "a weight of dy");
+    tt__set_shape(&out[0], tt__product_dtype(t, i), dy, w->cols);
+    return !i->in[2] || tt__shape_in(t, i, 2, dy, w->cols);
+}
+
+static bool tt__layout_LINEAR_DX(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    const bool by_rows = in[1] == TT__ROWS, by_cols = in[1] == TT__COLS;
+    (void)t;
+    out[0] = by_rows ? TT__PARTIAL : by_cols ? TT__COLS : in[0];
+    return (by_rows ? in[0] == TT__COLS && !i->in[2] : by_cols ? in[0] == TT__WHOLE : in[0] <= TT__ROWS) &&
+           tt__laid_out(i, in, 2, out[0]);
+}
+
+static const tt__rules tt__rules_LINEAR_DX = {tt__shape_LINEAR_DX, tt__layout_LINEAR_DX, {NULL},
+    tt__product_bytes, tt__cuda_LINEAR_DX};
+
+static bool tt__shape_LINEAR_DW(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *dy = tt__in(t, i, 0), *x = tt__in(t, i, 1);
+    tt__set_fixed(&out[0], TT_F32, dy->cols, x->cols);
+    tt__set_fixed(&out[1], TT_F32, 1, dy->cols);
+    if (!i->attr.fp8) return tt__float_in(t, i, 0) && tt__shape_in(t, i, 1, dy, x->cols);
+    if (!tt__factor_in(t, i, 0) || !tt__factor_in(t, i, 1)) return false;
+    return tt__same_rows(x, dy) || tt__bad(t, i, 1, "as many rows as dy");
+}
+
+static bool tt__layout_LINEAR_DW(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    const bool rows = in[0] == TT__ROWS;
+    (void)t; (void)i;
+    out[0] = rows ? TT__PARTIAL : in[0] == TT__COLS ? TT__ROWS : in[1];
+    out[1] = rows ? TT__PARTIAL : in[0];
+    return rows ? in[1] == TT__ROWS : (in[0] == TT__WHOLE && in[1] == TT__COLS) ||
+           (in[0] == TT__COLS && in[1] == TT__WHOLE) || (in[0] == TT__WHOLE && in[1] == TT__WHOLE);
+}
+
+static size_t tt__cpu_LINEAR_DW(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *dy = tt__in(t, i, 0);
+    size_t gemm = tt__product_bytes(threads, t, i), sums = tt__sum_rows_bytes(threads, dy->rows, dy->cols);
+    return gemm > sums ? gemm : sums;
+}
+
+enum { TT__NEAR = 64 }; /* instructions that are searched for what wrote an operand */
+
+/* Result o of instruction k, the sums of in[0]'s columns, gets an instruction of its own before it. */
+static void tt__sum_columns_apart(tt_tape *t, int k, int o)
+{
+    tt__instr i = t->code[k], sums = i;
+    if (i.op == TT__OP_SUM_ROWS) return;
+    sums.op = TT__OP_SUM_ROWS;
+    memset(sums.in, 0, sizeof sums.in);
+    memset(sums.out, 0, sizeof sums.out);
+    memset(&sums.attr, 0, sizeof sums.attr);
+    sums.in[0] = i.in[0];
+    sums.out[0] = i.out[o];
+    sums.add = i.add >> o & 1;
+    sums.add_later = i.add_later >> o & 1;
+    if (!tt__insert(t, k, &sums)) return;
+    i.out[o] = 0;
+    i.add &= ~(1u << o);
+    i.add_later &= ~(1u << o);
+    if (i.out[0]) tt__put(t, k, &i);
+    else tt__drop(t, k);
+}
+
+/* Which outputs of i, of those whose columns it can sum and does not yet, make up v, as bits: one, or several
+   side by side. 0: none do. Attention's backward sums what its kernels of 16-bit numbers write. */
+static unsigned tt__outputs_that_make(const tt_tape *t, const tt__instr *i, const tt__value *v)
+{
+    const int summed = tt__summed(i), first = tt__ops[i->op].outputs - summed;
+    unsigned parts = 0;
+    int64_t columns = 0;
+    if (i->op == TT__OP_ATTENTION_BACKWARD && v->shape.dtype == TT_F32) return 0;
+    for (int j = 0; j < TT__MAX_OUT; j++) {
+        const tt__value *y = &t->values[i->out[j]];
+        if (!i->out[j] || y->base != v->base) continue;
+        const bool rows = tt__same_rows(&y->shape, &v->shape) && y->ld == v->ld &&
+                          y->offset / y->ld == v->offset / v->ld;
+        const bool beside = rows && (y->offset + y->shape.cols <= v->offset ||
+                                     v->offset + v->shape.cols <= y->offset);
+        if (beside) continue;
+        if (!rows || j >= summed || y->offset != v->offset + columns) return 0;
+        if (i->out[first + j] || (i->add_later >> j & 1)) return 0;
+        columns += y->shape.cols;
+        parts |= 1u << j;
+    }
+    return columns == v->shape.cols ? parts : 0;
+}
+
+/* Result o of instruction k, the sums of in[0]'s columns, becomes a result of the instruction that wrote
+   in[0] last (or several, of one that wrote it in parts side by side), if its op can (TT__COLUMN_SUMS): a
+   kernel that has a gradient in registers adds it up at once, where another would read all of it again. Not
+   where memory is the host's, as kernels there make no use of it, nor of tensor ranks, which add to gradients
+   in between. */
+static void tt__fuse_column_sums(tt_tape *t, int k, int o)
+{
+    tt__instr i = t->code[k];
+    const tt__value *v = &t->values[i.in[0]], *sums = &t->values[i.out[o]];
+    const int64_t begin = v->offset;
+    if (!i.out[o] || t->host || t->tensor > 1) return;
+    for (int m = k - 1; m >= 0 && m >= k - TT__NEAR; m--) {
+        tt__instr from = t->code[m];
+        bool writes = false;
+        if (from.op < 0) continue;
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (from.in[j] && t->values[from.in[j]].base == sums->base) return;
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            if (from.out[j] && t->values[from.out[j]].base == sums->base) return;
+            writes |= from.out[j] && t->values[from.out[j]].base == v->base;
+        }
+        if (!writes) continue;
+        const bool product = from.op == TT__OP_LINEAR_DX && !from.in[2]; /* nothing reads it again */
+        const unsigned parts = product ? 0 : tt__outputs_that_make(t, &from, v);
+        if (!parts) return;
+        if (from.segment != i.segment || from.slot != i.slot) return;
+        if (from.stage != i.stage) { /* the same sums, on the stage that has the bias */
+            tt__sum_columns_apart(t, k, o);
+            return;
+        }
+        for (int j = 0, first = tt__ops[from.op].outputs - tt__summed(&from); j < tt__summed(&from); j++) {
+            if (!(parts >> j & 1)) continue;
+            const tt__value y = t->values[from.out[j]], whole = t->values[i.out[o]];
+            const tt__shape columns = {whole.shape.dtype, 1, y.shape.cols, 0, 0};
+            const bool all = y.shape.cols == whole.shape.cols;
+            from.out[first + j] = all ? i.out[o]
+                : tt__new_view(t, i.out[o], &columns, y.offset - begin, whole.ld, whole.name);
+            if (!from.out[first + j]) return;
+            from.add |= (i.add >> o & 1) << (first + j);
+            from.add_later |= (i.add_later >> o & 1) << (first + j);
+        }
+        i.out[o] = 0;
+        i.add &= ~(1u << o);
+        i.add_later &= ~(1u << o);
+        if (i.out[0]) tt__put(t, k, &i);
+        else tt__drop(t, k);
+        tt__put(t, m, &from);
+        return;
+    }
+}
+
+static void tt__fuse_LINEAR_DW(tt_tape *t, int k, int32_t root, bool later)
+{
+    (void)root;
+    if (later) tt__fuse_column_sums(t, k, 1);
+}
+
+static const tt__rules tt__rules_LINEAR_DW = {tt__shape_LINEAR_DW, tt__layout_LINEAR_DW, {NULL},
+    tt__cpu_LINEAR_DW, tt__cuda_LINEAR_DW, NULL, tt__fuse_LINEAR_DW};
+
+/* Products of one x, such as those that make queries, keys and values, and those that make the gradients of
+   their weights, are one product where the operands that they do not share lie side by side: weights and
+   their gradients row below row, biases and their gradients, results and the gradients of these column beside
+   column. The roles of such operands: in[0] to in[2], out[0] and out[1]. */
+
+enum { TT__ROLES = 5, TT__RESULT_ROLE = 3 };
+
+/* The role of x, which they share. */
+static int tt__shared_role(const tt__instr *i) { return i->op == TT__OP_LINEAR_DW ? 1 : 0; }
+
+/* Do operands of a role lie below each other, not beside? */
+static bool tt__lies_below(const tt__instr *i, int role)
+{
+    return role == (i->op == TT__OP_LINEAR_DW ? TT__RESULT_ROLE : 1);
+}
+
+static int32_t tt__in_role(const tt__instr *i, int role)
+{
+    return role < TT__RESULT_ROLE ? i->in[role] : i->out[role - TT__RESULT_ROLE];
+}
+
+/* Do products i and j do the same with one x, so that they are one if their operands lie side by side? */
+static bool tt__is_one_product(const tt_tape *t, const tt__instr *i, const tt__instr *j)
+{
+    const bool joins = i->op == TT__OP_LINEAR || i->op == TT__OP_LINEAR_DW;
+    const int x = tt__shared_role(i);
+    if (!joins || i->op != j->op || i->in[x] != j->in[x] || i->in[3] || j->in[3]) return false;
+    if (i->attr.fp8 || j->attr.fp8 || i->attr.act || j->attr.act || i->attr.narrow != j->attr.narrow)
+        return false;
+    for (int role = 0; role < TT__ROLES; role++) {
+        const int32_t a = tt__in_role(i, role), b = tt__in_role(j, role);
+        if (!a != !b || t->values[a].shape.dtype != t->values[b].shape.dtype) return false;
+    }
+    return i->out[0] && i->add == j->add && i->add_later == j->add_later && i->segment == j->segment &&
+           i->stage == j->stage && i->again == j->again && i->always == j->always && i->later == j->later &&
+           i->slot == j->slot && i->once == j->once;
+}
+
+static tt__mat *tt__mat_in_role(tt__launch *l, int role)
+{
+    return role < TT__RESULT_ROLE ? &l->in[role] : &l->out[role - TT__RESULT_ROLE];
+}
+
+/* Does b begin where a ends, below or beside it, so that both are one matrix? Two that are not there do. */
+static bool tt__lies_behind(const tt__mat *a, const tt__mat *b, bool below)
+{
+    const int64_t apart = (below ? a->rows * a->ld : a->cols) * (int64_t)tt_dtype_bytes(a->dtype);
+    const bool alike = below ? a->cols == b->cols && a->ld == b->ld
+                             : a->rows == b->rows && (a->ld == b->ld || a->rows == 1);
+    if (!a->data || !b->data) return !a->data && !b->data;
+    return alike && a->dtype == b->dtype && (char *)a->data + apart == (char *)b->data;
+}
+
+/* Of n products that run together, those whose operands lie side by side become one, but for those that need
+   scratch, which is for one alone. Returns how many are left. */
+static int tt__join_launches(tt__launch *l, int n)
+{
+    int last = 0;
+    for (int k = 1; k < n; k++) {
+        tt__launch *to = &l[last];
+        const int x = tt__shared_role(to->instr);
+        bool joins = to->in[x].data == l[k].in[x].data && !to->instr->workspace && !l[k].instr->workspace;
+        for (int role = 0; role < TT__ROLES && joins; role++) {
+            const bool below = tt__lies_below(to->instr, role);
+            const tt__mat *a = tt__mat_in_role(to, role), *b = tt__mat_in_role(&l[k], role);
+            joins = role == x || tt__lies_behind(a, b, below);
+        }
+        if (!joins && ++last != k) l[last] = l[k];
+        for (int role = 0; role < TT__ROLES && joins; role++) {
+            tt__mat *whole = tt__mat_in_role(to, role);
+            if (role == x) continue;
+            if (tt__lies_below(to->instr, role)) whole->rows += tt__mat_in_role(&l[k], role)->rows;
+            else whole->cols += tt__mat_in_role(&l[k], role)->cols;
+        }
+    }
+    return last + 1;
+}

@@ -1,0 +1,265 @@
+#pragma once
+#include "../../base/base.h"
+#include "../scratch.h"
+#include "../cpu_launch.h"
+#include "../../cpu/variants.h"
+#include "../../cpu/kernels.h"
+#include "../../cpu/vectors.h"
+#include "../../cpu/rows.h"
+#include "../cpu_rows.h"
+#include "../linear/cpu.h"
+
+/* ---------------------------------------------------------------------------------------------------- losses
+   counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0. */
+
+TT__INLINE float TT__K(row_weight)(const tt__launch *l, int operand, int64_t r)
+{
+    float scratch[TT__LANES]; /* one would do, but gcc cannot see it */
+    return l->in[operand].data ? *TT__K(row_in)(&l->in[operand], r, scratch, 0) : 1.0f;
+}
+
+/* The weights of classes, which are f32 as all inputs; NULL: the operand has those of rows. */
+TT__INLINE const float *TT__K(class_weights)(const tt__launch *l, int operand)
+{
+    return l->instr->attr.by_class ? (const float *)l->in[operand].data : NULL;
+}
+
+TT__ROWS_FN(cross_entropy_rows)
+{
+    const tt__attr *attr = &l->instr->attr;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    int64_t n = l->in[0].cols;
+    const float *weights = TT__K(class_weights)(l, 2);
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), sx = s;
+        int64_t c = 0;
+        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+        float m = TT__K(max_lane)(top);
+        for (; c < n; c++) m = x[c] > m ? x[c] : m;
+        for (c = 0; c + TT__LANES <= n; c += TT__LANES) {
+            tt__vf v = TT__K(load)(x + c);
+            s += TT__K(exp)(v - m);
+            sx += v;
+        }
+        float sum = TT__K(sum)(s), sum_x = TT__K(sum)(sx);
+        for (; c < n; c++) { sum += expf(x[c] - m); sum_x += x[c]; }
+        float lse = m + logf(sum);
+        *(float *)tt__at(&l->out[1], r) = lse;
+        if (targets[r] == attr->ignore_index) { row_loss[r] = row_right[r] = 0; continue; }
+        const float smoothed = attr->smoothing > 0 ? attr->smoothing * (sum_x / (float)n) : 0;
+        row_loss[r] = lse - (1 - attr->smoothing) * x[targets[r]] - smoothed;
+        if (weights) { /* with its weights, as these differ within the row */
+            float all = 0;
+            for (c = 0; c < n && attr->smoothing > 0; c++) all += weights[c] * (lse - x[c]);
+            row_loss[r] = (1 - attr->smoothing) * weights[targets[r]] * (lse - x[targets[r]]) +
+                          attr->smoothing / (float)n * all;
+        }
+        bool right = x[targets[r]] == m; /* the first of those that are greatest, as argmax */
+        for (c = 0; c < targets[r] && right; c++) right = x[c] != m;
+        row_right[r] = right;
+    }
+}
+
+TT__INLINE void TT__K(sum_losses)(const tt__launch *l, const int32_t *targets)
+{
+    const float *row_loss = (const float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    const float *weights = targets ? TT__K(class_weights)(l, 2) : NULL;
+    double loss = 0, total = 0, right = 0;
+    for (int64_t r = 0; r < l->in[0].rows; r++) {
+        if (targets && targets[r] == l->instr->attr.ignore_index) continue;
+        double w = weights ? weights[targets[r]] : TT__K(row_weight)(l, 2, r);
+        loss += weights ? row_loss[r] : w * row_loss[r];
+        total += w;
+        right += w * row_right[r];
+    }
+    float *counts = (float *)l->out[2].data;
+    counts[0] = (float)loss; counts[1] = (float)total; counts[2] = (float)right; counts[3] = 0;
+    *(float *)l->out[0].data = (float)(loss / total);
+}
+
+TT__FN tt_status TT__K(run_CROSS_ENTROPY)(const tt__launch *l)
+{
+    tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(cross_entropy_rows));
+    TT__K(sum_losses)(l, (const int32_t *)l->in[1].data);
+    return TT_OK;
+}
+
+/* What a row's gradient is multiplied by, beside its weight: upstream gradient / number of targets. */
+TT__INLINE float TT__K(loss_factor)(const tt__launch *l, const tt__mat *counts)
+{
+    double norm = TT__RUN_OF(l) ? TT__RUN_OF(l)->loss_norm : ((const float *)counts->data)[1];
+    return norm > 0 ? (float)(*(const float *)l->in[0].data / norm) : 0.0f;
+}
+
+TT__ROW_FN(row_CROSS_ENTROPY_BACKWARD)
+{
+    const float smoothing = l->instr->attr.smoothing, lse = *(const float *)tt__at(&l->in[4], r);
+    const float *weights = TT__K(class_weights)(l, 3);
+    const int32_t target = ((const int32_t *)l->in[2].data)[r];
+    if (target == l->instr->attr.ignore_index) { memset(y, 0, (size_t)n * 4); return; }
+    if (weights) {
+        const float factor = TT__K(loss_factor)(l, &l->in[5]), each = smoothing / (float)n;
+        float all = (1 - smoothing) * weights[target]; /* of the weights in the smoothed target */
+        for (int64_t c = 0; c < n && smoothing > 0; c++) all += each * weights[c];
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
+            TT__K(store_n)(y + c, (p * all - each * TT__K(load_n)(weights + c, n - c)) * factor, n - c);
+        }
+        y[target] -= (1 - smoothing) * weights[target] * factor;
+        return;
+    }
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - lse);
+        TT__K(store_n)(y + c, (p - smoothing / (float)n) * w, n - c);
+    }
+    y[target] -= (1 - smoothing) * w;
+}
+
+TT__RUN_MAP(CROSS_ENTROPY_BACKWARD, 1, 1)
+
+/* Forward and backward of a linear layer and its cross-entropy, chunk by chunk of rows (tt__pass_fuse_loss),
+   by the kernels of those ops. Gradients of logits have the dtype of x, in the place of the logits. */
+TT__FN tt_status TT__K(run_LINEAR_CROSS_ENTROPY)(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *dx = &l->out[1];
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    const int64_t rows = x->rows, classes = w->rows,
+                  chunk = tt__ceil_div(rows, tt__ceil_div(rows, TT__LOSS_CHUNK));
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + rows,
+          *lse = row_loss + tt__align_up((size_t)rows * 8) / 4;
+    float *logits = lse + tt__align_up((size_t)chunk * 4) / 4; /* see tt__loss_bytes */
+    double total = 0;
+    tt__launch forward = *l, loss = *l, back = *l, part = *l;
+    for (int64_t r = 0; r < rows; r++)
+        if (targets[r] != l->instr->attr.ignore_index) total += TT__K(row_weight)(l, 2, r);
+    ((float *)l->out[2].data)[1] = (float)total;
+    forward.workspace = tt__workspace_at(l, tt__loss_bytes(rows, classes));
+    loss.workspace = back.workspace = part.workspace = forward.workspace;
+    forward.in[1] = *w;
+    forward.in[2] = l->in[4];
+    forward.in[3].data = forward.out[1].data = part.in[2].data = NULL;
+    forward.add[0] = back.add[0] = false;
+    for (int64_t r = 0, n; r < rows; r += n) {
+        n = tt__min(chunk, rows - r);
+        tt__mat z = {logits, TT_F32, n, classes, classes}, dz = z, xs = tt__rows_of(x, r, n),
+                lses = {lse, TT_F32, n, 1, 1};
+        dz.dtype = x->dtype;
+        dz.ld = classes * (int64_t)(sizeof(float) / tt_dtype_bytes(x->dtype));
+        forward.in[0] = xs;
+        forward.out[0] = z;
+        TT__K(run_LINEAR)(&forward);
+        loss.in[0] = z;
+        loss.in[1] = tt__rows_of(&l->in[1], r, n);
+        loss.out[1] = lses;
+        tt__for_rows(&loss, &z, tt__align_up((size_t)n * 8), TT__K(cross_entropy_rows));
+        memcpy(row_loss + r, loss.workspace, (size_t)n * 4);
+        memcpy(row_right + r, (const float *)loss.workspace + n, (size_t)n * 4);
+        if (!dx->data && !l->out[3].data && !l->out[4].data) continue;
+        back.in[0] = l->in[5];
+        back.in[1] = z;
+        back.in[2] = loss.in[1];
+        back.in[3] = weights->data ? tt__rows_of(weights, r, n) : *weights;
+        back.in[4] = lses;
+        back.in[5] = l->out[2];
+        back.out[0] = dz;
+        TT__K(run_CROSS_ENTROPY_BACKWARD)(&back);
+        part.in[0] = dz;
+        if (dx->data) {
+            part.in[1] = *w;
+            part.out[0] = tt__rows_of(dx, r, n);
+            part.add[0] = l->add[1];
+            TT__K(run_LINEAR_DX)(&part);
+        }
+        part.in[1] = xs;
+        part.out[0] = l->out[3];
+        part.out[1] = l->out[4];
+        part.add[0] = l->add[3] || r > 0;
+        part.add[1] = l->add[4] || r > 0;
+        TT__K(run_LINEAR_DW)(&part);
+    }
+    TT__K(sum_losses)(l, targets);
+    return TT_OK;
+}
+
+TT__ROWS_FN(soft_cross_entropy_rows)
+{
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    const int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *p = TT__K(row_in)(&l->in[1], r, scratch, 2);
+        float *stats = (float *)tt__at(&l->out[1], r);
+        tt__vf top = TT__K(splat)(-INFINITY), s = TT__K(zero)(), loss = s, mass = s;
+        int64_t c = 0;
+        for (; c + TT__LANES <= n; c += TT__LANES) top = TT__K(max)(TT__K(load)(x + c), top);
+        float m = TT__K(max_lane)(top);
+        for (; c < n; c++) m = x[c] > m ? x[c] : m;
+        for (c = 0; c + TT__LANES <= n; c += TT__LANES) s += TT__K(exp)(TT__K(load)(x + c) - m);
+        float sum = TT__K(sum)(s);
+        for (; c < n; c++) sum += expf(x[c] - m);
+        const float lse = m + logf(sum);
+        for (c = 0; c < n; c += TT__LANES) {
+            const tt__vf share = TT__K(load_n)(p + c, n - c);
+            loss = TT__K(fma)(share, lse - TT__K(load_n)(x + c, n - c), loss);
+            mass += share;
+        }
+        stats[0] = lse;
+        stats[1] = TT__K(sum)(mass);
+        row_loss[r] = TT__K(sum)(loss);
+        row_right[r] = 0;
+    }
+}
+
+TT__FN tt_status TT__K(run_SOFT_CROSS_ENTROPY)(const tt__launch *l)
+{
+    tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(soft_cross_entropy_rows));
+    TT__K(sum_losses)(l, NULL);
+    return TT_OK;
+}
+
+TT__ROW_FN(row_SOFT_CROSS_ENTROPY_BACKWARD)
+{
+    const float *stats = (const float *)tt__at(&l->in[4], r);
+    const float w = TT__K(loss_factor)(l, &l->in[5]) * TT__K(row_weight)(l, 3, r);
+    for (int64_t c = 0; c < n; c += TT__LANES) {
+        const tt__vf p = TT__K(exp)(TT__K(load_n)(x[0] + c, n - c) - stats[0]);
+        TT__K(store_n)(y + c, (p * stats[1] - TT__K(load_n)(x[1] + c, n - c)) * w, n - c);
+    }
+}
+
+TT__RUN_MAP(SOFT_CROSS_ENTROPY_BACKWARD, 1, 2)
+
+TT__ROWS_FN(squared_error_rows)
+{
+    float *row_loss = (float *)l->workspace, *row_right = row_loss + l->in[0].rows;
+    int64_t n = l->in[0].cols;
+    for (int64_t r = from; r < to; r++) {
+        const float *x = TT__K(row_in)(&l->in[0], r, scratch, 1);
+        const float *y = TT__K(row_in)(&l->in[1], r, scratch, 2);
+        tt__vf s = TT__K(zero)();
+        for (int64_t c = 0; c < n; c += TT__LANES) {
+            tt__vf d = TT__K(load_n)(x + c, n - c) - TT__K(load_n)(y + c, n - c);
+            s = TT__K(fma)(d, d, s);
+        }
+        row_loss[r] = TT__K(sum)(s) / (float)n;
+        row_right[r] = 0;
+    }
+}
+
+TT__FN tt_status TT__K(run_MEAN_SQUARED_ERROR)(const tt__launch *l)
+{
+    tt__for_rows(l, &l->in[0], tt__align_up((size_t)l->in[0].rows * 8), TT__K(squared_error_rows));
+    TT__K(sum_losses)(l, NULL);
+    return TT_OK;
+}
+
+TT__ROW_FN(row_MEAN_SQUARED_ERROR_BACKWARD)
+{
+    const float w = 2 * TT__K(loss_factor)(l, &l->in[4]) * TT__K(row_weight)(l, 3, r) / (float)n;
+    TT__K(axpby)(y, w, x[0], -w, x[1], n);
+}
+
+TT__RUN_MAP(MEAN_SQUARED_ERROR_BACKWARD, 1, 2)

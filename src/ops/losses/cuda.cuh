@@ -1,0 +1,759 @@
+#pragma once
+#include "../../backend/backend.h"
+#include "../../cuda/system.cuh"
+#include "../../cuda/portability.cuh"
+#include "../../cuda/numbers.cuh"
+#include "../../cuda/groups.cuh"
+#include "../elementwise/cuda.cuh"
+
+// ================================================================================================== losses
+// counts: sum of weighted losses, sum of weights, sum of the weights of rows that were predicted right, 0.
+
+// The most blocks, each of which leaves one partial sum in the resident workspace. Tests make it smaller.
+#ifndef TT__LOSS_BLOCKS
+#define TT__LOSS_BLOCKS 1024
+#endif
+
+// The sum over a block of THREADS, in every thread, in a fixed order. All threads call it.
+template <int THREADS> __device__ __forceinline__ double block_sum(double v)
+{
+    TT__SHARED(double, part, [THREADS / 32]);
+    TT__UNROLL for (int m = 16; m; m >>= 1) v += __shfl_xor_sync(0xffffffffu, v, m);
+    __syncthreads(); // an earlier call may still be read
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    double sum = 0;
+    TT__UNROLL for (int i = 0; i < THREADS / 32; i++) sum += part[i];
+    return sum;
+}
+
+__device__ __forceinline__ float row_weight(const tt__mat &weights, int64_t r)
+{
+    return weights.data ? load_any(weights.data, weights.dtype, r * weights.ld) : 1.0f;
+}
+
+// What a row's gradient is multiplied by: upstream gradient / number of targets.
+__device__ __forceinline__ float loss_factor(const tt__run *run, const float *dloss, const float *counts)
+{
+    double norm = run ? run->loss_norm : counts[1];
+    return norm > 0 ? (float)(*dloss / norm) : 0.0f;
+}
+
+template <int THREADS>
+__device__ __forceinline__ void store_counts(loss_sums sums, float *counts, float *loss)
+{
+    sums.loss = block_sum<THREADS>(sums.loss);
+    sums.weight = block_sum<THREADS>(sums.weight);
+    sums.right = block_sum<THREADS>(sums.right);
+    if (threadIdx.x) return;
+    counts[0] = (float)sums.loss; counts[1] = (float)sums.weight; counts[2] = (float)sums.right;
+    counts[3] = 0;
+    *loss = (float)(sums.loss / sums.weight);
+}
+
+template <int THREADS> __device__ __forceinline__ void store_partial(loss_sums sums, loss_sums *partial)
+{
+    sums.loss = block_sum<THREADS>(sums.loss);
+    sums.weight = block_sum<THREADS>(sums.weight);
+    sums.right = block_sum<THREADS>(sums.right);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sums;
+}
+
+__global__ void __launch_bounds__(256) loss_counts(const loss_sums *partial, int n, float *counts,
+                                                   float *loss)
+{
+    tt__begin_kernel();
+    loss_sums sums = {0, 0, 0};
+    for (int k = (int)threadIdx.x; k < n; k += 256) {
+        sums.loss += partial[k].loss;
+        sums.weight += partial[k].weight;
+        sums.right += partial[k].right;
+    }
+    store_counts<256>(sums, counts, loss);
+}
+
+// What a row's logits say; the same in every thread that works on it.
+struct row_result { float lse, loss; bool right; };
+
+// What the lanes of a warp know of a row, together: greatest logit, sum of exponentials relative to it, sum.
+__device__ __forceinline__ void merge_rows(float &m, float &s, float &sx, bool &right)
+{
+    const float top = warp_max(m);
+    s = warp_sum(s * fast_exp(m - (top == -INFINITY ? 0 : top)));
+    sx = warp_sum(sx);
+    right = __all_sync(0xffffffffu, right);
+    m = top;
+}
+
+// The running sums of a thread over its part of a row of n logits. The sum of exponentials `s` is kept
+// relative to the greatest logit so far, `m` (Milakov, Gimelshein: "Online normalizer calculation for
+// softmax", 2018), so that one pass is enough; sx sums the logits; `right` says whether the target's logit
+// `own` is the first of the greatest, as argmax has it.
+struct logit_sums {
+    float m, s, sx, own;
+    bool right;
+
+    __device__ __forceinline__ void begin(float logit_of_target)
+    {
+        m = -INFINITY; s = sx = 0;
+        own = logit_of_target;
+        right = own == own;
+    }
+    // Columns [c, c + N); columns from n on hold -INFINITY.
+    template <int N, class INDEX>
+    __device__ __forceinline__ void add(const float (&v)[N], INDEX c, INDEX n, INDEX target, bool smooth)
+    {
+        float top = v[0], some = 0;
+        TT__UNROLL for (int k = 1; k < N; k++) top = fmaxf(top, v[k]);
+        const float to = fmaxf(m, top), base = to == -INFINITY ? 0 : to;
+        TT__UNROLL for (int k = 0; k < N; k++) some += fast_exp(v[k] - base);
+        s = s * fast_exp(m - base) + some;
+        m = to;
+        if (smooth) TT__UNROLL for (int k = 0; k < N; k++) sx += c + k < n ? v[k] : 0;
+        if (target >= c + N) right &= !(top >= own);
+        else if (target < c) right &= !(top > own);
+        else TT__UNROLL for (int k = 0; k < N; k++) right &= c + k < target ? !(v[k] >= own) : !(v[k] > own);
+    }
+    // The result of the row, in each of its THREADS threads: a warp or a block.
+    template <int THREADS> __device__ __forceinline__ row_result finish(int64_t n, float smoothing)
+    {
+        const int thread = (int)threadIdx.x % THREADS;
+        merge_rows(m, s, sx, right);
+        if (THREADS > 32) {
+            TT__SHARED(float4, part, [(THREADS + 31) / 32]);
+            __syncthreads(); // those of the last row may still be read
+            if (thread % 32 == 0) part[thread / 32] = make_float4(m, s, sx, right ? 1.0f : 0.0f);
+            __syncthreads();
+            const bool there = thread % 32 < THREADS / 32;
+            const float4 of = there ? part[thread % 32] : make_float4(-INFINITY, 0, 0, 1);
+            m = of.x; s = of.y; sx = of.z; right = of.w != 0;
+            merge_rows(m, s, sx, right);
+        }
+        const float log_s = logf(s);
+        return {m + log_s, m - own + log_s + (smoothing > 0 ? smoothing * (own - sx / (float)n) : 0), right};
+    }
+};
+
+// The result of a row of n logits, by a warp or by a block of THREADS. Target -1: only lse is wanted.
+template <int THREADS>
+__device__ __forceinline__ row_result row_cross_entropy(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                        int64_t target, float smoothing)
+{
+    logit_sums sums;
+    sums.begin(target >= 0 ? load_any(x, dtype, target) : 0);
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide, -INFINITY);
+        sums.add<8, int64_t>(v, c, n, target, smoothing > 0);
+    }
+    return sums.finish<THREADS>(n, smoothing);
+}
+
+// Of a row of n logits: the sum over classes of weight (lse - logit), by a warp or by a block of 256.
+template <int THREADS>
+__device__ __forceinline__ float row_of_classes(const void *x, tt_dtype dtype, int64_t n, bool wide,
+                                                const float *class_weights, float lse)
+{
+    float sum = 0;
+    for (int64_t c = 8 * ((int)threadIdx.x % THREADS); c < n; c += 8 * THREADS) {
+        float v[8];
+        load8(v, x, dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) sum += c + k < n ? class_weights[c + k] * (lse - v[k]) : 0;
+    }
+    return THREADS == 32 ? warp_sum(sum) : (float)block_sum<256>(sum);
+}
+
+// Rows of logits x (rows, n), each read once, by groups of GROUP threads: a warp for few classes, a block for
+// many. With weights of classes and smoothing they are read twice.
+template <int GROUP>
+__global__ void __launch_bounds__(256) cross_entropy(tt__mat x, const int32_t *targets, tt__mat weights,
+                                                     const float *class_weights, tt__mat lse, int ignore,
+                                                     float smoothing, bool wide, loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t groups = 256 / GROUP;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const int32_t target = targets[r];
+        const row_result row = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, x.cols, wide,
+                                                        target == ignore ? -1 : target,
+                                                        class_weights ? 0 : smoothing);
+        float smoothed = 0;
+        if (class_weights && smoothing > 0)
+            smoothed = smoothing / (float)x.cols *
+                       row_of_classes<GROUP>(row_at(x, r), x.dtype, x.cols, wide, class_weights, row.lse);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)lse.data)[r * lse.ld] = row.lse;
+        if (target == ignore) continue;
+        const double w = class_weights ? class_weights[target] : row_weight(weights, r);
+        sums.loss += class_weights ? (1 - smoothing) * w * row.loss + smoothed : w * row.loss;
+        sums.weight += w;
+        sums.right += row.right ? w : 0;
+    }
+    store_partial<256>(sums, partial);
+}
+
+// The weights of classes, operand k, which are f32 as all inputs; NULL: it has those of rows.
+const float *class_weights_of(const tt__launch *l, int k)
+{
+    return l->instr->attr.by_class ? (const float *)l->in[k].data : NULL;
+}
+
+cudaError_t run_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0];
+    const tt__attr *a = &l->instr->attr;
+    const bool many = x->cols > 2048;
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    const float *classes = class_weights_of(l, 2);
+    cudaError_t e = many ? TT__LAUNCH((cross_entropy<256>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
+                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial)
+                         : TT__LAUNCH((cross_entropy<32>), blocks, 256, 0, d->stream, *x, targets, l->in[2],
+                                      classes, l->out[1], a->ignore_index, a->smoothing, is_wide(x), partial);
+    if (e != cudaSuccess) return e;
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
+}
+
+// Gradient of N logits from column c on: (softmax - target) w, where the target has 1 - smoothing more
+// than the smoothing / n of all.
+template <int N, class INDEX>
+__device__ __forceinline__ void cross_entropy_gradient(float (&x)[N], INDEX c, int64_t n, int32_t target,
+                                                       float lse, float smoothing, float w)
+{
+    TT__UNROLL for (int k = 0; k < N; k++) {
+        x[k] = (fast_exp(x[k] - lse) - smoothing / (float)n) * w;
+        if (c + k == target) x[k] -= (1 - smoothing) * w;
+    }
+}
+
+// The same where classes have weights, whose sum is `sum`: smoothed targets weigh each class as itself.
+__device__ __forceinline__ void cross_entropy_gradient_of_classes(float (&x)[8], int64_t c, int64_t n,
+                                                                  int32_t target, float lse, float smoothing,
+                                                                  const float *weights, float sum,
+                                                                  float factor)
+{
+    const float each = smoothing / (float)n, own = (1 - smoothing) * weights[target];
+    TT__UNROLL for (int k = 0; k < 8; k++) {
+        const float of_class = c + k < n ? each * weights[c + k] : 0;
+        x[k] = (fast_exp(x[k] - lse) * (own + each * sum) - of_class) * factor;
+        if (c + k == target) x[k] -= own * factor;
+    }
+}
+
+// dx (rows, n) [+]= ...: x and dx cross memory once. A thread does eight elements of a row at a time.
+__global__ void __launch_bounds__(256) cross_entropy_backward(const float *dloss, tt__mat x,
+                                                              const int32_t *targets, tt__mat weights,
+                                                              const float *class_weights, tt__mat lse,
+                                                              const float *counts, tt__mat dx, bool add,
+                                                              int ignore, float smoothing, bool wide,
+                                                              const tt__run *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, counts);
+    double sum = 0; // of the weights of classes
+    if (class_weights && smoothing > 0) {
+        for (int64_t c = threadIdx.x; c < n; c += 256) sum += class_weights[c];
+        sum = block_sum<256>(sum);
+    }
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const int32_t target = targets[r];
+        float v[8] = {0}, old[8];
+        if (target != ignore) {
+            const float row_lse = ((const float *)lse.data)[r * lse.ld];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            if (class_weights)
+                cross_entropy_gradient_of_classes(v, c, n, target, row_lse, smoothing, class_weights,
+                                                  (float)sum, factor);
+            else
+                cross_entropy_gradient(v, c, n, target, row_lse, smoothing, factor * row_weight(weights, r));
+        }
+        if (add) {
+            load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) v[k] += old[k];
+        }
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, v);
+    }
+}
+
+enum { TT__ELEMENT_BLOCKS = 4096 }; // of kernels that go through elements: enough to fill any GPU a few times
+
+cudaError_t run_cross_entropy_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *dx = &l->out[0];
+    const tt__attr *a = &l->instr->attr;
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x,
+                      (const int32_t *)l->in[2].data, l->in[3], class_weights_of(l, 3), l->in[4],
+                      (const float *)l->in[5].data, *dx, l->add[0], a->ignore_index, a->smoothing,
+                      is_wide(x) && is_wide(dx), TT__RUN_OF(l));
+}
+
+// Of probabilities p of all classes, in groups as cross_entropy. Logits and p cross memory twice and once.
+template <int GROUP>
+__global__ void __launch_bounds__(256) soft_cross_entropy(tt__mat x, tt__mat p, tt__mat weights,
+                                                          tt__mat stats, bool wide, loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t groups = 256 / GROUP, n = x.cols;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = blockIdx.x * groups + threadIdx.x / GROUP; r < x.rows; r += gridDim.x * groups) {
+        const float lse = row_cross_entropy<GROUP>(row_at(x, r), x.dtype, n, wide, -1, 0).lse;
+        float loss = 0, mass = 0;
+        for (int64_t c = 8 * (threadIdx.x % GROUP); c < n; c += 8 * GROUP) {
+            float v[8], share[8];
+            load8(v, row_at(x, r), x.dtype, c, n - c, wide);
+            load8(share, row_at(p, r), p.dtype, c, n - c, wide);
+            TT__UNROLL for (int k = 0; k < 8; k++) loss += share[k] * (lse - v[k]);
+            TT__UNROLL for (int k = 0; k < 8; k++) mass += share[k];
+        }
+        loss = GROUP == 32 ? warp_sum(loss) : block_sum<256>(loss);
+        mass = GROUP == 32 ? warp_sum(mass) : block_sum<256>(mass);
+        if (threadIdx.x % GROUP) continue;
+        ((float *)stats.data)[r * stats.ld] = lse;
+        ((float *)stats.data)[r * stats.ld + 1] = mass;
+        const double w = row_weight(weights, r);
+        sums.loss += w * loss;
+        sums.weight += w;
+    }
+    store_partial<256>(sums, partial);
+}
+
+cudaError_t run_soft_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *p = &l->in[1];
+    const bool many = x->cols > 2048, wide = is_wide(x) && is_wide(p);
+    const unsigned blocks = grid_for(x->rows, many ? 1 : 8, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    cudaError_t e = many ? TT__LAUNCH((soft_cross_entropy<256>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
+                                      l->out[1], wide, partial)
+                         : TT__LAUNCH((soft_cross_entropy<32>), blocks, 256, 0, d->stream, *x, *p, l->in[2],
+                                      l->out[1], wide, partial);
+    if (e != cudaSuccess) return e;
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
+}
+
+// dx [+]= w (softmax(x) * sum of p - p); x, p and dx cross memory once.
+__global__ void __launch_bounds__(256) soft_cross_entropy_backward(const float *dloss, tt__mat x, tt__mat p,
+                                                                   tt__mat weights, tt__mat stats,
+                                                                   const float *counts, tt__mat dx, bool add,
+                                                                   bool wide, const tt__run *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = factor * row_weight(weights, r), *s = (const float *)stats.data + r * stats.ld;
+        float a[8], b[8], old[8] = {0};
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(p, r), p.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (fast_exp(a[k] - s[0]) * s[1] - b[k]) * w + old[k];
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+cudaError_t run_soft_cross_entropy_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *p = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(soft_cross_entropy_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data,
+                      *x, *p, l->in[3], l->in[4], (const float *)l->in[5].data, *dx, l->add[0],
+                      is_wide(x) && is_wide(p) && is_wide(dx), TT__RUN_OF(l));
+}
+
+// Sum over x, y (rows, n) of w (x - y)^2 / n; x and y cross memory once.
+__global__ void __launch_bounds__(256) squared_error(tt__mat x, tt__mat y, tt__mat weights, bool wide,
+                                                     loss_sums *partial)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    loss_sums sums = {0, 0, 0};
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const double w = row_weight(weights, r);
+        float a[8], b[8], s = 0;
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) s += (a[k] - b[k]) * (a[k] - b[k]);
+        sums.loss += w * s;
+        if (c == 0) sums.weight += w;
+    }
+    sums.loss /= (double)n;
+    store_partial<256>(sums, partial);
+}
+
+cudaError_t run_mean_squared_error(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *y = &l->in[1];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__LOSS_BLOCKS);
+    loss_sums *partial = resident_of(l)->losses;
+    cudaError_t e = TT__LAUNCH(squared_error, blocks, 256, 0, d->stream, *x, *y, l->in[2],
+                               is_wide(x) && is_wide(y), partial);
+    if (e != cudaSuccess) return e;
+    return TT__LAUNCH(loss_counts, 1, 256, 0, d->stream, partial, (int)blocks, (float *)l->out[2].data,
+                      (float *)l->out[0].data);
+}
+
+// dx [+]= 2 w (x - y) / n; x, y and dx cross memory once.
+__global__ void __launch_bounds__(256) squared_error_backward(const float *dloss, tt__mat x, tt__mat y,
+                                                              tt__mat weights, const float *counts,
+                                                              tt__mat dx, bool add, bool wide,
+                                                              const tt__run *run)
+{
+    tt__begin_kernel();
+    const int64_t n = x.cols, per_row = (n + 7) / 8, all = x.rows * per_row;
+    const float factor = loss_factor(run, dloss, counts);
+    for (int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x; i < all; i += gridDim.x * (int64_t)256) {
+        const int64_t r = i / per_row, c = (i - r * per_row) * 8;
+        const float w = 2 * factor * row_weight(weights, r) / (float)n;
+        float a[8], b[8], old[8] = {0};
+        load8(a, row_at(x, r), x.dtype, c, n - c, wide);
+        load8(b, row_at(y, r), y.dtype, c, n - c, wide);
+        if (add) load8(old, row_at(dx, r), dx.dtype, c, n - c, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) a[k] = (a[k] - b[k]) * w + old[k];
+        store8(row_at(dx, r), dx.dtype, c, n - c, wide, a);
+    }
+}
+
+cudaError_t run_mean_squared_error_backward(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[1], *y = &l->in[2], *dx = &l->out[0];
+    const unsigned blocks = grid_for(x->rows * ((x->cols + 7) / 8), 256, TT__ELEMENT_BLOCKS);
+    return TT__LAUNCH(squared_error_backward, blocks, 256, 0, d->stream, (const float *)l->in[0].data, *x, *y,
+                      l->in[3], (const float *)l->in[4].data, *dx, l->add[0], is_wide(x) && is_wide(y) &&
+                      is_wide(dx), TT__RUN_OF(l));
+}
+
+// Sums over all rows of what linear_cross_entropy left of each, loss and hit, or with NULL of the weights
+// only. Moves up to 16 bytes a row.
+__global__ void __launch_bounds__(1024) linear_loss_counts(const float2 *row_loss, int64_t rows,
+                                                           const int32_t *targets, tt__mat weights,
+                                                           int ignore, float *counts, float *loss)
+{
+    tt__begin_kernel();
+    loss_sums sums = {0, 0, 0};
+    for (int64_t r = threadIdx.x; r < rows; r += 1024) {
+        if (targets[r] == ignore) continue;
+        const double w = row_weight(weights, r);
+        const float2 row = row_loss ? row_loss[r] : make_float2(0, 0);
+        sums.loss += w * row.x;
+        sums.weight += w;
+        sums.right += w * row.y;
+    }
+    store_counts<1024>(sums, counts, loss);
+}
+
+// A chunk's logits z (rows, n), f32 in rows of whole 32 bytes: loss and hit of each row and, unless dz.data
+// is NULL, their gradients dz in the rows' place, in the dtype that it says, with zeros up to the end of a
+// row of z. A block a row, which it reads twice.
+__global__ void __launch_bounds__(1024) linear_cross_entropy(tt__mat z, tt__mat dz, const int32_t *targets,
+                                                             tt__mat weights, const float *dloss,
+                                                             const float *counts, float2 *row_loss,
+                                                             int ignore, float smoothing, const tt__run *run)
+{
+    tt__begin_kernel();
+    const int64_t r = blockIdx.x, n = z.cols;
+    const int32_t target = targets[r];
+    const float *x = (const float *)row_at(z, r);
+    const row_result row = row_cross_entropy<1024>(x, TT_F32, n, true, target == ignore ? -1 : target,
+                                                   smoothing);
+    if (threadIdx.x == 0)
+        row_loss[r] = target == ignore ? make_float2(0, 0) : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+    if (!dz.data) return;
+    const float w = loss_factor(run, dloss, counts) * row_weight(weights, r);
+    for (int64_t c0 = 0; c0 < n; c0 += 8 * 1024) {
+        const int64_t c = c0 + 8 * threadIdx.x;
+        float v[8] = {0};
+        if (c < n && target != ignore) {
+            load8(v, x, TT_F32, c, n - c, true);
+            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 8; k++) if (c + k >= n) v[k] = 0;
+        }
+        __syncthreads(); // 16-bit gradients take the place of logits that other threads read in this round
+        if (c < n) store8(row_at(dz, r), dz.dtype, c, 8, true, v);
+    }
+}
+
+// linear_cross_entropy with gradients, of rows that fit into shared memory. The resident blocks walk over the
+// rows; each thread copies its own columns, four of every 4,096, and asks for those of the block's next row
+// as soon as it has written the gradients of this one. Moves n (4 + dz's size) bytes a row.
+__global__ void __launch_bounds__(1024, 1)
+    linear_cross_entropy_resident(tt__mat z, tt__mat dz, const int32_t *targets, tt__mat weights,
+                                  const float *dloss, const float *counts, float2 *row_loss, int ignore,
+                                  float smoothing, const tt__run *run)
+{
+    tt__begin_kernel();
+    TT__DYN_SHARED(float, logits);
+    const int n = (int)z.cols, end = (n + 7) / 8 * 8, first = 4 * (int)threadIdx.x;
+    const float factor = loss_factor(run, dloss, counts);
+    int64_t r = blockIdx.x;
+    int32_t target = targets[r];
+    float own = target == ignore ? 0 : ((const float *)row_at(z, r))[target];
+    for (int c = first; c < end; c += 4096) tt__cp_async_16(logits + c, (const float *)row_at(z, r) + c);
+    tt__cp_async_commit();
+    while (r < z.rows) {
+        const int64_t next = r + gridDim.x;
+        const float *x = next < z.rows ? (const float *)row_at(z, next) : NULL;
+        logit_sums sums;
+        tt__cp_async_wait<0>(); // for the thread's own columns
+        sums.begin(own);
+        const int32_t of_next = x ? targets[next] : ignore; // there by the time that it is needed
+        for (int c = first; c < n; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            TT__UNROLL for (int k = 1; k < 4; k++) if (c + k >= n) v[k] = -INFINITY;
+            sums.add(v, c, n, target == ignore ? -1 : target, smoothing > 0);
+        }
+        const row_result row = sums.finish<1024>(n, smoothing);
+        own = of_next == ignore ? 0 : x[of_next];
+        if (threadIdx.x == 0)
+            row_loss[r] = target == ignore ? make_float2(0, 0)
+                                           : make_float2(row.loss, row.right ? 1.0f : 0.0f);
+        const float w = factor * row_weight(weights, r);
+        for (int c = first; c < end; c += 4096) {
+            const float4 q = *(const float4 *)(logits + c);
+            float v[4] = {q.x, q.y, q.z, q.w};
+            cross_entropy_gradient(v, c, n, target, row.lse, smoothing, w);
+            TT__UNROLL for (int k = 0; k < 4; k++) if (c + k >= n || target == ignore) v[k] = 0;
+            void *to = row_at(dz, r);
+            if (dz.dtype == TT_F32) {
+                ((float4 *)to)[c / 4] = make_float4(v[0], v[1], v[2], v[3]);
+            } else {
+                const bool b = dz.dtype == TT_BF16;
+                ((uint2 *)to)[c / 4] = make_uint2(b ? pack<bf16>(v[0], v[1]) : pack<f16>(v[0], v[1]),
+                                                  b ? pack<bf16>(v[2], v[3]) : pack<f16>(v[2], v[3]));
+            }
+            if (x) tt__cp_async_16(logits + c, x + c); // behind the store, which has read what lies there
+        }
+        tt__cp_async_commit();
+        r = next;
+        target = of_next;
+    }
+}
+
+cudaError_t linear(const tt__launch *l, const tt__mat *x, const tt__mat *w, const tt__mat *b,
+                   const tt__mat *y);
+cudaError_t linear_dx(const tt__launch *l, const tt__mat *dy, const tt__mat *w, const tt__mat *dx, bool add);
+cudaError_t linear_dw(const tt__launch *l, const tt__mat *dy, const tt__mat *x,
+                      const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b);
+
+tt__mat rows_of(const tt__mat *m, int64_t first, int64_t n)
+{
+    tt__mat part = *m;
+    if (m->data) part.data = (char *)m->data + (size_t)(first * m->ld) * tt_dtype_bytes(m->dtype);
+    part.rows = n;
+    return part;
+}
+
+#ifndef TT__LOSS_CACHE // the most bytes of a row's logits that stay in shared memory; tests make it smaller
+#define TT__LOSS_CACHE ((size_t)1 << 20)
+#endif
+
+// What a chunk's share of a gradient is added to: the gradient, or where it has 16 bits and there are several
+// chunks, f32 sums at *at in the workspace, of which it is made at the end.
+tt__mat loss_sums_of(const tt__mat *m, bool many, char **at)
+{
+    tt__mat sums = *m;
+    if (!m->data || m->dtype == TT_F32 || !many) return sums;
+    sums.data = *at;
+    sums.dtype = TT_F32;
+    sums.ld = m->cols;
+    *at += tt__align_to((size_t)(m->rows * m->cols) * sizeof(float), TT__CUDA_ALIGN);
+    return sums;
+}
+
+// The classes beyond the last multiple of 64, where their number is not a multiple of 8. cuBLASLt has only
+// slow kernels for a product with such a size (1.68 ms instead of 0.26 for 2,048 x 50,257 x 768 on an H200),
+// so that these classes have products of their own, of copies that end with zeros: rows of the weight, and
+// elements of the bias, up to a multiple of 8. Rounding w itself up where it lies would need room behind it
+// wherever it lies: in its home, in pieces, gathered, offloaded and cast.
+struct class_tail {
+    int64_t first, count; // classes; count 0: there are none
+    tt__mat w, b, dw, db; // (rows, in) and (1, rows), rows: count up to a multiple of 8; f32 gradients
+};
+
+// Copies x to the upper left of `to`, and fills the rest of it with zeros. A thread has eight columns.
+__global__ void __launch_bounds__(256) copy_padded(tt__mat x, tt__mat to)
+{
+    tt__begin_kernel();
+    const int64_t per_row = (to.cols + 7) / 8, i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    const int64_t r = i / per_row, c = i % per_row * 8;
+    float v[8];
+    if (r >= to.rows) return;
+    TT__UNROLL for (int k = 0; k < 8; k++) v[k] = r < x.rows && c + k < x.cols ? element(x, r, c + k) : 0.0f;
+    store8(row_at(to, r), to.dtype, c, to.cols - c, to.ld % 8 == 0, v);
+}
+
+cudaError_t run_copy_padded(tt__device *d, const tt__mat &x, const tt__mat &to)
+{
+    return TT__LAUNCH(copy_padded, blocks_for(to.rows * ((to.cols + 7) / 8), 256), 256, 0, d->stream, x, to);
+}
+
+cudaError_t make_class_tail(tt__device *d, const tt__mat *w, const tt__mat *b, bool gradients, char **at,
+                            class_tail *tail)
+{
+    memset(tail, 0, sizeof *tail);
+    tail->first = w->rows;
+    if (w->rows % 8 == 0) return cudaSuccess;
+    const int64_t rows = (w->rows % 64 + 7) / 8 * 8;
+    tail->first = w->rows / 64 * 64;
+    tail->count = w->rows % 64;
+    const auto place = [&](tt__mat *m, tt_dtype dtype, int64_t m_rows, int64_t cols) {
+        *m = {*at, dtype, m_rows, cols, cols};
+        *at += tt__align_to((size_t)(m_rows * cols) * tt_dtype_bytes(dtype), TT__CUDA_ALIGN);
+    };
+    place(&tail->w, w->dtype, rows, w->cols);
+    if (b->data) place(&tail->b, b->dtype, 1, rows);
+    if (gradients) place(&tail->dw, TT_F32, rows, w->cols);
+    if (gradients && b->data) place(&tail->db, TT_F32, 1, rows);
+    cudaError_t e = run_copy_padded(d, rows_of(w, tail->first, tail->count), tail->w);
+    if (e == cudaSuccess && b->data)
+        e = run_copy_padded(d, columns_of(b, tail->first, tail->count), tail->b);
+    return e;
+}
+
+// The three products of a chunk of the loss: logits z, of which dz are the gradients, are f32 in rows that
+// have room for the tail's zeros.
+struct loss_products {
+    const tt__launch *l;
+    tt__mat w, b; // w's first classes, and all of b
+    class_tail tail;
+
+    cudaError_t logits(const tt__mat *x, const tt__mat *z) const
+    {
+        const tt__mat whole = columns_of(z, 0, tail.first), rest = columns_of(z, tail.first, tail.w.rows);
+        const cudaError_t e = linear(l, x, &w, &b, &whole);
+        return e == cudaSuccess && tail.count ? linear(l, x, &tail.w, &tail.b, &rest) : e;
+    }
+    cudaError_t dx(const tt__mat *dz, const tt__mat *dx, bool add) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dx(l, &whole, &w, dx, add);
+        if (e == cudaSuccess && tail.count) e = linear_dx(l, &rest, &tail.w, dx, add || tail.first > 0);
+        return e;
+    }
+    // first: of the chunks. The tail's are summed beside dw and db.
+    cudaError_t dw(const tt__mat *dz, const tt__mat *x, const tt__mat *dw, const tt__mat *db, bool add_w,
+                   bool add_b, bool first) const
+    {
+        const tt__mat whole = columns_of(dz, 0, tail.first), rest = columns_of(dz, tail.first, tail.w.rows);
+        const tt__mat of_w = rows_of(dw, 0, tail.first), of_b = columns_of(db, 0, tail.first);
+        const tt__mat rest_w = dw->data ? tail.dw : no_operand, rest_b = db->data ? tail.db : no_operand;
+        cudaError_t e = cudaSuccess;
+        if (tail.first) e = linear_dw(l, &whole, x, &of_w, &of_b, add_w, add_b);
+        if (e == cudaSuccess && tail.count) e = linear_dw(l, &rest, x, &rest_w, &rest_b, !first, !first);
+        return e;
+    }
+    // Behind the last chunk: dw and db [+]= the tail's.
+    cudaError_t finish(const tt__mat *dw, const tt__mat *db, bool add_w, bool add_b) const
+    {
+        if (!tail.count) return cudaSuccess;
+        const tt__mat of_w = rows_of(dw, tail.first, tail.count);
+        const tt__mat of_b = columns_of(db, tail.first, tail.count);
+        const tt__mat from_w = rows_of(&tail.dw, 0, tail.count), from_b = columns_of(&tail.db, 0, tail.count);
+        cudaError_t e = cudaSuccess;
+        if (dw->data) e = run_groups(l->device, from_w, no_operand, of_w, add_w, false, op_scale{1.0f});
+        if (e == cudaSuccess && db->data)
+            e = run_groups(l->device, from_b, no_operand, of_b, add_b, false, op_scale{1.0f});
+        return e;
+    }
+};
+
+// The rows' losses and gradients of a chunk of logits.
+cudaError_t run_loss_rows(const tt__launch *l, const tt__mat *z, const tt__mat *dz, const int32_t *targets,
+                          tt__mat weights, float2 *row_loss)
+{
+    tt__device *d = l->device;
+    const tt__attr *a = &l->instr->attr;
+    const float *counts = (const float *)l->out[2].data, *dloss = (const float *)l->in[5].data;
+    const size_t cache = (size_t)tt__align_to((size_t)z->cols, 8) * sizeof(float), spare = 2048;
+    if (!dz->data || cache + spare > d->properties.sharedMemPerBlockOptin || cache > TT__LOSS_CACHE)
+        return TT__LAUNCH(linear_cross_entropy, (unsigned)z->rows, 1024, 0, d->stream, *z, *dz, targets,
+                          weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+    int resident = 1;
+    cudaError_t e = cudaFuncSetAttribute(linear_cross_entropy_resident,
+                                         cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)(d->properties.sharedMemPerBlockOptin - spare));
+    if (e == cudaSuccess)
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, linear_cross_entropy_resident, 1024,
+                                                          cache);
+    if (e != cudaSuccess) return e;
+    const unsigned blocks = grid_for(z->rows, 1, d->properties.multiProcessorCount * max(resident, 1));
+    return TT__LAUNCH(linear_cross_entropy_resident, blocks, 1024, cache, d->stream, *z, *dz, targets,
+                      weights, dloss, counts, row_loss, a->ignore_index, a->smoothing, TT__RUN_OF(l));
+}
+
+// At the end of the workspace: of products whose operands have to be copied.
+int64_t loss_products_bytes(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *w = &l->in[3];
+    const int64_t ld = (w->rows + 7) / 8 * 8;
+    const tt__mat z = {NULL, TT_F32, x->rows, ld, ld};
+    return max(tt__cuda_padded_bytes(x, w, &z, &z),
+               max(tt__cuda_padded_bytes(x, w, &z, x), tt__cuda_padded_bytes(x, w, &z, w)));
+}
+
+// As the CPU's, chunk by chunk of rows. The workspace is laid out as tt__cuda_LINEAR_CROSS_ENTROPY says.
+cudaError_t run_linear_cross_entropy(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *weights = &l->in[2], *w = &l->in[3], *b = &l->in[4], *dx = &l->out[1],
+        *dw = &l->out[3], *db = &l->out[4];
+    const tt__attr *a = &l->instr->attr;
+    const int32_t *targets = (const int32_t *)l->in[1].data;
+    const int64_t rows = x->rows, classes = w->rows, ld = (classes + 7) / 8 * 8;
+    const int64_t row_bytes = ld * (int64_t)sizeof(float);
+    const size_t kept = tt__align_to((size_t)rows * sizeof(float2), TT__CUDA_ALIGN);
+    char *at = (char *)l->workspace + kept;
+    char *const end = (char *)l->workspace + l->instr->workspace - loss_products_bytes(l);
+    loss_products products = {l, *w, *b, {}};
+    cudaError_t e = make_class_tail(d, w, b, dw->data || db->data, &at, &products.tail);
+    products.w.rows = products.tail.first;
+    const bool many = rows > min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
+    const tt__mat to_w = loss_sums_of(dw, many, &at), to_b = loss_sums_of(db, many, &at);
+    const bool sums_w = to_w.data != dw->data, sums_b = to_b.data != db->data;
+    const bool add_w = l->add[3] && !sums_w, add_b = l->add[4] && !sums_b;
+    const int64_t most = min((int64_t)TT__CUDA_LOSS_CHUNK, (int64_t)(end - at) / row_bytes);
+    const int64_t chunks = (rows + most - 1) / most;
+    float2 *row_loss = (float2 *)l->workspace;
+    float *counts = (float *)l->out[2].data, *loss = (float *)l->out[0].data;
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, (const float2 *)NULL, rows, targets,
+                       *weights, a->ignore_index, counts, loss);
+    for (int64_t r = 0, n; r < rows && e == cudaSuccess; r += n) {
+        n = min((rows + chunks - 1) / chunks, rows - r);
+        tt__mat z = {at, TT_F32, n, classes, ld}, dz = z, xs = rows_of(x, r, n), dxs = rows_of(dx, r, n);
+        dz.dtype = x->dtype;
+        dz.ld = ld * (int64_t)(4 / tt_dtype_bytes(x->dtype));
+        if (!dx->data && !dw->data && !db->data) dz.data = NULL;
+        e = products.logits(&xs, &z);
+        if (e == cudaSuccess)
+            e = run_loss_rows(l, &z, &dz, targets + r, rows_of(weights, r, n), row_loss + r);
+        if (e == cudaSuccess && dx->data) e = products.dx(&dz, &dxs, l->add[1]);
+        if (e == cudaSuccess && dz.data)
+            e = products.dw(&dz, &xs, &to_w, &to_b, r > 0 || add_w, r > 0 || add_b, r == 0);
+    }
+    if (e == cudaSuccess) e = products.finish(&to_w, &to_b, add_w, add_b);
+    if (e == cudaSuccess && sums_w)
+        e = run_groups(d, to_w, no_operand, *dw, l->add[3], false, op_scale{1.0f});
+    if (e == cudaSuccess && sums_b)
+        e = run_groups(d, to_b, no_operand, *db, l->add[4], false, op_scale{1.0f});
+    if (e == cudaSuccess)
+        e = TT__LAUNCH(linear_loss_counts, 1, 1024, 0, d->stream, row_loss, rows, targets, *weights,
+                       a->ignore_index, counts, loss);
+    return e;
+}

@@ -1,0 +1,294 @@
+#pragma once
+#include "../../base/base.h"
+#include "../../tape/tape.h"
+#include "../../tape/record.h"
+#include "../../tape/edit.h"
+#include "../record.h"
+#include "../shapes.h"
+#include "../layouts.h"
+#include "../gradients.h"
+#include "../scratch.h"
+#include "../linear/rules.h"
+
+/* ------------------------------------------------------------------------------------------ cross_entropy */
+
+tt_cross_entropy_options tt_cross_entropy_options_default(void)
+{
+    tt_cross_entropy_options o;
+    memset(&o, 0, sizeof o);
+    o.ignore_index = -100;
+    return o;
+}
+
+static bool tt__shape_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *logits = tt__in(t, i, 0);
+    const float smoothing = i->attr.smoothing;
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1)) return false;
+    if (!tt__same_rows(logits, tt__in(t, i, 1))) return tt__bad(t, i, 1, "as many rows as the logits");
+    const tt__shape one_row = {TT_F32, 1, logits->cols, 0, 0};
+    const bool by_class = i->attr.by_class;
+    if (!tt__weights_in(t, i, 2, by_class ? &one_row : logits, by_class ? logits->cols : 1)) return false;
+    if (!(smoothing >= 0 && smoothing < 1))
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: label smoothing %g is not in [0, 1)",
+                             smoothing);
+    tt__set_loss(out);
+    tt__set_shape(&out[1], TT_F32, logits, 1);
+    return true;
+}
+
+/* Of a rank's rows, sums over its rows. The mean is taken later, of the sums of all ranks' counts. */
+static bool tt__layout_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                     tt__split *out)
+{
+    (void)t;
+    out[0] = out[TT__LOSS_COUNTS] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    out[1] = in[0];
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, TT__LOSS_TARGETS, in[0]) &&
+           tt__laid_out(i, in, TT__LOSS_WEIGHTS, i->attr.by_class ? TT__WHOLE : in[0]);
+}
+
+tt_value tt_cross_entropy(tt_tape *t, tt_value logits, tt_value targets,
+                          const tt_cross_entropy_options *options)
+{
+    tt_cross_entropy_options o = options ? *options : tt_cross_entropy_options_default();
+    tt__instr i = tt__new_instr(TT__OP_CROSS_ENTROPY);
+    i.attr.ignore_index = o.ignore_index;
+    i.attr.smoothing = o.label_smoothing;
+    i.attr.by_class = o.class_weights.id != 0;
+    if (o.weights.id && i.attr.by_class)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "cross_entropy: weights of rows and of classes are both given");
+    return tt__record(t, i, "vvV", logits, targets, i.attr.by_class ? o.class_weights : o.weights);
+}
+
+/* The linear layer and its backward that a fused loss replaces. */
+typedef struct tt__head {
+    int linear, back, last; /* instructions: of the logits, of their gradient (-1: none), the last replaced */
+    int fill;               /* one between these that stays: what a product adds a rank's rows to; 0: none  */
+    tt__instr fused;
+} tt__head;
+
+/* The backward of the loss, and the gradients that come right after it. False: they cannot be fused. */
+static bool tt__fuse_head_backward(const tt_tape *t, int k, int32_t logits, tt__head *h)
+{
+    int32_t loss = t->code[k].out[0];
+    h->back = t->values[logits].reader;
+    const tt__instr *back = &t->code[h->back];
+    if (back->op != TT__OP_CROSS_ENTROPY_BACKWARD || back->in[1] != logits) return false;
+    int32_t d = t->code[h->back].out[0];
+    h->fused.backward = true;
+    h->fused.in[5] = t->code[h->back].in[0];
+    for (h->last = h->back; h->last + 1 < t->n_code; h->last++) {
+        const tt__instr *i = &t->code[h->last + 1];
+        const bool fill = i->op == TT__OP_FILL && !h->fill && h->last + 2 < t->n_code;
+        if (fill && i[1].in[0] == d && i[1].out[0] && tt__is_own_rows(t, i[1].out[0])) {
+            h->fill = h->last + 1;
+            continue;
+        }
+        bool dw = i->op == TT__OP_LINEAR_DW, dx = i->op == TT__OP_LINEAR_DX;
+        if ((!dw && !dx) || i->in[0] != d) break;
+        for (int o = 0; o < 1 + dw; o++) {
+            int to = dx ? 1 : 3 + o;
+            const bool halves = dw && i->out[o] && t->values[i->out[o]].shape.dtype != TT_F32;
+            if (halves && t->host) return false;
+            h->fused.out[to] = i->out[o];
+            h->fused.add |= (i->add >> o & 1) << to;
+            h->fused.add_later |= (i->add_later >> o & 1) << to;
+        }
+    }
+    for (int b = k + 1; b <= h->last && tt__uses(t, loss); b++)
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (t->code[b].in[j] && t->values[t->code[b].in[j]].base == loss) return false;
+    const int products = h->last - h->back - (h->fill != 0);
+    return !t->code[h->back].add && t->values[d].base == d && tt__uses(t, d) == products;
+}
+
+/* Logits of fewer bytes than this are stored whole. */
+#ifndef TT__LOSS_WHOLE
+#define TT__LOSS_WHOLE ((int64_t)16 << 20)
+#endif
+
+/* linear + cross_entropy of many logits, and their backward, become one instruction that computes loss and
+   gradients chunk by chunk of rows, so that only a chunk's logits ever exist: as in Liger Kernel (Hsu et al.,
+   arXiv 2410.10989). It stands where the last of them stood, so nothing may have read the loss until then.
+   Sums of several losses keep them apart; on a CPU so do 16-bit gradients, which each chunk would round once
+   more. On CUDA the workspace has their sums in f32. */
+static void tt__fuse_CROSS_ENTROPY(tt_tape *t, int k, int32_t root, bool later)
+{
+    int32_t logits = t->code[k].in[0];
+    const tt__value *v = &t->values[logits];
+    tt__head h = {tt__producer(t, logits), -1, k, 0, t->code[k]};
+    if (!later || h.linear < 0 || v->base != logits || v->keep || logits == root) return;
+    if (v->shape.rows <= TT__LOSS_CHUNK || t->code[k].attr.by_class) return;
+    const tt__instr *linear = &t->code[h.linear];
+    if (linear->op != TT__OP_LINEAR || linear->out[0] != logits || linear->attr.act || linear->in[3]) return;
+    if (v->shape.rows * v->shape.cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
+    h.fused.op = TT__OP_LINEAR_CROSS_ENTROPY;
+    h.fused.in[0] = linear->in[0];
+    h.fused.in[3] = linear->in[1];
+    h.fused.in[4] = linear->in[2];
+    h.fused.out[1] = 0;
+    int uses = tt__uses(t, logits);
+    if (uses != 1 && (uses != 2 || !tt__fuse_head_backward(t, k, logits, &h))) return;
+    for (int b = h.back; b >= 0 && b < h.last; b++) if (b != h.fill) tt__drop(t, b);
+    if (h.last != k) tt__drop(t, k);
+    tt__drop(t, h.linear);
+    tt__put(t, h.last, &h.fused);
+}
+
+static tt_status tt__check_CROSS_ENTROPY(const tt__launch *l)
+{
+    int64_t classes = l->instr->op == TT__OP_CROSS_ENTROPY ? l->in[0].cols : l->in[3].rows;
+    const int32_t *ignored = &l->instr->attr.ignore_index;
+    return tt__check_indices(l, TT__LOSS_TARGETS, classes, ignored, "classes of the logits");
+}
+
+static const tt__rules tt__rules_CROSS_ENTROPY = {tt__shape_CROSS_ENTROPY, tt__layout_CROSS_ENTROPY,
+    {NULL, "g012BC", "0", TT__OP_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes, NULL, tt__check_CROSS_ENTROPY,
+    tt__fuse_CROSS_ENTROPY};
+
+static bool tt__shape_of_error(tt_tape *t, const tt__instr *i, tt__shape *out) /* dloss, x -> dx */
+{
+    out[0] = *tt__in(t, i, 1);
+    return tt__fixed_in(t, i, 0, 1, 1) && tt__float_in(t, i, 1);
+}
+
+/* The counts, operand 5, may be of a rank's rows: where ranks have some, they are not read. */
+static bool tt__layout_CROSS_ENTROPY_BACKWARD(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                              tt__split *out)
+{
+    bool fits = in[1] <= TT__ROWS && tt__laid_out(i, in, 0, TT__WHOLE);
+    for (int k = 2; k < 5; k++)
+        fits = fits && tt__laid_out(i, in, k, k == 3 && i->attr.by_class ? TT__WHOLE : in[1]);
+    out[0] = in[1];
+    return fits && (in[1] == TT__WHOLE ? in[5] == TT__WHOLE : t->accumulate);
+}
+
+static const tt__rules tt__rules_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error,
+    tt__layout_CROSS_ENTROPY_BACKWARD};
+
+static bool tt__shape_LINEAR_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0), *w = tt__in(t, i, 3);
+    if (!tt__float_in(t, i, 0) || !tt__index_in(t, i, 1) || !tt__weights_in(t, i, 2, x, 1)) return false;
+    tt__set_loss(out);
+    out[1] = *x;
+    tt__set_fixed(&out[3], TT_F32, w->rows, w->cols);
+    tt__set_fixed(&out[4], TT_F32, 1, w->rows);
+    return tt__fixed_in(t, i, 3, w->rows, x->cols) && tt__fixed_in(t, i, 4, 1, w->rows) &&
+           tt__fixed_in(t, i, 5, 1, 1);
+}
+
+static bool tt__layout_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                            tt__split *out)
+{
+    const bool backward = i->out[1] || i->out[3] || i->out[4]; /* divides by all targets */
+    bool fits = in[0] <= TT__ROWS && (in[0] == TT__WHOLE || t->accumulate || !backward);
+    for (int k = 1; k < 6; k++) fits = fits && tt__laid_out(i, in, k, k < 3 ? in[0] : TT__WHOLE);
+    for (int k = 0; k < TT__MAX_OUT; k++) out[k] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    out[1] = in[0];
+    return fits;
+}
+
+static double tt__flops_LINEAR_CROSS_ENTROPY(const tt__instr *i, const tt__mat *in)
+{
+    int products = 1 + (i->out[1] != 0) + (i->out[3] != 0);
+    return 2.0 * (double)in[0].rows * (double)in[3].rows * (double)in[3].cols * products;
+}
+
+static size_t tt__cpu_LINEAR_CROSS_ENTROPY(int threads, const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    int64_t chunk = tt__min(x->rows, TT__LOSS_CHUNK), classes = tt__in(t, i, 3)->rows;
+    size_t widen = tt__buffer_bytes(threads, classes), most = 0;
+    size_t parts[] = {tt__gemm_workspace(chunk, classes, x->cols),
+                      tt__gemm_workspace(chunk, x->cols, classes),
+                      tt__gemm_workspace(classes, x->cols, chunk),
+                      tt__partial_bytes(chunk, classes) + widen, tt__align_up((size_t)chunk * 8) + widen};
+    for (int k = 0; k < TT__COUNT(parts); k++) most = parts[k] > most ? parts[k] : most;
+    return tt__loss_bytes(x->rows, classes) + most;
+}
+
+/* Where the rows of x and w are not even, which all three products of a chunk read. */
+static size_t tt__cuda_loss_products(const tt_tape *t, const tt__instr *i)
+{
+    const tt__mat x = tt__at_capacity(t, i->in[0]), w = tt__at_capacity(t, i->in[3]);
+    const tt__mat z = {NULL, TT_F32, x.rows, (w.rows + 7) / 8 * 8, (w.rows + 7) / 8 * 8};
+    const int64_t of_y = tt__cuda_padded_bytes(&x, &w, &z, &z), of_x = tt__cuda_padded_bytes(&x, &w, &z, &x);
+    const int64_t of_w = tt__cuda_padded_bytes(&x, &w, &z, &w);
+    return (size_t)tt__max(of_y, tt__max(of_x, of_w));
+}
+
+/* On CUDA: loss and hit of each row; where the number of classes is not a multiple of 8, copies of the
+   classes beyond the last multiple of 64 (rows of weight and bias) and f32 sums of their gradients, all up to
+   a multiple of 8; of 16-bit gradients of weight and bias, where there are several chunks, sums in f32;
+   logits of a chunk, whose rows are multiples of 8; at the end what the products need. */
+static size_t tt__cuda_LINEAR_CROSS_ENTROPY(const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *w = tt__in(t, i, 3);
+    const size_t rows = (size_t)tt__in(t, i, 0)->rows, classes = tt__align_to((size_t)w->rows, 8);
+    const size_t chunk = rows < TT__CUDA_LOSS_CHUNK ? rows : TT__CUDA_LOSS_CHUNK;
+    size_t sums = 0, tail = 0;
+    for (int k = 3; k < 5 && rows > chunk; k++)
+        if (i->out[k] && t->values[i->out[k]].shape.dtype != TT_F32)
+            sums += tt__align_to((size_t)(w->rows * (k == 3 ? w->cols : 1)) * 4, TT__CUDA_ALIGN);
+    if (w->rows % 8) {
+        const size_t more = tt__align_to((size_t)(w->rows % 64), 8);
+        const size_t gradient = i->out[3] || i->out[4] ? 4 : 0;
+        tail = tt__align_to(more * (size_t)w->cols * tt_dtype_bytes(w->dtype), TT__CUDA_ALIGN) +
+               tt__align_to(more * (size_t)w->cols * gradient, TT__CUDA_ALIGN);
+        if (i->in[4])
+            tail += tt__align_to(more * tt_dtype_bytes(tt__in(t, i, 4)->dtype), TT__CUDA_ALIGN) +
+                    tt__align_to(more * gradient, TT__CUDA_ALIGN);
+    }
+    return tt__align_to(rows * 8, TT__CUDA_ALIGN) + tail + sums +
+           tt__align_to(chunk * classes * 4, TT__CUDA_ALIGN) + tt__cuda_loss_products(t, i);
+}
+
+static const tt__rules tt__rules_LINEAR_CROSS_ENTROPY = {tt__shape_LINEAR_CROSS_ENTROPY,
+    tt__layout_LINEAR_CROSS_ENTROPY, {NULL}, tt__cpu_LINEAR_CROSS_ENTROPY, tt__cuda_LINEAR_CROSS_ENTROPY,
+    tt__check_CROSS_ENTROPY, NULL, tt__flops_LINEAR_CROSS_ENTROPY};
+
+/* ------------------------------------------------------------------------------------- soft_cross_entropy */
+
+static bool tt__shape_SOFT_CROSS_ENTROPY(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0), 1);
+    tt__set_loss(out);
+    tt__set_shape(&out[1], TT_F32, tt__in(t, i, 0), 2);
+    return fits;
+}
+
+tt_value tt_soft_cross_entropy(tt_tape *t, tt_value logits, tt_value targets, tt_value weights)
+{
+    return tt__record(t, tt__new_instr(TT__OP_SOFT_CROSS_ENTROPY), "vvV", logits, targets, weights);
+}
+
+static const tt__rules tt__rules_SOFT_CROSS_ENTROPY = {tt__shape_SOFT_CROSS_ENTROPY, NULL,
+    {NULL, "g012BC", "0", TT__OP_SOFT_CROSS_ENTROPY_BACKWARD}, tt__row_pairs_bytes};
+static const tt__rules tt__rules_SOFT_CROSS_ENTROPY_BACKWARD = {tt__shape_of_error, NULL};
+
+/* ------------------------------------------------------------------------------------- mean_squared_error */
+
+static bool tt__shape_MEAN_SQUARED_ERROR(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    bool fits = tt__shape_of_two(t, i, out) && tt__weights_in(t, i, 2, tt__in(t, i, 0), 1);
+    tt__set_loss(out);
+    return fits;
+}
+
+tt_value tt_mean_squared_error(tt_tape *t, tt_value x, tt_value target, tt_value weights)
+{
+    return tt__record(t, tt__new_instr(TT__OP_MEAN_SQUARED_ERROR), "vvV", x, target, weights);
+}
+
+static void tt__backward_MEAN_SQUARED_ERROR(tt__builder *b, const tt__instr *f, int32_t g)
+{
+    const int op = TT__OP_MEAN_SQUARED_ERROR_BACKWARD;
+    if (tt__wants(b->t, f->in[0])) tt__emit_gradient(b, f, g, op, "g012C", "0");
+    if (tt__wants(b->t, f->in[1])) tt__emit_gradient(b, f, g, op, "g102C", "1"); /* the error is symmetric */
+}
+
+static const tt__rules tt__rules_MEAN_SQUARED_ERROR = {tt__shape_MEAN_SQUARED_ERROR, NULL,
+    {tt__backward_MEAN_SQUARED_ERROR}, tt__row_pairs_bytes};
+static const tt__rules tt__rules_MEAN_SQUARED_ERROR_BACKWARD = {tt__shape_of_error, NULL};

@@ -1,0 +1,627 @@
+#pragma once
+#include "../../backend/backend.h"
+#include "../../cuda/system.cuh"
+#include "../../cuda/portability.cuh"
+#include "../../cuda/numbers.cuh"
+#include "../../cuda/groups.cuh"
+#include "../elementwise/cuda.cuh"
+
+// ---- layernorm
+
+// Each of a row's threads, a number of warps, has 8 of its columns: neighbours, or otherwise columns that are
+// as far apart as there are threads.
+struct row_thread {
+    int at, of; // the thread's number among the `of` threads of a row
+    bool vector;
+    __device__ int64_t column(int j) const { return vector ? at * 8 + j : j * of + at; }
+};
+inline int row_threads(int64_t cols) { return (int)((cols + 255) / 256 * 32); }
+
+// 8 columns of a row as they come from memory: of vectors of dtype X their bits, of ANY numbers.
+template <int X> struct row_bits { uint4 q[X == TT_F32 ? 2 : 1]; };
+template <> struct row_bits<ANY> { float v[8]; };
+
+// Beyond the last column, and of a row that is not there, 0.
+template <int X>
+__device__ __forceinline__ void fetch_row(row_bits<X> &to, const tt__mat &m, int64_t r, const row_thread &t,
+                                          bool there = true)
+{
+    if constexpr (X == ANY) {
+        const int64_t cols = there ? m.cols : 0;
+        if (t.vector) {
+            load_group(to.v, m, r, t.column(0), t.column(0) < cols ? 8 : 0, true);
+        } else {
+            TT__UNROLL for (int j = 0; j < 8; j++)
+                to.v[j] = t.column(j) < cols ? load_any(m.data, m.dtype, r * m.ld + t.column(j)) : 0;
+        }
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        const uint4 *p = (const uint4 *)((const char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
+        TT__UNROLL for (int h = 0; h < N; h++)
+            to.q[h] = there && t.at * 8 < (int)m.cols ? p[h] : make_uint4(0, 0, 0, 0);
+    }
+}
+
+template <int X> __device__ __forceinline__ void widen_row(float (&v)[8], const row_bits<X> &from)
+{
+    if constexpr (X == ANY) {
+        TT__UNROLL for (int j = 0; j < 8; j++) v[j] = from.v[j];
+    } else if constexpr (X == TT_F32) {
+        TT__UNROLL for (int h = 0; h < 2; h++) {
+            v[4 * h] = __uint_as_float(from.q[h].x); v[4 * h + 1] = __uint_as_float(from.q[h].y);
+            v[4 * h + 2] = __uint_as_float(from.q[h].z); v[4 * h + 3] = __uint_as_float(from.q[h].w);
+        }
+    } else {
+        widen8<bf16>(v, from.q[0]);
+    }
+}
+
+// m[r] = v; v becomes what was stored.
+template <int X>
+__device__ __forceinline__ void put_row(const tt__mat &m, int64_t r, const row_thread &t, float (&v)[8])
+{
+    if constexpr (X == ANY) {
+        if (t.vector) {
+            if (t.column(0) < m.cols) store8(row_at(m, r), m.dtype, t.column(0), 8, true, v);
+        } else {
+            TT__UNROLL for (int j = 0; j < 8; j++)
+                if (t.column(j) < m.cols) store_any(m.data, m.dtype, r * m.ld + t.column(j), v[j]);
+        }
+        round8(v, m.dtype);
+    } else {
+        constexpr int N = X == TT_F32 ? 2 : 1;
+        uint4 *p = (uint4 *)((char *)m.data + r * m.ld * (X == TT_F32 ? 4 : 2)) + t.at * N;
+        const bool there = t.at * 8 < (int)m.cols;
+        if constexpr (X == TT_F32) {
+            if (there) store8(p, TT_F32, 0, 8, true, v);
+        } else {
+            const uint4 q = make_uint4(pack<bf16>(v[0], v[1]), pack<bf16>(v[2], v[3]),
+                                       pack<bf16>(v[4], v[5]), pack<bf16>(v[6], v[7]));
+            if (there) *p = q;
+            widen8<bf16>(v, q);
+        }
+    }
+}
+
+// The sums of N numbers (1, 2 or 4) over the threads of a row: at most MOST warps, of which the first is
+// number `first` of the block. All threads of the block call it; `part` is of all warps, and free.
+template <int MOST, int N>
+__device__ __forceinline__ void row_sums(float (&v)[N], float (*part)[N], int first, int warps)
+{
+    const int lane = threadIdx.x % 32;
+    int m = 16;
+    TT__UNROLL for (int n = N; n > 1; n /= 2, m /= 2) // a lane goes on with half of the numbers
+        TT__UNROLL for (int k = 0; k < n / 2; k++) {
+            const float keep = lane & m ? v[k + n / 2] : v[k], give = lane & m ? v[k] : v[k + n / 2];
+            v[k] = keep + __shfl_xor_sync(0xffffffffu, give, m);
+        }
+    TT__UNROLL for (; m; m >>= 1) v[0] += __shfl_xor_sync(0xffffffffu, v[0], m);
+    if (lane % (32 / N) == 0) part[threadIdx.x / 32][lane / (32 / N)] = v[0];
+    __syncthreads();
+    TT__UNROLL for (int n = 0; n < N; n++) v[n] = 0;
+    TT__UNROLL for (int k = 0; k < MOST; k++)
+        if (k < warps)
+            TT__UNROLL for (int n = 0; n < N; n++) v[n] += part[first + k][n];
+}
+
+// The statistics of a row: mean and 1 / std, or of rmsnorm, which is not centred, 1 / rms alone.
+struct row_stats { bool centred; float mean, rstd; };
+
+__device__ __forceinline__ void set_stats(const tt__mat &stats, int64_t r, bool centred, float mean,
+                                          float rstd)
+{
+    float *at = (float *)stats.data + r * stats.ld;
+    if (centred) *at++ = mean;
+    *at = rstd;
+}
+
+__device__ __forceinline__ row_stats get_stats(const tt__mat &stats, int64_t r)
+{
+    const float *at = (const float *)stats.data + r * stats.ld;
+    const bool centred = stats.cols == 2;
+    return {centred, centred ? at[0] : 0.0f, at[centred]};
+}
+
+// The dropout that a norm's kernel does too. Forward: x, which the norm reads, becomes dropout(from) +
+// residual (data NULL: 0) first. Backward: `to` becomes dropout(dx), and the sums are those of its columns.
+struct norm_dropout { op_dropout op; tt__mat from, residual, to; };
+
+// A block for NARROW rows, of up to 1,024 columns, has several teams of threads (EACH), of which each has two
+// rows in its turn, or one row of operands of any dtype. For other rows, a block is one team with one row.
+template <bool NARROW, int X, int EACH> struct norm_block {
+    static constexpr int TEAMS = NARROW ? EACH : 1, ROWS = NARROW && X != ANY ? 2 : 1, TURN = TEAMS * ROWS;
+    static constexpr int ROW_WARPS = NARROW ? 4 : 16, WARPS = TEAMS * ROW_WARPS, MOST = WARPS * 32;
+};
+template <bool NARROW, int X> using forward_block = norm_block<NARROW, X, 2>;
+template <bool NARROW, int X> using backward_block = norm_block<NARROW, X, 4>; // as sum_teams says
+
+// y = (x - mean) / std w + b; stats gets mean and 1 / std. Not centred: the mean is taken as 0. A row in the
+// registers of its threads, read once; of typed operands, the next rows are on their way meanwhile. X: dtype
+// of x and y, W: of w and b. DROP: with dropout, of typed operands.
+template <int X, int W, bool NARROW, bool DROP>
+__global__ void __launch_bounds__(forward_block<NARROW, X>::MOST, NARROW ? X == TT_BF16 && !DROP ? 3 : 2 : 1)
+    layernorm(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred, bool add,
+              bool vector, norm_dropout drop)
+{
+    tt__begin_kernel();
+    typedef forward_block<NARROW, X> B;
+    constexpr int ROWS = B::ROWS;
+    TT__SHARED(float, sum_part, [B::WARPS][ROWS]);
+    TT__SHARED(float, square_part, [B::WARPS][ROWS]);
+    if (X != ANY) {
+        x.dtype = y.dtype = (tt_dtype)X;
+        w.dtype = b.dtype = (tt_dtype)W;
+        vector = true;
+    }
+    constexpr bool AHEAD = X != ANY;
+    const int width = (int)blockDim.x / B::TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
+    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
+    const float each = 1.0f / (float)x.cols;
+    row_bits<X> next[ROWS] = {}, residual[ROWS] = {};
+    row_bits<W> bits;
+    float scale[8], shift[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+    // Of the thread's first row in the turn at hand or, of what is fetched ahead, the next.
+    int64_t r = (int64_t)blockIdx.x * B::TURN + team;
+    const int64_t step = (int64_t)gridDim.x * B::TURN, rows = x.rows;
+    tt__mat from = DROP ? drop.from : x;
+    const bool adds_residual = DROP && drop.residual.data, keeps = stats.data;
+    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
+    move(from, r);
+    move(y, r);
+    if (DROP) move(x, r);
+    if (DROP) move(drop.residual, r);
+    move(stats, r);
+    const auto fetch = [&](int64_t first) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const bool there = first + i * B::TEAMS < rows;
+            fetch_row(next[i], from, i * B::TEAMS, t, there);
+            if constexpr (DROP)
+                fetch_row(residual[i], drop.residual, i * B::TEAMS, t, there && adds_residual);
+        }
+        move(from, step);
+        if (DROP) move(drop.residual, step);
+    };
+    if (AHEAD) fetch(r);
+    fetch_row(bits, w, 0, t);
+    widen_row(scale, bits);
+    if (b.data) {
+        fetch_row(bits, b, 0, t);
+        widen_row(shift, bits);
+    }
+    if constexpr (DROP) drop.op.begin();
+    for (; r - team < rows; r += step) { // a whole block
+        float v[ROWS][8], u[8], sum[ROWS], squares[ROWS];
+        if (!AHEAD) fetch(r);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            widen_row(v[i], next[i]);
+            if constexpr (DROP) {
+                drop.op.apply(min(r + i * B::TEAMS, rows - 1), (uint32_t)t.at, v[i]);
+                if (adds_residual) {
+                    widen_row(u, residual[i]);
+                    TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
+                }
+                if (r + i * B::TEAMS < rows) put_row<X>(x, i * B::TEAMS, t, v[i]);
+            }
+            sum[i] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) sum[i] += v[i][j];
+        }
+        if (AHEAD) fetch(r + step);
+        if (centred) row_sums<B::ROW_WARPS>(sum, sum_part, team * warps, warps);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            sum[i] = centred ? sum[i] * each : 0.0f; // the mean
+            squares[i] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                v[i][j] -= sum[i];
+                if (t.column(vector ? 0 : j) < x.cols) squares[i] += v[i][j] * v[i][j];
+            }
+        }
+        row_sums<B::ROW_WARPS>(squares, square_part, team * warps, warps);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const float rstd = rsqrtf(squares[i] * each + eps);
+            if (r + i * B::TEAMS >= rows) continue;
+            TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] = v[i][j] * (rstd * scale[j]) + shift[j];
+            if (add) {
+                row_bits<X> old;
+                fetch_row(old, y, i * B::TEAMS, t);
+                widen_row(u, old);
+                TT__UNROLL for (int j = 0; j < 8; j++) v[i][j] += u[j];
+            }
+            put_row<X>(y, i * B::TEAMS, t, v[i]);
+            if (keeps && t.at == 0) set_stats(stats, i * B::TEAMS, centred, sum[i], rstd);
+        }
+        move(y, step);
+        move(stats, step);
+        if (DROP) move(x, step);
+        if (!centred) __syncthreads(); // square_part is read
+    }
+}
+
+// The same for wider rows: a block a row, which is read three times.
+__global__ void __launch_bounds__(TT__ROW_THREADS)
+    layernorm_wide(tt__mat x, tt__mat w, tt__mat b, tt__mat y, tt__mat stats, float eps, bool centred,
+                   bool add)
+{
+    tt__begin_kernel();
+    const int64_t r = blockIdx.x;
+    float sum = 0, squares = 0;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS)
+        sum += load_any(x.data, x.dtype, r * x.ld + c);
+    const float mean = centred ? block_sum<TT__ROW_THREADS>(sum) / (float)x.cols : 0.0f;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        const float v = load_any(x.data, x.dtype, r * x.ld + c) - mean;
+        squares += v * v;
+    }
+    const float rstd = 1.0f / sqrtf(block_sum<TT__ROW_THREADS>(squares) / (float)x.cols + eps);
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        float v = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd * load_any(w.data, w.dtype, c);
+        if (b.data) v += load_any(b.data, b.dtype, c);
+        if (add) v += load_any(y.data, y.dtype, r * y.ld + c);
+        store_any(y.data, y.dtype, r * y.ld + c, v);
+    }
+    if (stats.data && threadIdx.x == 0) set_stats(stats, r, centred, mean, rstd);
+}
+
+// Runs CODE with X, W and NARROW for rows of so many columns, up to TT__ROW_COLUMNS: kernels for dtypes x and
+// w of operands that are `typed`, alike and in vectors.
+#define TT__WITH_NORM(cols, typed, x, w, ...)                                                          \
+    do {                                                                                               \
+        const bool typed_ = (typed) && (x) != TT_F16 && (w) != TT_F16;                                 \
+        if (typed_ && (x) == TT_F32 && (w) == TT_F32) TT__NORM_ROWS(cols, TT_F32, TT_F32, __VA_ARGS__)  \
+        else if (typed_ && (x) == TT_BF16 && (w) == TT_F32)                                            \
+            TT__NORM_ROWS(cols, TT_BF16, TT_F32, __VA_ARGS__)                                          \
+        else if (typed_ && (x) == TT_BF16) TT__NORM_ROWS(cols, TT_BF16, TT_BF16, __VA_ARGS__)           \
+        else TT__NORM_ROWS(cols, ANY, ANY, __VA_ARGS__)                                                \
+    } while (0)
+#define TT__NORM_ROWS(cols, x, w, ...)                                                                 \
+    {                                                                                                  \
+        constexpr int X = x, W = w;                                                                    \
+        if ((cols) <= 1024) { constexpr bool NARROW = true; __VA_ARGS__; }                             \
+        else { constexpr bool NARROW = false; __VA_ARGS__; }                                           \
+    }
+
+const norm_dropout no_dropout = {{NULL, NULL, 0, 0, 0, 0, 0, 0}, no_operand, no_operand, no_operand};
+
+template <int X, int W, bool NARROW, bool DROP>
+cudaError_t launch_layernorm(const tt__launch *l, bool centred, bool vector, const norm_dropout &drop)
+{
+    const tt__mat *x = &l->in[0];
+    const auto kernel = layernorm<X, W, NARROW, DROP>;
+    typedef forward_block<NARROW, X> B;
+    const int threads = B::TEAMS * row_threads(x->cols);
+    unsigned grid;
+    const cudaError_t e = grid_of(l->device, kernel, threads, 1, blocks_for(x->rows, B::TURN), &grid);
+    return e != cudaSuccess ? e : TT__LAUNCH(kernel, grid, (unsigned)threads, 0, l->device->stream, *x,
+                                             l->in[1], l->in[2], l->out[0], l->out[1], l->instr->attr.eps,
+                                             centred, l->add[0], vector, drop);
+}
+
+// dropout: NULL, or what makes x of it at the same time (run_with_dropout).
+cudaError_t run_layernorm_with(const tt__launch *l, const tt__launch *dropout)
+{
+    tt__device *d = l->device;
+    const tt__mat *x = &l->in[0], *w = &l->in[1], *b = &l->in[2], *y = &l->out[0];
+    const bool vector = x->cols % 8 == 0 && is_wide(x) && is_wide(w) && is_wide(b) && is_wide(y);
+    const bool centred = l->instr->op == TT__OP_LAYERNORM;
+    if (!x->rows) return cudaSuccess;
+    if (x->cols > TT__ROW_COLUMNS)
+        return TT__LAUNCH(layernorm_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *x, *w, *b, *y,
+                          l->out[1], l->instr->attr.eps, centred, l->add[0]);
+    const bool typed = vector && y->dtype == x->dtype && (!b->data || b->dtype == w->dtype);
+    norm_dropout drop = no_dropout;
+    if (dropout) {
+        drop.op = dropout_of(dropout);
+        drop.from = dropout->in[0];
+        drop.residual = dropout->in[1];
+    }
+    TT__WITH_NORM(x->cols, typed, x->dtype, w->dtype,
+                  constexpr bool DROP = X != ANY;
+                  return DROP && dropout ? launch_layernorm<X, W, NARROW, DROP>(l, centred, vector, drop)
+                                         : launch_layernorm<X, W, NARROW, false>(l, centred, vector, drop));
+}
+
+cudaError_t run_layernorm(const tt__launch *l) { return run_layernorm_with(l, NULL); }
+
+// With n = (x - mean) / std and g = dy w:  dx = (g - avg(g) - n avg(g n)) / std, and this block's sums of dw
+// = sum dy n, db = sum dy: partial holds `columns` of dw, of db and, with `sums`, of dx (with what it is
+// added to), for each block. dx.data may be NULL. X: dtype of dy, x and dx, W: of w. A row in the registers
+// of its threads, and so are sums over rows. bf16 rows of
+// the next turn are on their way meanwhile. Bytes: dy, x and dx once, and what dx is added to. DROP: with
+// dropout, of typed operands; dx is there, and rows of its dropout are as far apart.
+template <int X, int W, bool NARROW, bool DROP>
+__global__ void __launch_bounds__(backward_block<NARROW, X>::MOST, 1)
+    layernorm_backward(tt__mat dy, tt__mat x, tt__mat w, tt__mat stats, tt__mat dx, int64_t rows_each,
+                       float *partial, bool add, bool vector, bool sums, float each, norm_dropout drop)
+{
+    tt__begin_kernel();
+    typedef backward_block<NARROW, X> B;
+    constexpr int TEAMS = B::TEAMS, ROWS = B::ROWS;
+    TT__SHARED(float, sum_part, [2][B::WARPS][2 * ROWS]);
+    TT__SHARED(float4, memory, [NARROW ? 2048 : 1]);
+    if (X != ANY) {
+        dy.dtype = x.dtype = dx.dtype = (tt_dtype)X;
+        w.dtype = (tt_dtype)W;
+        vector = true;
+    }
+    constexpr bool AHEAD = X == TT_BF16;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    constexpr bool OLD_AHEAD = false; // the compiler would spill a register
+#else
+    constexpr bool OLD_AHEAD = AHEAD;
+#endif
+    const int width = (int)blockDim.x / TEAMS, team = (int)threadIdx.x / width, warps = width / 32;
+    const row_thread t = {(int)threadIdx.x - team * width, width, vector};
+    const bool leaves = dx.data != NULL, centred = stats.cols == 2;
+    add = add && leaves;
+    float dw[8], db[8], ds[8], scale[8];
+    row_bits<X> next_dy[ROWS], next_x[ROWS], old[ROWS];
+    row_stats next[ROWS];
+    row_bits<W> bits;
+    TT__UNROLL for (int j = 0; j < 8; j++) dw[j] = db[j] = ds[j] = 0;
+    // Operands and results begin at the thread's first row in the turn at hand or, of what is fetched ahead,
+    // the next; `left`: rows of the block from there on.
+    const int64_t from = (int64_t)blockIdx.x * rows_each;
+    const int64_t end = min(x.rows, from + rows_each);
+    int left = (int)(end - from) - team;
+    const auto move = [](tt__mat &m, int64_t by) { m.data = row_at(m, by); };
+    // Bytes from dy to x, where rows are as far apart: a pointer less to keep.
+    const int64_t beside = X != ANY ? (char *)x.data - (char *)dy.data : 0;
+    move(dy, from + team);
+    if (X == ANY) move(x, from + team);
+    const int64_t dropped = (char *)drop.to.data - (char *)dx.data; // bytes from dx to its dropout
+    move(dx, from + team);
+    move(stats, from + team);
+    const auto fetch_one = [&](int i, int many) {
+        const bool there = i * TEAMS < many;
+        fetch_row(next_dy[i], dy, i * TEAMS, t, there);
+        if (X != ANY) x.data = (char *)dy.data + beside;
+        fetch_row(next_x[i], x, i * TEAMS, t, there);
+        next[i] = there ? get_stats(stats, i * TEAMS) : row_stats{centred, 0, 0};
+    };
+    const auto fetch = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++) fetch_one(i, many);
+        move(dy, B::TURN);
+        move(stats, B::TURN);
+    };
+    const auto fetch_old = [&](int many) {
+        TT__UNROLL for (int i = 0; i < ROWS; i++)
+            fetch_row(old[i], dx, i * TEAMS, t, add && i * TEAMS < many);
+    };
+    if (AHEAD) fetch(left);
+    if (OLD_AHEAD) fetch_old(left);
+    fetch_row(bits, w, 0, t);
+    widen_row(scale, bits);
+    if constexpr (DROP) drop.op.begin();
+    for (; left + team > 0; left -= B::TURN) { // a whole block; TURN is a power of 2
+        float g[ROWS][8], n[ROWS][8], sum[2 * ROWS], rstd[ROWS];
+        if (X == TT_F32) fetch(left);
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            if (X == ANY) fetch_one(i, left);
+            const float shift = -next[i].mean * next[i].rstd;
+            rstd[i] = next[i].rstd;
+            widen_row(g[i], next_dy[i]);
+            widen_row(n[i], next_x[i]);
+            sum[2 * i] = sum[2 * i + 1] = 0;
+            TT__UNROLL for (int j = 0; j < 8; j++) {
+                n[i][j] = n[i][j] * rstd[i] + shift;
+                dw[j] += g[i][j] * n[i][j];
+                db[j] += g[i][j];
+                g[i][j] *= scale[j];
+                sum[2 * i] += g[i][j];
+                sum[2 * i + 1] += g[i][j] * n[i][j];
+            }
+        }
+        if (AHEAD) fetch(left - B::TURN);
+        if (X == ANY) {
+            move(dy, B::TURN);
+            move(x, B::TURN);
+            move(stats, B::TURN);
+        }
+        if (!leaves) continue;
+        if (X != ANY && !OLD_AHEAD) fetch_old(left);
+        row_sums<B::ROW_WARPS>(sum, sum_part[(left & B::TURN) != 0], team * warps, warps); // by turns
+        TT__UNROLL for (int i = 0; i < ROWS; i++) {
+            const float avg_g = centred ? sum[2 * i] * each : 0.0f, avg_gn = sum[2 * i + 1] * each;
+            const float of_n = -rstd[i] * avg_gn, rest = -rstd[i] * avg_g;
+            if (i * TEAMS >= left) continue;
+            TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] = g[i][j] * rstd[i] + (n[i][j] * of_n + rest);
+            if (add) {
+                if (X == ANY) fetch_row(old[i], dx, i * TEAMS, t);
+                widen_row(n[i], old[i]);
+                TT__UNROLL for (int j = 0; j < 8; j++) g[i][j] += n[i][j];
+            }
+            put_row<X>(dx, i * TEAMS, t, g[i]);
+            if constexpr (DROP) {
+                drop.op.apply(end - left + i * TEAMS, (uint32_t)t.at, g[i]);
+                drop.to.data = (char *)dx.data + dropped;
+                put_row<X>(drop.to, i * TEAMS, t, g[i]);
+            }
+            TT__UNROLL for (int j = 0; j < 8; j++) ds[j] += g[i][j];
+        }
+        move(dx, B::TURN);
+        if (OLD_AHEAD) fetch_old(left - B::TURN);
+    }
+    float *const to_sums = partial + (int64_t)blockIdx.x * (sums ? 3 : 2) * x.cols;
+    const auto store = [&](int kind, const float (&v)[8]) {
+        TT__UNROLL for (int j = 0; j < 8; j++)
+            if (t.column(j) < x.cols) to_sums[kind * x.cols + t.column(j)] = v[j];
+    };
+    if constexpr (TEAMS == 1) {
+        store(0, dw);
+        store(1, db);
+        if (sums) store(2, ds);
+    } else { // of columns: over the teams; halves of 4 columns apart
+        float4 *const own = memory + team * 2 * width + t.at;
+        const auto leave = [&](int place, const float (&v)[8]) {
+            own[place * 2 * width] = make_float4(v[0], v[1], v[2], v[3]);
+            own[place * 2 * width + width] = make_float4(v[4], v[5], v[6], v[7]);
+        };
+        const auto sum_up = [&](int kind, int place, int count) { // a team does a kind
+            float all[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            for (int k = place; k < place + count; k++) {
+                const float4 a = memory[k * 2 * width + t.at], b = memory[(k * 2 + 1) * width + t.at];
+                all[0] += a.x; all[1] += a.y; all[2] += a.z; all[3] += a.w;
+                all[4] += b.x; all[5] += b.y; all[6] += b.z; all[7] += b.w;
+            }
+            store(kind, all);
+        };
+        leave(0, dw);
+        leave(TEAMS, db);
+        __syncthreads();
+        if (team < 2) sum_up(team, team * TEAMS, TEAMS);
+        if (!sums) return;
+        __syncthreads();
+        leave(0, ds);
+        __syncthreads();
+        if (team == 2) sum_up(2, 0, TEAMS);
+    }
+}
+
+// The same for wider rows: dx, a block a row. Four blocks a processor: for eight, the compiler spills
+// registers on compute capability 10.0.
+__global__ void __launch_bounds__(TT__ROW_THREADS, 4) layernorm_backward_wide(tt__mat dy, tt__mat x,
+        tt__mat w, tt__mat stats, tt__mat dx, bool add)
+{
+    tt__begin_kernel();
+    const int64_t r = blockIdx.x;
+    const row_stats s = get_stats(stats, r);
+    const float mean = s.mean, rstd = s.rstd;
+    float sum_g = 0, sum_gn = 0;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
+        sum_g += g;
+        sum_gn += g * (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
+    }
+    const float avg_g = s.centred ? block_sum<TT__ROW_THREADS>(sum_g) / (float)x.cols : 0.0f;
+    const float avg_gn = block_sum<TT__ROW_THREADS>(sum_gn) / (float)x.cols;
+    for (int64_t c = threadIdx.x; c < x.cols; c += TT__ROW_THREADS) {
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c) * load_any(w.data, w.dtype, c);
+        const float n = (load_any(x.data, x.dtype, r * x.ld + c) - mean) * rstd;
+        const float v = (g - avg_g - n * avg_gn) * rstd;
+        store_any(dx.data, dx.dtype, r * dx.ld + c,
+                  v + (add ? load_any(dx.data, dx.dtype, r * dx.ld + c) : 0.0f));
+    }
+}
+
+// ... and the sums of dw and db over a block's rows, a column a thread.
+__global__ void __launch_bounds__(TT__ROW_THREADS) layernorm_sums_wide(tt__mat dy, tt__mat x, tt__mat stats,
+        int64_t rows_each, float *partial)
+{
+    tt__begin_kernel();
+    const int64_t c = (int64_t)blockIdx.y * TT__ROW_THREADS + threadIdx.x;
+    const int64_t from = (int64_t)blockIdx.x * rows_each, to = min(x.rows, from + rows_each);
+    float dw = 0, db = 0;
+    if (c >= x.cols) return;
+    for (int64_t r = from; r < to; r++) {
+        const float g = load_any(dy.data, dy.dtype, r * dy.ld + c);
+        const row_stats s = get_stats(stats, r);
+        dw += g * (load_any(x.data, x.dtype, r * x.ld + c) - s.mean) * s.rstd;
+        db += g;
+    }
+    partial[(int64_t)blockIdx.x * 2 * x.cols + c] = dw;
+    partial[((int64_t)blockIdx.x * 2 + 1) * x.cols + c] = db;
+}
+
+template <int X, int W, bool NARROW, bool DROP>
+cudaError_t launch_layernorm_backward(const tt__launch *l, unsigned blocks, int64_t rows_each, float *partial,
+                                      bool vector, bool sums, const norm_dropout &drop)
+{
+    const unsigned threads = (unsigned)(backward_block<NARROW, X>::TEAMS * row_threads(l->in[1].cols));
+    return TT__LAUNCH((layernorm_backward<X, W, NARROW, DROP>), blocks, threads, 0, l->device->stream,
+                      l->in[0], l->in[1], l->in[2], l->in[3], l->out[0], rows_each, partial, l->add[0],
+                      vector, sums, 1.0f / (float)l->in[1].cols, drop);
+}
+
+// dropout: NULL, or what makes a dropout of dx at the same time (run_with_dropout).
+cudaError_t run_layernorm_backward_with(const tt__launch *l, const tt__launch *dropout)
+{
+    tt__device *d = l->device;
+    const tt__mat *dy = &l->in[0], *x = &l->in[1], *w = &l->in[2], *stats = &l->in[3], *dx = &l->out[0];
+    const bool vector = x->cols % 8 == 0 && is_wide(dy) && is_wide(x) && is_wide(w) && is_wide(dx);
+    const bool biased = l->instr->op == TT__OP_LAYERNORM_BACKWARD, wide = x->cols > TT__ROW_COLUMNS;
+    const tt__mat *sums = dropout ? &dropout->out[1] : &l->out[biased ? 3 : 2];
+    const bool add_sums = dropout ? dropout->add[1] : l->add[biased ? 3 : 2];
+    float *partial = resident_of(l)->sums;
+    const int kinds = sums->data && !wide ? 3 : 2;
+    const int64_t each = rows_of_sums(d, x->rows, x->cols);
+    const int64_t blocks = (x->rows + each - 1) / each;
+    cudaError_t e = cudaSuccess;
+    if (wide) {
+        e = TT__LAUNCH(layernorm_sums_wide, dim3((unsigned)blocks, blocks_for(x->cols, TT__ROW_THREADS)),
+                       TT__ROW_THREADS, 0, d->stream, *dy, *x, *stats, each, partial);
+        if (e == cudaSuccess && dx->data) // last, as dx may take the place of dy
+            e = TT__LAUNCH(layernorm_backward_wide, (unsigned)x->rows, TT__ROW_THREADS, 0, d->stream, *dy, *x,
+                           *w, *stats, *dx, l->add[0]);
+    } else {
+        norm_dropout drop = no_dropout;
+        if (dropout) {
+            drop.op = dropout_of(dropout);
+            drop.to = dropout->out[0];
+        }
+        const bool typed = vector && dy->dtype == x->dtype && dy->ld == x->ld &&
+            (!dx->data || dx->dtype == x->dtype);
+        TT__WITH_NORM(x->cols, typed, x->dtype, w->dtype,
+                      constexpr bool DROP = X != ANY;
+                      e = DROP && dropout
+                          ? launch_layernorm_backward<X, W, NARROW, DROP>(l, (unsigned)blocks, each, partial,
+                                                                        vector, kinds == 3, drop)
+                          : launch_layernorm_backward<X, W, NARROW, false>(l, (unsigned)blocks, each, partial,
+                                                                         vector, kinds == 3, drop));
+    }
+    const tt__mat *const of[3] = {&l->out[1], biased ? &l->out[2] : &no_operand,
+                                  kinds == 3 ? sums : &no_operand};
+    const bool adds[3] = {l->add[1], l->add[2], add_sums};
+    all_sums_to_finish all;
+    memset(&all, 0, sizeof all);
+    for (int k = 0; k < 3; k++)
+        if (of[k]->data)
+            add_sums_to_finish(&all, partial + k * x->cols, blocks, kinds * x->cols, of[k], adds[k]);
+    if (e == cudaSuccess) e = run_all_finish_sums(d, &all);
+    return e == cudaSuccess && sums->data && wide ? run_column_sums(l, dx, sums, add_sums) : e;
+}
+
+cudaError_t run_layernorm_backward(const tt__launch *l) { return run_layernorm_backward_with(l, NULL); }
+
+// ---- dropout and a norm in one kernel, where the second of two launches reads what the first writes
+
+// Have a and b no bytes in common, or the same rows at the same place?
+bool is_apart(const tt__mat &a, const tt__mat &b)
+{
+    if (!a.data || !b.data) return true;
+    if (a.data == b.data && a.ld == b.ld && a.dtype == b.dtype) return true;
+    const auto end = [](const tt__mat &m) {
+        return (const char *)m.data + (size_t)(m.rows > 0 ? (m.rows - 1) * m.ld + m.cols : 0)
+            * tt_dtype_bytes(m.dtype);
+    };
+    return end(a) <= (const char *)b.data || end(b) <= (const char *)a.data;
+}
+
+// A norm of dropout's result, or dropout of what a norm's backward leaves as dx. The memory plan has the
+// first done before the second begins, so that results of the second may lie where operands of the first do;
+// in one kernel a thread reads and writes the same columns of its rows, so that this is right for the same
+// rows at the same place, and otherwise there are two kernels. The numbers are those of two kernels.
+cudaError_t run_with_dropout(const tt__launch *l)
+{
+    const bool forward = l->instr->op == TT__OP_DROPOUT;
+    const tt__launch *dropout = &l[!forward], *norm = &l[forward];
+    const tt__mat *x = forward ? &norm->in[0] : &norm->in[1], *w = forward ? &norm->in[1] : &norm->in[2];
+    const tt__mat *const rows[] = {&dropout->in[0], &dropout->in[1], &dropout->out[0], &norm->in[0],
+                                   forward ? x : &norm->in[1], &norm->out[0]};
+    bool one = x->cols % 8 == 0 && x->cols <= TT__ROW_COLUMNS && x->dtype != TT_F16 && w->dtype != TT_F16 &&
+        (x->dtype == TT_BF16 || w->dtype == TT_F32) && is_wide(w) && !dropout->add[0];
+    for (const tt__mat *m : rows) one = one && is_wide(m) && (!m->data || m->dtype == x->dtype);
+    if (forward) {
+        const tt__mat *b = &norm->in[2];
+        one = one && !dropout->out[1].data && is_wide(b) && (!b->data || b->dtype == w->dtype);
+        for (int k = 0; k < 2; k++)
+            for (int j = 0; j < 2; j++) one = one && is_apart(norm->out[k], dropout->in[j]);
+        one = one && norm->out[1].data != dropout->in[0].data && norm->out[1].data != dropout->in[1].data;
+    } else {
+        const int sums = norm->instr->op == TT__OP_LAYERNORM_BACKWARD ? 3 : 2;
+        one = one && norm->out[0].data && !norm->out[sums].data && !dropout->in[1].data &&
+            norm->out[0].ld == dropout->out[0].ld && norm->in[0].ld == norm->in[1].ld;
+        for (int k = 0; k < 4; k++) one = one && is_apart(dropout->out[0], norm->in[k]);
+    }
+    if (one) return forward ? run_layernorm_with(norm, dropout) : run_layernorm_backward_with(norm, dropout);
+    const cudaError_t e = forward ? run_dropout(dropout) : run_layernorm_backward(norm);
+    return e != cudaSuccess ? e : forward ? run_layernorm(norm) : run_dropout(dropout);
+}

@@ -1,0 +1,84 @@
+#pragma once
+#include "../../base/base.h"
+#include "../../tape/tape.h"
+#include "../../tape/record.h"
+#include "../record.h"
+#include "../shapes.h"
+#include "../layouts.h"
+#include "../scratch.h"
+
+/* ---------------------------------------------------------------------------------------------- layernorm */
+
+/* x, w, [b] -> y, as many statistics of each row as the op has parameters. */
+static bool tt__shape_of_norm(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 0);
+    const float eps = i->attr.eps;
+    if (!tt__float_in(t, i, 0)) return false;
+    if (!tt__fixed_in(t, i, 1, 1, x->cols) || !tt__fixed_in(t, i, 2, 1, x->cols)) return false;
+    out[0] = *x;
+    tt__set_shape(&out[1], TT_F32, x, tt__ops[i->op].inputs - 1);
+    return eps >= 0 || tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: eps %g is negative", tt__instr_name(i), eps);
+}
+
+static bool tt__layout_of_norm(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t;
+    out[0] = out[1] = in[0];
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, TT__WHOLE) && tt__laid_out(i, in, 2, TT__WHOLE);
+}
+
+tt_value tt_layernorm(tt_tape *t, tt_value x, tt_param *w, tt_param *b, float eps)
+{
+    tt__instr i = tt__new_instr(TT__OP_LAYERNORM);
+    i.attr.eps = eps;
+    return tt__record(t, i, "vpP", x, w, b);
+}
+
+static const tt__rules tt__rules_LAYERNORM = {tt__shape_of_norm, tt__layout_of_norm,
+    {NULL, "g01B", "012", TT__OP_LAYERNORM_BACKWARD} };
+
+/* dy, x, w, statistics -> [dx], [dw], [db]. */
+static bool tt__shape_of_norm_backward(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *x = tt__in(t, i, 1);
+    const int64_t statistics = tt__ops[i->op].outputs - 2;
+    out[0] = *x;
+    for (int k = 1; k <= statistics; k++) tt__set_fixed(&out[k], TT_F32, 1, x->cols);
+    return tt__shape_in(t, i, 0, x, x->cols) && tt__fixed_in(t, i, 2, 1, x->cols) &&
+           tt__shape_in(t, i, 3, x, statistics);
+}
+
+/* A rank's own rows leave a part of the sums over rows. */
+static bool tt__layout_of_norm_backward(const tt_tape *t, const tt__instr *i, const tt__split *in,
+                                        tt__split *out)
+{
+    (void)t;
+    out[0] = in[0];
+    out[1] = out[2] = in[0] == TT__ROWS ? TT__PARTIAL : TT__WHOLE;
+    return in[0] <= TT__ROWS && tt__laid_out(i, in, 1, in[0]) && tt__laid_out(i, in, 2, TT__WHOLE) &&
+           tt__laid_out(i, in, 3, in[0]);
+}
+
+static size_t tt__cpu_LAYERNORM_BACKWARD(int threads, const tt_tape *t, const tt__instr *i)
+{
+    tt__shape most = tt__largest(t, i);
+    return 2 * tt__partial_bytes(most.rows, most.cols) + tt__widen_bytes(threads, t, i);
+}
+
+static const tt__rules tt__rules_LAYERNORM_BACKWARD = {tt__shape_of_norm_backward,
+    tt__layout_of_norm_backward, {NULL}, tt__cpu_LAYERNORM_BACKWARD};
+
+/* ------------------------------------------------------------------------------------------------ rmsnorm */
+
+tt_value tt_rmsnorm(tt_tape *t, tt_value x, tt_param *w, float eps)
+{
+    tt__instr i = tt__new_instr(TT__OP_RMSNORM);
+    i.attr.eps = eps;
+    return tt__record(t, i, "vp", x, w);
+}
+
+static const tt__rules tt__rules_RMSNORM = {tt__shape_of_norm, tt__layout_of_norm,
+    {NULL, "g01B", "01", TT__OP_RMSNORM_BACKWARD} };
+static const tt__rules tt__rules_RMSNORM_BACKWARD = {tt__shape_of_norm_backward, tt__layout_of_norm_backward,
+    {NULL}, tt__cpu_LAYERNORM_BACKWARD};

@@ -1,0 +1,490 @@
+#pragma once
+#include "../../backend/backend.h"
+#include "../../cuda/system.cuh"
+#include "../../cuda/portability.cuh"
+#include "../../cuda/device.cuh"
+#include "../../cuda/numbers.cuh"
+#include "../../cuda/groups.cuh"
+
+// ================================================================================================ optimizers
+// Parameters, gradients and state are contiguous, so they are vectors here.
+
+enum { TT__SQUARES_BLOCKS = 1024 };
+
+// Tensors that share a launch, as its arguments: of instructions that run together. Tests make it smaller.
+#ifndef TT__TENSORS
+// Arguments may have 32,764 bytes, and 4,096 before CUDA 12.1.
+#define TT__TENSORS (CUDART_VERSION >= 12010 ? 448 : 60)
+#endif
+
+// The tensor that a block is for, of `count` in the order of their first blocks.
+template <class T> __device__ __forceinline__ int tensor_of_block(const T *of, int count)
+{
+    int low = 0;
+    for (int high = count; high - low > 1;) {
+        const int middle = (low + high) / 2;
+        if (of[middle].first <= blockIdx.x) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+struct square_sum {
+    const void *g;
+    void *to;
+    int64_t n;
+    unsigned first, blocks;
+    uint8_t type;
+    bool wide;
+};
+
+struct square_sums {
+    int count;
+    double *partial; // a block's each
+    square_sum of[TT__TENSORS];
+};
+
+// Squares of elements [i, i + 8) of g, summed in f32.
+__device__ __forceinline__ float squares8(const square_sum &t, int64_t i)
+{
+    float x[8];
+    load8(x, t.g, (tt_dtype)t.type, i, t.n - i, t.wide);
+    TT__UNROLL for (int k = 0; k < 8; k++) x[k] *= x[k];
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+// Sums of squares of tensors; each crosses memory once. Eight at a time in f32, and these sums in double.
+__global__ void __launch_bounds__(256) sum_squares(const __grid_constant__ square_sums s)
+{
+    tt__begin_kernel();
+    const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
+    double sum = 0;
+    for (int64_t i = 8 * ((blockIdx.x - t.first) * (int64_t)256 + threadIdx.x); i < t.n;
+         i += 8 * (t.blocks * (int64_t)256))
+        sum += squares8(t, i);
+    sum = block_sum<256>(sum);
+    if (threadIdx.x == 0) s.partial[blockIdx.x] = sum;
+}
+
+__global__ void __launch_bounds__(256) finish_sum_squares(const __grid_constant__ square_sums s)
+{
+    tt__begin_kernel();
+    const square_sum &t = s.of[blockIdx.x];
+    double sum = 0;
+    for (unsigned k = threadIdx.x; k < t.blocks; k += 256) sum += s.partial[t.first + k];
+    sum = block_sum<256>(sum);
+    if (threadIdx.x == 0) *(float *)t.to = (float)sum;
+}
+
+// The same in two steps: a block for each chunk of a tensor, then the sum of all chunks.
+__global__ void __launch_bounds__(256) chunk_squares(const __grid_constant__ square_sums s)
+{
+    tt__begin_kernel();
+    const square_sum &t = s.of[tensor_of_block(s.of, s.count)];
+    const int64_t chunk = blockIdx.x - t.first, from = chunk * TT__CHUNK, end = from + TT__CHUNK;
+    const int64_t to = end < t.n ? end : t.n;
+    double sum = 0;
+    for (int64_t i = from + 8 * threadIdx.x; i < to; i += 2048) sum += squares8(t, i);
+    sum = block_sum<256>(sum);
+    if (threadIdx.x == 0) ((double *)t.to)[chunk] = sum;
+}
+
+__global__ void __launch_bounds__(256) fold_squares(const __grid_constant__ square_sums s)
+{
+    tt__begin_kernel();
+    const square_sum &t = s.of[blockIdx.x];
+    double sum = 0;
+    for (int64_t k = threadIdx.x; k < t.n; k += 256) sum += ((const double *)t.g)[k];
+    sum = block_sum<256>(sum);
+    if (threadIdx.x == 0) *(float *)t.to = (float)sum;
+}
+
+// The loss of what was counted.
+__global__ void mean_loss(const float *counts, float *loss)
+{
+    tt__begin_kernel();
+    if (threadIdx.x == 0) *loss = (float)((double)counts[0] / counts[1]);
+}
+
+cudaError_t run_mean_loss(const tt__launch *l)
+{
+    return TT__LAUNCH(mean_loss, 1, 32, 0, l->device->stream, (const float *)l->in[0].data,
+                      (float *)l->out[0].data);
+}
+
+// totals [+]= a loss's counts: tt__totals.
+__global__ void add_counts(const float *counts, double *totals, bool add)
+{
+    tt__begin_kernel();
+    if (threadIdx.x < 3) totals[threadIdx.x] = (add ? totals[threadIdx.x] : 0) + counts[threadIdx.x];
+}
+
+cudaError_t run_add_counts(const tt__launch *l)
+{
+    tt__device *d = l->device;
+    return TT__LAUNCH(add_counts, 1, 32, 0, d->stream, (const float *)l->in[0].data, (double *)l->out[0].data,
+                      l->add[0]);
+}
+
+// Global norm and the factor on all gradients (as torch.nn.utils.clip_grad_norm_), from the n gradients' sums
+// of squares.
+__global__ void __launch_bounds__(256) clip(const float *squares, int64_t n, float clip_norm,
+                                            const tt__totals *totals, const tt__scale *loss_scale,
+                                            const tt__run *run, tt__clipped *out)
+{
+    tt__begin_kernel();
+    double sum = 0;
+    for (int64_t k = threadIdx.x; k < n; k += 256) sum += squares[k];
+    sum = block_sum<256>(sum);
+    if (threadIdx.x) return;
+    double scale = (run ? run->loss_norm / totals->targets : 1) / (loss_scale ? loss_scale->scale : 1),
+        norm = sqrt(sum) * scale, factor = scale;
+    if (!isfinite(totals->loss) || !(totals->targets > 0)) norm = NAN; // nothing is updated
+    if (clip_norm > 0 && clip_norm < norm + 1e-6) factor *= clip_norm / (norm + 1e-6);
+    out->norm = (float)norm;
+    out->factor = (float)factor;
+}
+
+cudaError_t run_clip(const tt__launch *l)
+{
+    return TT__LAUNCH(clip, 1, 256, 0, l->device->stream, (const float *)l->in[0].data, l->in[0].rows,
+                      l->instr->attr.clip_norm, (const tt__totals *)l->in[1].data,
+                      (const tt__scale *)l->in[2].data, TT__RUN_OF(l), (tt__clipped *)l->out[0].data);
+}
+
+// The next loss scale, as on the CPU.
+__global__ void next_loss_scale(const tt__clipped *clipped, const tt__totals *totals, tt__scale *s,
+                                float growth, float backoff, int interval)
+{
+    tt__begin_kernel();
+    if (threadIdx.x || !isfinite(totals->loss) || !(totals->targets > 0)) return;
+    if (isfinite(clipped->norm)) {
+        if (++s->good_steps < interval) return;
+        s->scale = fmin(s->scale * growth, TT__LOSS_SCALE_MOST);
+    } else {
+        if (s->scale * backoff < 1) return;
+        s->scale *= backoff;
+        s->skipped++;
+    }
+    s->good_steps = 0;
+}
+
+cudaError_t run_loss_scale(const tt__launch *l)
+{
+    const tt__attr *a = &l->instr->attr;
+    return TT__LAUNCH(next_loss_scale, 1, 32, 0, l->device->stream, (const tt__clipped *)l->in[0].data,
+                      (const tt__totals *)l->in[1].data, (tt__scale *)l->out[0].data, a->growth, a->backoff,
+                      a->interval);
+}
+
+// The stream of a launch; nothing but copies and collectives are on another than that of computation.
+cudaStream_t stream_of(const tt__launch *l) { return stream_of(l->device, l->instr->stream); }
+
+// Between memories of the device and the host.
+cudaError_t run_copy(const tt__launch *l)
+{
+    const tt__mat *x = &l->in[0], *y = &l->out[0];
+    const size_t size = tt_dtype_bytes(x->dtype);
+    const bool whole = x->rows == 1 || (x->ld == x->cols && y->ld == y->cols);
+    if (whole) // which may be longer than the longest row of the other
+        return cudaMemcpyAsync(y->data, x->data, (size_t)(x->rows * x->cols) * size, cudaMemcpyDefault,
+                               stream_of(l));
+    return cudaMemcpy2DAsync(y->data, (size_t)y->ld * size, x->data, (size_t)x->ld * size,
+                             (size_t)x->cols * size, (size_t)x->rows, cudaMemcpyDefault, stream_of(l));
+}
+
+cudaError_t run_nothing(const tt__launch *) { return cudaSuccess; }
+
+// x to 16 bits by stochastic rounding (the CPU's round_16): up with a probability equal to the dropped
+// fraction, by 16 random bits. To the nearest instead what is not finite and, in f16, from 65504 on, where
+// nearest overflows no sooner.
+__device__ __forceinline__ uint32_t round_16(float x, uint32_t random, tt_dtype dtype)
+{
+    const uint32_t u = __float_as_uint(x), magnitude = u & 0x7fffffff, sign = u >> 16 & 0x8000;
+    const bool nan = magnitude > 0x7f800000;
+    if (dtype == TT_BF16) return magnitude >= 0x7f800000 ? u >> 16 | (nan ? 0x40 : 0) : (u + random) >> 16;
+    if (nan) return sign | 0x7e00;
+    if (magnitude >= 0x477ff000) return sign | 0x7c00;
+    if (magnitude >= 0x477fe000) return sign | 0x7bff;
+    if (magnitude >= 0x38800000) return sign | (magnitude - 0x38000000 + (random & 0x1fff)) >> 13;
+    const float units = __uint_as_float(magnitude) * 0x1p24f; // subnormal: exact, below 1024
+    const uint32_t whole = (uint32_t)units;
+    return sign | (whole + ((units - (float)whole) * 65536.0f + (float)random >= 65536.0f));
+}
+
+// x plus 16 random bits, whose upper half is x in bf16 by stochastic rounding. NaN as kernels compute it is
+// 0x7fffffff, from which an addition would run over; smaller ones stay NaN, as their upper half is.
+__device__ __forceinline__ uint32_t round_up(float x, uint32_t random)
+{
+    return (uint32_t)min((int)__float_as_uint(x), 0x7fff0000) + random;
+}
+
+// Elements [i, i + 8) of a vector back into its dtype. Element e of a 16-bit one is rounded by number e % 8
+// of Philox counter {e / 8}, so that steps smaller than half a unit in the last place survive on average
+// (Gupta et al., "Deep learning with limited numerical precision", 2015). The vector begins at element
+// 8 * first of the tensor that elements are numbered in.
+__device__ __forceinline__ void update8(void *p, tt_dtype dtype, int64_t i, int64_t left, bool wide,
+                                        const float (&x)[8], const philox_keys &keys, int64_t first)
+{
+    if (dtype == TT_F32) {
+        store8(p, TT_F32, i, left, wide, x);
+        return;
+    }
+    const uint64_t group = (uint64_t)(first + i / 8);
+    uint32_t random[4] = {(uint32_t)group, (uint32_t)(group >> 32), 0, 0}, h[8], none = 0;
+    tt__forget(none); // or the keys would be kept in registers, of which there are too few
+    TT__UNROLL for (int pair = 0; 2 * pair < TT__DRAW_ROUNDS; pair++) {
+        const uint4 k = keys[pair + none];
+        philox_round(random, k.x, k.y);
+        if (2 * pair + 1 < TT__DRAW_ROUNDS) philox_round(random, k.z, k.w);
+    }
+    if (dtype == TT_BF16 && wide && left >= 8) { // the same bits as round_16's, but of NaN
+        uint32_t pair[4];
+        TT__UNROLL for (int k = 0; k < 4; k++)
+            pair[k] = __byte_perm(round_up(x[2 * k], random[k] & 0xffff),
+                                  round_up(x[2 * k + 1], random[k] >> 16), 0x7632);
+        ((uint4 *)p)[i / 8] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        return;
+    }
+    TT__UNROLL for (int k = 0; k < 8; k++)
+        h[k] = round_16(x[k], random[k / 2] >> (k % 2 * 16) & 0xffff, dtype);
+    store8_bits(p, i, left, wide, h);
+}
+
+struct param_update { // of a parameter
+    const void *g;
+    void *p, *m, *v;    // m, v: Adam's moments; SGD: momentum or NULL, and none
+    int64_t n, begin;   // p is n elements from 8 * begin on of the whole parameter
+    unsigned first;
+    float weight_decay;
+    uint32_t random;    // the instruction's stream of random numbers
+    uint8_t types[3];   // of g, p, and m and v
+    bool wide;
+};
+
+struct update_rule {
+    float beta1, beta2, eps;
+    int nesterov, decoupled;
+};
+
+struct param_updates {
+    int count;
+    update_rule rule;
+    const float *clip;  // norm; factor on gradients
+    param_update of[TT__TENSORS];
+};
+
+// How many pointers to members' operands a launch of collectives has. Tests make it smaller.
+#ifndef TT__PEERS
+#define TT__PEERS (CUDART_VERSION >= 12010 ? 2048 : 256)
+#endif
+
+struct member_sum { // of members' elements, see >>collectives
+    void *y;
+    int64_t n;
+    unsigned first;
+    int peers, present; // where its operands begin among the launch's, and how many there are
+    uint8_t type, how;
+    bool add, wide;
+};
+
+struct member_sums {
+    int count, used;
+    member_sum of[TT__TENSORS];
+    const void *peers[TT__PEERS];
+};
+
+struct member_copy {
+    void *y;
+    const void *x;
+    int64_t bytes;
+    unsigned first;
+    int unit;           // bytes that are copied at once
+};
+
+struct member_copies {
+    int count;
+    member_copy of[TT__TENSORS];
+};
+
+struct group_arguments {
+    square_sums squares;
+    param_updates updates;
+    member_sums sums;
+    member_copies copies;
+};
+constexpr size_t MOST_ARGUMENTS = CUDART_VERSION >= 12010 ? 32764 : 4096;
+static_assert(sizeof(square_sums) <= MOST_ARGUMENTS && sizeof(member_sums) <= MOST_ARGUMENTS &&
+              sizeof(member_copies) <= MOST_ARGUMENTS &&
+              sizeof(param_updates) + sizeof(void *) <= MOST_ARGUMENTS, "a kernel's arguments");
+static_assert(TT__PEERS >= TT__RANKS, "the operands of one sum");
+static_assert(TT__TENSORS * TT__SQUARES_BLOCKS * sizeof(double) <= resident_workspace::BYTES,
+              "the partial sums of a launch");
+
+bool make_arguments(tt__device *d)
+{
+    if (!d->arguments) d->arguments = (group_arguments *)calloc(1, sizeof *d->arguments);
+    return d->arguments != NULL;
+}
+
+// SUM_SQUARES, CHUNK_SQUARES and FOLD_SQUARES.
+cudaError_t run_squares(const tt__launch *l, int count)
+{
+    tt__device *d = l->device;
+    if (!make_arguments(d)) return cudaErrorMemoryAllocation;
+    square_sums *s = &d->arguments->squares;
+    const int op = l->instr->op;
+    s->partial = op == TT__OP_SUM_SQUARES ? resident_of(l)->squares : NULL;
+    for (int from = 0; from < count; from += s->count) {
+        unsigned blocks = 0;
+        s->count = count - from < TT__TENSORS ? count - from : TT__TENSORS;
+        for (int k = 0; k < s->count; k++) {
+            const tt__mat *g = &l[from + k].in[0];
+            square_sum *t = &s->of[k];
+            t->g = g->data; t->to = l[from + k].out[0].data;
+            t->n = g->rows * g->cols;
+            t->first = blocks;
+            t->blocks = op == TT__OP_CHUNK_SQUARES ? blocks_for(t->n, TT__CHUNK)
+                : grid_for(t->n, 4 * 2048, TT__SQUARES_BLOCKS);
+            blocks += t->blocks;
+            t->type = (uint8_t)g->dtype;
+            t->wide = is_wide(g);
+        }
+        const unsigned tensors = (unsigned)s->count;
+        cudaError_t e = cudaSuccess;
+        if (op == TT__OP_SUM_SQUARES) e = TT__LAUNCH(sum_squares, blocks, 256, 0, d->stream, *s);
+        if (op == TT__OP_CHUNK_SQUARES && blocks) // a rank may have no piece
+            e = TT__LAUNCH(chunk_squares, blocks, 256, 0, d->stream, *s);
+        if (op == TT__OP_FOLD_SQUARES) e = TT__LAUNCH(fold_squares, tensors, 256, 0, d->stream, *s);
+        if (e == cudaSuccess && op == TT__OP_SUM_SQUARES)
+            e = TT__LAUNCH(finish_sum_squares, tensors, 256, 0, d->stream, *s);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}
+
+enum { TT__UPDATE_CHUNK = 4 * 2048 }; // elements of a block
+
+// Optimizer steps. Moves, in f32, 28 bytes an element for Adam, 20 for SGD with momentum, 12 without; in 16
+// bits half of that. G: dtype of all gradients of the launch, P: of all parameters and their state. Any
+// dtypes need more than the 64 registers of four blocks a processor.
+template <bool ADAM, int G, int P>
+__global__ void __launch_bounds__(256, ADAM && P != ANY ? 4 : 3)
+    update_parameters(const __grid_constant__ param_updates u, const tt__run *run)
+{
+    tt__begin_kernel();
+    TT__SHARED(philox_keys, keys, [3]);
+    TT__SHARED(float, of_step, [2]);
+    if (!isfinite(u.clip[0])) return; // for all threads alike
+    const param_update &t = u.of[tensor_of_block(u.of, u.count)];
+    const tt_dtype type_g = (tt_dtype)(G != ANY ? G : t.types[0]);
+    const tt_dtype type_p = (tt_dtype)(P != ANY ? P : t.types[1]);
+    const tt_dtype type_m = (tt_dtype)(P != ANY ? P : t.types[2]);
+    const bool wide = P != ANY || t.wide;
+    const int64_t from = (int64_t)(blockIdx.x - t.first) * TT__UPDATE_CHUNK, end = from + TT__UPDATE_CHUNK;
+    const int64_t to = end < t.n ? end : t.n;
+    const float factor = u.clip[1], lr = run->lr, b1 = u.rule.beta1, b2 = u.rule.beta2;
+    const float decay = t.weight_decay;
+    if (threadIdx.x < 3)
+        expand_key(stream_key(run->seed, TT__RANDOM_ROUNDING, (uint64_t)run->step,
+                              (uint64_t)threadIdx.x << 32 | t.random), keys[threadIdx.x]);
+    // Bias corrections: a thread of the second warp for each, a power by squaring.
+    if (ADAM && threadIdx.x / 2 == 16) {
+        double power = 1, b = threadIdx.x % 2 ? b2 : b1;
+        for (uint64_t e = (uint64_t)run->step + 1; e; e >>= 1, b *= b) if (e & 1) power *= b;
+        of_step[threadIdx.x % 2] = threadIdx.x % 2 ? (float)(1 / sqrt(1 - power)) : (float)(lr / (1 - power));
+    }
+    __syncthreads();
+    const float step = ADAM ? of_step[0] : 0, root = ADAM ? of_step[1] : 0;
+    const float l2 = ADAM && u.rule.decoupled ? 0 : decay;
+    const float keep = ADAM && u.rule.decoupled ? 1 - lr * decay : 1;
+    const auto update = [&](int64_t i, int64_t left) {
+        float g[8], p[8], m[8] = {0}, v[8];
+        load8(g, t.g, type_g, i, left, wide);
+        load8(p, t.p, type_p, i, left, wide);
+        if (ADAM || t.m) load8(m, t.m, type_m, i, left, wide);
+        if (ADAM) load8(v, t.v, type_m, i, left, wide);
+        TT__UNROLL for (int k = 0; k < 8; k++) {
+            float d = g[k] * factor + p[k] * l2;
+            if (ADAM) {
+                m[k] = m[k] * b1 + d * (1 - b1);
+                v[k] = v[k] * b2 + d * d * (1 - b2);
+                // Within 4 ulp of the step.
+                p[k] = p[k] * keep - m[k] * step * tt__reciprocal(tt__root(v[k]) * root + u.rule.eps);
+            } else {
+                m[k] = m[k] * b1 + d;
+                if (t.m) d = u.rule.nesterov ? d + m[k] * b1 : m[k];
+                p[k] -= d * lr;
+            }
+        }
+        update8(t.p, type_p, i, left, wide, p, keys[0], t.begin);
+        if (ADAM || t.m) update8(t.m, type_m, i, left, wide, m, keys[1], t.begin);
+        if (ADAM) update8(t.v, type_m, i, left, wide, v, keys[2], t.begin);
+    };
+    int64_t i = from + 8 * threadIdx.x;
+    if (P == ANY) {
+        for (; i < to; i += 2048) update(i, to - i);
+    } else { // whole groups, and then the last elements
+        for (; i + 8 <= to; i += 2048) update(i, 8);
+        if (i < to) update(i, to - i);
+    }
+}
+
+template <bool ADAM>
+cudaError_t launch_update(const tt__launch *l, const param_updates *u, unsigned blocks)
+{
+#define TT__UPDATE(G, P) \
+    TT__LAUNCH((update_parameters<ADAM, G, P>), blocks, 256, 0, l->device->stream, *u, TT__RUN_OF(l))
+    const int g = u->of[0].types[0], p = u->of[0].types[1];
+    bool typed = true;
+    for (int k = 0; k < u->count; k++) {
+        const param_update *t = &u->of[k];
+        typed = typed && t->wide && t->types[0] == g && t->types[1] == p && (!t->m || t->types[2] == p);
+    }
+    if constexpr (ADAM) { // f32 gradients are those of 32-true, of accumulation and of norms' weights
+        if (typed && g == TT_F32 && p == TT_F32) return TT__UPDATE(TT_F32, TT_F32);
+        if (typed && g == TT_BF16 && p == TT_F32) return TT__UPDATE(TT_BF16, TT_F32);
+        if (typed && g == TT_BF16 && p == TT_BF16) return TT__UPDATE(TT_BF16, TT_BF16);
+    }
+    return TT__UPDATE(ANY, ANY);
+#undef TT__UPDATE
+}
+
+update_rule rule_of(const tt__launch *l)
+{
+    const tt__attr *a = &l->instr->attr;
+    return {a->beta1, a->beta2, a->eps, a->nesterov, a->decoupled};
+}
+
+template <bool ADAM> cudaError_t run_update(const tt__launch *l, int count)
+{
+    if (!make_arguments(l->device)) return cudaErrorMemoryAllocation;
+    param_updates *u = &l->device->arguments->updates;
+    for (int from = 0; from < count; from += u->count) { // as many as have the same rule
+        const update_rule rule = rule_of(&l[from]);
+        const float *clip = (const float *)l[from].in[1].data;
+        unsigned blocks = 0;
+        u->rule = rule;
+        u->clip = clip;
+        for (u->count = 0; from + u->count < count && u->count < TT__TENSORS; u->count++) {
+            const tt__launch *k = &l[from + u->count];
+            const update_rule other = rule_of(k);
+            if (memcmp(&other, &rule, sizeof rule) != 0 || k->in[1].data != clip) break;
+            const tt__mat *g = &k->in[0], *p = &k->out[0], *m = &k->out[1], *v = &k->out[2];
+            param_update *t = &u->of[u->count];
+            t->g = g->data; t->p = p->data; t->m = m->data; t->v = v->data;
+            t->n = p->rows * p->cols;
+            t->begin = k->first / 8;
+            t->first = blocks;
+            blocks += blocks_for(t->n, TT__UPDATE_CHUNK);
+            t->weight_decay = k->instr->attr.weight_decay;
+            t->random = k->instr->random;
+            t->types[0] = (uint8_t)g->dtype; t->types[1] = (uint8_t)p->dtype; t->types[2] = (uint8_t)m->dtype;
+            t->wide = ((uintptr_t)g->data | (uintptr_t)p->data | (uintptr_t)m->data
+                       | (uintptr_t)v->data) % 16 == 0;
+        }
+        cudaError_t e = launch_update<ADAM>(l, u, blocks);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}

@@ -1,0 +1,98 @@
+#pragma once
+#include "../../base/base.h"
+#include "../../tape/tape.h"
+#include "../record.h"
+#include "../shapes.h"
+#include "../layouts.h"
+#include "../scratch.h"
+
+/* ------------------------------------------------------------------------------------------------ updates */
+
+static bool tt__shape_SUM_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    return tt__float_in(t, i, 0);
+}
+
+/* A sum for each chunk. */
+static size_t tt__cpu_SUM_SQUARES(int threads, const tt_tape *t, const tt__instr *i)
+{
+    int64_t chunks = tt__ceil_div(tt__in(t, i, 0)->rows * tt__in(t, i, 0)->cols, TT__CHUNK);
+    return tt__align_up((size_t)chunks * 8) + tt__chunk_bytes(threads, t, i);
+}
+
+static const tt__rules tt__rules_SUM_SQUARES = {tt__shape_SUM_SQUARES, tt__layout_of_squares, {NULL},
+    tt__cpu_SUM_SQUARES};
+
+/* The same in two steps, for a g in pieces of whole chunks, one on each rank: CHUNK_SQUARES sums those of a
+   piece, ALL_GATHER makes one table of all, FOLD_SQUARES sums that, with the bits of SUM_SQUARES of g. */
+static bool tt__shape_CHUNK_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *g = tt__in(t, i, 0);
+    tt__set_fixed(&out[0], TT__F64, 1, tt__ceil_div(g->rows * g->cols, TT__CHUNK));
+    return tt__float_in(t, i, 0);
+}
+
+static bool tt__shape_FOLD_SQUARES(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    const tt__shape *s = tt__in(t, i, 0);
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    return (s->dtype == TT__F64 && s->rows == 1) || tt__bad(t, i, 0, "a row of f64");
+}
+
+static bool tt__layout_FOLD_SQUARES(const tt_tape *t, const tt__instr *i, const tt__split *in, tt__split *out)
+{
+    (void)t; (void)i;
+    out[0] = in[0];
+    return true;
+}
+
+static const tt__rules tt__rules_CHUNK_SQUARES = {tt__shape_CHUNK_SQUARES, tt__layout_of_squares, {NULL},
+    tt__chunk_bytes};
+static const tt__rules tt__rules_FOLD_SQUARES = {tt__shape_FOLD_SQUARES, tt__layout_FOLD_SQUARES, {NULL},
+    tt__no_bytes};
+
+static bool tt__doubles_in(tt_tape *t, const tt__instr *i, int k) /* a part of tt__results */
+{
+    const tt__shape *s = tt__in(t, i, k);
+    return (s->dtype == TT__F64 && s->rows == 1 && s->cols == 3) || tt__bad(t, i, k, "f64 (1, 3)");
+}
+
+static bool tt__shape_ADD_COUNTS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT__F64, 1, 3);
+    return tt__fixed_in(t, i, 0, 1, 4);
+}
+
+static bool tt__shape_MEAN_LOSS(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT_F32, 1, 1);
+    return tt__fixed_in(t, i, 0, 1, 4);
+}
+
+static bool tt__shape_CLIP(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT_F32, 1, 2);
+    return tt__float_in(t, i, 0) && tt__doubles_in(t, i, 1) && (!i->in[2] || tt__doubles_in(t, i, 2));
+}
+
+static bool tt__shape_LOSS_SCALE(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    tt__set_fixed(&out[0], TT__F64, 1, 3);
+    return tt__fixed_in(t, i, 0, 1, 2) && tt__doubles_in(t, i, 1);
+}
+
+static const tt__rules tt__rules_ADD_COUNTS = {tt__shape_ADD_COUNTS, NULL, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_MEAN_LOSS = {tt__shape_MEAN_LOSS, NULL, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_CLIP = {tt__shape_CLIP, NULL, {NULL}, tt__no_bytes};
+static const tt__rules tt__rules_LOSS_SCALE = {tt__shape_LOSS_SCALE, NULL, {NULL}, tt__no_bytes};
+
+/* All outputs are as the gradient. */
+static bool tt__shape_of_update(tt_tape *t, const tt__instr *i, tt__shape *out)
+{
+    for (int k = 0; k < TT__MAX_OUT; k++) out[k] = *tt__in(t, i, 0);
+    return tt__float_in(t, i, 0) && tt__fixed_in(t, i, 1, 1, 2);
+}
+
+static const tt__rules tt__rules_SGD = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};
+static const tt__rules tt__rules_ADAM = {tt__shape_of_update, tt__layout_of_update, {NULL}, tt__chunk_bytes};

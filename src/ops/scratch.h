@@ -1,0 +1,246 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "shapes.h"
+
+/* ---------------------------------------------------------------------------------------- scratch of kernels
+   What the sizes of a plan and the CPU kernels that lay the scratch out must agree on. */
+
+/* Rows are handed out in chunks fixed by the shape. Each thread widens into so many rows of floats. */
+#define TT__ROW_BUFFERS 5
+#define TT__SUM_ROWS 128 /* rows summed into one partial result of a column sum */
+
+static size_t tt__row_bytes(int64_t cols) { return tt__align_up((size_t)cols * 4); }
+
+/* Block sizes, in elements, after Goto, van de Geijn, "Anatomy of high-performance matrix multiplication",
+   2008: a panel of A (4..12 x K) stays in L1, a panel of B (K x 8..48) and a tile of A (TILE_M x K) in L2,
+   the packed A (M x K) and B (K x N) in L3. Sums over no more than K are not kept in between, which is why K
+   is the width of many models. M and TILE_M are multiples of every microkernel's height, N and TILE_N of its
+   width. */
+#define TT__GEMM_K 768
+#define TT__GEMM_M 1056
+#define TT__GEMM_N 1056
+#define TT__GEMM_TILE_M 96
+#define TT__GEMM_TILE_N 192
+#define TT__GEMM_PACK_LINES 96 /* a packing task takes so many lines of all k: whole panels of any width,   */
+#define TT__GEMM_PACK_K 32    /* or, where lines lie side by side, so many units of all lines: even         */
+#define TT__GEMM_ALONE 131072 /* multiplications that take no longer than waking a thread                   */
+#define TT__GEMM_STRIP 64     /* columns of a task where B is not packed                                    */
+#define TT__GEMM_FEW_ROWS 24  /* up to here B is not packed, being used only a few times: dot products      */
+#define TT__GEMM_FEW_SUMS 4   /* the same where B's rows are contiguous: sums of rows                       */
+#ifdef TINYTRAIN_CBLAS
+#include <cblas.h>
+#define TT__CBLAS_M 192 /* rows, and at most GEMM_N columns, that are finished while in the cache          */
+#endif
+
+/* Bytes of args->workspace; the same for every instruction set and number of threads, and never less for a
+   larger m, n or k, so that what is planned for the most rows serves fewer. */
+static size_t tt__gemm_workspace(int64_t m, int64_t n, int64_t k)
+{
+    size_t few = tt__align_up((size_t)(tt__min(m, TT__GEMM_FEW_ROWS) * k) * 4); /* A as float */
+    size_t rows = (size_t)tt__min(m + 31, TT__GEMM_M); /* in whole panels */
+    size_t cols = (size_t)tt__min(n + 47, TT__GEMM_N);
+    size_t depth = (size_t)tt__min(tt__max(k, 16), TT__GEMM_K); /* 16: units of a tile */
+    size_t packed = tt__align_up(rows * depth * 4) + tt__align_up(cols * depth * 4);
+    if (k > TT__GEMM_K) packed += rows * cols * 4;
+#ifdef TINYTRAIN_CBLAS
+    size_t sums = (size_t)tt__min(m, TT__CBLAS_M) * cols * 4;
+    if (packed < sums) packed = sums;
+#endif
+    return m > TT__GEMM_FEW_SUMS && packed > few ? packed : few;
+}
+
+/* Blocks of the flash-style kernels: score tiles of KEYS x QUERIES floats that stay in the cache. A forward
+   task takes up to GROUP queries, so that packing a block of keys and values pays for itself. All are
+   multiples of 16; KEYS of 8 too, because one Philox call serves 8 keys. */
+enum {
+    TT__ATTENTION_KEYS = 256,
+    TT__ATTENTION_QUERIES = 64,
+    TT__ATTENTION_GROUP = 256,
+    TT__ATTENTION_SPAN = 4096, /* queries of which the backward holds dq in fp32: it bounds the workspace */
+    TT__ATTENTION_TILE = TT__ATTENTION_QUERIES + 16 /* row stride of tiles: an odd number of cache lines */
+};
+
+/* Row stride of packed rows: room for the widest vectors, and an odd number of cache lines, because
+   power-of-two strides would put a column of a block into a few cache sets. */
+static int64_t tt__attention_stride(int64_t head_size) { return (tt__ceil_div(head_size, 16) | 1) * 16; }
+
+static int64_t tt__attention_padded(int64_t n) { return tt__ceil_div(n, 16) * 16; }
+
+/* Rows of qt and doutt: columns of a head, or pairs of them up to whole tiles. */
+static int64_t tt__attention_qt_rows(int64_t head_size)
+{
+    return tt__max(head_size, tt__ceil_div(head_size, 32) * 16);
+}
+
+/* The buffers of one thread, each 64-byte aligned. X(of, name, floats): of the forward, the backward or both;
+   sizes are in the variables of tt__attention_layout. Those of pairs hold two bf16 in each float, where those
+   are multiplied; they are of columns or of rows, see attention_pairs_of_columns. */
+#define TT__ATTENTION_BUFFERS(X) \
+    X(both, k_pairs, keys * whole / 2)           /* of columns */ \
+    X(both, summed, keys * stride / 2)           /* pairs; forward by tiles of v: of rows, or transposed */ \
+    X(both, columns, queries * whole / 2)        /* pairs of q or dout, of columns */ \
+    X(both, left, keys * queries / 2)            /* pairs of weights or dscores, of rows or columns */ \
+    X(both, across, tt__max(whole * queries, keys * stride / 2)) /* by tiles: fp32; or pairs of rows */ \
+    X(both, k, keys * stride) \
+    X(both, v, keys * stride) \
+    X(both, weights, keys * tile)                /* scores, then weights */ \
+    X(both, q, queries * stride) \
+    X(both, qt, blocks * qt_rows * tile)         /* for each block of queries of a task */ \
+    X(forward, out, most_queries * stride) \
+    X(forward, most, most_queries)               /* running maximum of the scores */ \
+    X(forward, sum, most_queries)                /* sum of the weights */ \
+    X(backward, v_pairs, keys * whole / 2)       /* of columns */ \
+    X(backward, q_pairs, queries * stride / 2)   /* of rows */ \
+    X(backward, dout_pairs, queries * stride / 2) \
+    X(backward, dk, keys * stride) \
+    X(backward, dv, keys * stride) \
+    X(backward, dscores, keys * tile) \
+    X(backward, dout, queries * stride) \
+    X(backward, doutt, qt_rows * tile) \
+    X(backward, lse, span)                       /* log2-sum-exp2 */ \
+    X(backward, delta, span)                     /* sum of dout * out */ \
+    X(backward, dq, span * tt__attention_padded(head_size)) \
+    X(shared, all_dk, rows * stride)             /* of a sequence, from all heads of q that a key serves */ \
+    X(shared, all_dv, rows * stride)
+
+typedef struct tt__attention_buffers {
+#define TT__BUFFER(of, name, floats) float *name;
+    TT__ATTENTION_BUFFERS(TT__BUFFER)
+#undef TT__BUFFER
+} tt__attention_buffers;
+
+/* Lays the buffers out in memory, unless NULL; returns their bytes. rows: of the longest sequence; group:
+   heads of q that a key serves. */
+static size_t tt__attention_layout(char *memory, int64_t rows, int64_t head_size, int group, bool backward,
+                                   tt__attention_buffers *b)
+{
+    int64_t stride = tt__attention_stride(head_size), tile = TT__ATTENTION_TILE, keys = TT__ATTENTION_KEYS;
+    int64_t queries = TT__ATTENTION_QUERIES, most_queries = TT__ATTENTION_GROUP;
+    int64_t span = tt__attention_padded(tt__min(rows, TT__ATTENTION_SPAN));
+    int64_t whole = tt__ceil_div(head_size, 32) * 32; /* columns, in whole tiles of pairs */
+    int64_t qt_rows = tt__attention_qt_rows(head_size);
+    int64_t blocks = backward ? 1 : tt__ceil_div(most_queries, queries);
+    const bool both = true, forward = !backward, shared = backward && group > 1;
+    size_t used = 0;
+    memset(b, 0, sizeof *b);
+#define TT__BUFFER(of, name, floats) \
+    if (of) { \
+        b->name = memory ? (float *)(void *)(memory + used) : NULL; \
+        used += tt__align_up((size_t)(floats) * sizeof(float)); \
+    }
+    TT__ATTENTION_BUFFERS(TT__BUFFER)
+#undef TT__BUFFER
+    return used;
+}
+
+/* Bytes of workspace for sequences of up to max_rows rows, the same for all instruction sets. */
+static size_t tt__attention_workspace(int64_t max_rows, int64_t head_size, int group, bool backward,
+                                      int threads)
+{
+    tt__attention_buffers b;
+    return tt__attention_layout(NULL, max_rows, head_size, group, backward, &b) * (size_t)threads;
+}
+
+static size_t tt__attention_queries_bytes(int64_t seqs, int64_t n)
+{
+    return tt__align_up((size_t)(seqs + 1 + 2 * n) * sizeof(int32_t));
+}
+
+/* What linear_cross_entropy keeps: loss and hit of each row; of a chunk, log-sum-exp and logits. */
+static size_t tt__loss_bytes(int64_t rows, int64_t classes)
+{
+    int64_t chunk = tt__min(rows, TT__LOSS_CHUNK);
+    size_t of_chunk = tt__align_up((size_t)chunk * 4) + tt__align_up((size_t)(chunk * classes) * 4);
+    return tt__align_up((size_t)rows * 8) + of_chunk;
+}
+
+/* Scratch of the rows that the threads of a CPU widen to floats: TT__ROW_BUFFERS of so many columns each. */
+static size_t tt__buffer_bytes(int threads, int64_t cols)
+{
+    return (size_t)threads * TT__ROW_BUFFERS * tt__row_bytes(cols);
+}
+
+/* The sizes of the largest operand or result. */
+static tt__shape tt__largest(const tt_tape *t, const tt__instr *i)
+{
+    tt__shape most;
+    tt__set_fixed(&most, TT_F32, 1, 1);
+    for (int k = 0; k < TT__MAX_IN + TT__MAX_OUT; k++) {
+        int32_t id = k < TT__MAX_IN ? i->in[k] : i->out[k - TT__MAX_IN];
+        if (!id) continue;
+        most.cols = tt__max(most.cols, t->values[id].shape.cols);
+        most.rows = tt__max(most.rows, t->values[id].shape.rows);
+    }
+    return most;
+}
+
+/* Scratch of a kernel that widens rows of any of its operands. */
+static size_t tt__widen_bytes(int threads, const tt_tape *t, const tt__instr *i)
+{
+    return tt__buffer_bytes(threads, tt__largest(t, i).cols);
+}
+
+/* Partial sums of columns, one of so many rows. */
+static size_t tt__partial_bytes(int64_t rows, int64_t cols)
+{
+    return (size_t)tt__ceil_div(rows, TT__SUM_ROWS) * tt__row_bytes(cols);
+}
+
+/* The sums of all columns. */
+static size_t tt__sum_rows_bytes(int threads, int64_t rows, int64_t cols)
+{
+    return tt__partial_bytes(rows, cols) + tt__buffer_bytes(threads, cols);
+}
+
+static size_t tt__row_pairs_bytes(int threads, const tt_tape *t, const tt__instr *i) /* two floats a row */
+{
+    return tt__align_up((size_t)tt__largest(t, i).rows * 8) + tt__widen_bytes(threads, t, i);
+}
+
+static size_t tt__chunk_bytes(int threads, const tt_tape *t, const tt__instr *i) /* of vectors in chunks */
+{
+    (void)t; (void)i;
+    return tt__buffer_bytes(threads, TT__CHUNK);
+}
+
+static size_t tt__no_bytes(int threads, const tt_tape *t, const tt__instr *i)
+{
+    (void)threads; (void)t; (void)i;
+    return 0;
+}
+
+/* A matrix product: (m, k) times (k, n). */
+typedef struct tt__mnk { int64_t m, n, k; } tt__mnk;
+
+/* Of a TT__PRODUCT whose in[0] has so many rows; w has the shape that it has when all rows are there. */
+static tt__mnk tt__mnk_of(const tt__instr *i, int64_t rows, int64_t cols, int64_t w_rows, int64_t w_cols)
+{
+    tt__mnk p = {rows, w_rows, cols};              /* linear: x, w                                          */
+    if (i->op == TT__OP_LINEAR_DX) p.n = w_cols;   /* dy, w                                                 */
+    if (i->op == TT__OP_LINEAR_DW) {               /* dy, x                                                 */
+        p.m = cols;
+        p.n = w_cols;
+        p.k = rows;
+    }
+    return p;
+}
+
+static tt__mnk tt__mnk_at_capacity(const tt_tape *t, const tt__instr *i)
+{
+    const tt__shape *a = tt__in(t, i, 0), *b = tt__in(t, i, 1);
+    return tt__mnk_of(i, a->rows, a->cols, b->rows, b->cols);
+}
+
+static size_t tt__product_bytes(int threads, const tt_tape *t, const tt__instr *i)
+{
+    tt__mnk p = tt__mnk_at_capacity(t, i);
+    (void)threads;
+    return tt__gemm_workspace(p.m, p.n, p.k);
+}
+
+/* On CUDA: a radix sort of (id, row) by id, from one pair of arrays into another; its counts are resident. */
+static size_t tt__sort_bytes(const tt_tape *t, const tt__instr *i)
+{
+    return 4 * tt__align_to((size_t)tt__in(t, i, 1)->rows * 4, TT__CUDA_ALIGN);
+}

@@ -1,0 +1,313 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/collectives/rules.h"
+#include "precision.h"
+#include "step.h"
+
+/* --------------------------------------------------------------------------------------------------- data
+   Spreads a step over data ranks: pieces of what belongs to parameters, and collectives. See >>ranks. */
+
+enum { TT__SLICE = 16 }; /* elements that a collective never parts: a cache line of f32 */
+
+/* A view of the rank's piece of v, which lies whole on each. */
+static int32_t tt__piece_view(tt_tape *t, int32_t v, const tt__part *part)
+{
+    const tt__shape shape = tt__piece_shape(t, t->values[v].shape.dtype, part);
+    int32_t id = tt__new_view(t, v, &shape, 0, shape.cols, t->values[v].name);
+    if (!id) return 0;
+    t->values[id].part = *part;
+    t->values[id].slot = t->values[v].slot;
+    return id;
+}
+
+/* A view of slot k of v. */
+static int32_t tt__slot_view(tt_tape *t, int32_t v, int k)
+{
+    const tt__value x = t->values[v];
+    int32_t id = tt__new_view(t, v, &x.shape, 0, x.ld, x.name);
+    if (id) t->values[id].slot = k + 1;
+    return id;
+}
+
+/* A collective over data ranks, x -> y, of pieces if y or x is one (part), else of the whole. */
+static tt__instr tt__data_move(int op, int32_t x, int32_t y, const tt__part *part)
+{
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = x;
+    i.out[0] = y;
+    i.move.over = TT__OVER_DATA;
+    i.move.unit = part && part->unit ? part->unit : (int64_t)TT__SLICE;
+    i.move.root = part && part->unit && part->root;
+    i.always = true;
+    return i;
+}
+
+/* The sum over data ranks of x into y: its piece, or all of it. */
+static tt__instr tt__data_sum(const tt__part *part, int32_t x, int32_t y)
+{
+    return tt__data_move(part->unit ? (int)TT__OP_REDUCE_SCATTER : (int)TT__OP_ALL_REDUCE, x, y, part);
+}
+
+/* Appends an instruction to the step's end; if the one before is of the same op, they run together. */
+static bool tt__append_step(tt_tape *t, const tt__instr *i, bool together)
+{
+    tt__instr *to = tt__append(t, i->op);
+    if (!to) return false;
+    *to = *i;
+    to->segment = i->segment == TT__EACH_LAP ? TT__EACH_LAP : TT__EACH_STEP;
+    const bool alike = t->n_code > 1 && to[-1].op == i->op && to[-1].segment == to->segment;
+    if (together && alike && to[-1].slot == i->slot) to[-1].with_next = true;
+    return true;
+}
+
+static tt__instr tt__sum_slots(int32_t x, int32_t y, tt__segment segment)
+{
+    tt__instr i = tt__new_instr(TT__OP_SUM_SLOTS);
+    i.in[0] = x;
+    i.out[0] = y;
+    i.move.over = TT__OVER_SLOTS;
+    i.move.unit = TT__SLICE;
+    i.segment = segment;
+    return i;
+}
+
+/* Sums of a step: at its end the leaves in a storage, gradients' or counts', are summed in place, slot by
+   slot over the data ranks and then over the slots. Emits what is `stage` (0, 1: over ranks, of pieces and of
+   whole tensors; 2: over slots) for v, of slot k. */
+static bool tt__sum_leaves_of(tt_tape *t, int32_t v, int32_t total, const tt__part *part, int stage, int k)
+{
+    int32_t x = t->slots > 1 ? tt__slot_view(t, v, k) : v, y = x;
+    if (x && part->unit) y = tt__piece_view(t, x, part);
+    if (!x || !y) return false;
+    if (stage < 2) {
+        tt__instr sum = tt__data_sum(part, x, t->slots == 1 && total ? total : y);
+        sum.slot = k + 1;
+        return tt__append_step(t, &sum, true);
+    }
+    tt__instr sum = tt__sum_slots(y, total ? total : y, TT__EACH_STEP);
+    return tt__append_step(t, &sum, false);
+}
+
+/* The gradient of parameter value v, with a slot for each leaf, becomes what the data ranks sum it to. */
+static tt_status tt__sum_steps(tt_tape *t)
+{
+    const int values = t->n_values;
+    const tt__part whole = {TT__WHOLE, false, 0, 0};
+    bool ok = true;
+    for (int32_t v = 1; v < values; v++)
+        if (tt__is_trained(t, v)) t->values[t->values[v].grad].slots = t->slots;
+    for (int k = 0; k < t->slots; k++)
+        for (int stage = 0; stage < 2 && t->data > 1; stage++) {
+            for (int32_t v = 1; v < values && ok; v++) {
+                if (!tt__is_trained(t, v)) continue;
+                const tt__part part = tt__data_part(t, v);
+                if ((part.unit == 0) != stage) continue;
+                ok = tt__sum_leaves_of(t, t->values[v].grad, 0, &part, stage, k);
+            }
+            if (stage && ok && t->counted) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, stage, k);
+        }
+    for (int32_t v = 1; v < values && ok; v++) {
+        if (!tt__is_trained(t, v)) continue;
+        const tt__part part = tt__data_part(t, v);
+        const int32_t g = t->values[v].grad;
+        if (t->slots > 1) ok = tt__sum_leaves_of(t, g, 0, &part, 2, 0);
+        int32_t y = t->slots > 1 ? tt__slot_view(t, g, 0) : g;
+        if (y && t->data > 1 && part.unit) y = tt__piece_view(t, y, &part);
+        t->values[v].grad = y;
+        ok = ok && y;
+    }
+    if (ok && t->slots > 1 && t->counted) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* A storage for the sum of gradients that are like g, in parts. */
+static int32_t tt__new_sum(tt_tape *t, int32_t g, const tt__part *part, int slots)
+{
+    const tt__value like = t->values[g];
+    const tt__shape shape = part->unit ? tt__piece_shape(t, like.shape.dtype, part) : like.shape;
+    int32_t id = tt__new_value(t, &shape, TT__GRADIENT, slots > 1 ? "leaves of %.60s" : "sum of %.60s",
+                               like.name);
+    if (!id) return 0;
+    tt__value *x = &t->values[id];
+    x->param = like.param;
+    x->part = *part;
+    x->pinned_f32 = like.pinned_f32;
+    x->slots = slots;
+    x->persistent = true;
+    return id;
+}
+
+/* Is the gradient of parameter v, which the data ranks sum after each micro-batch, summed with others at the
+   end of the backward? If it is to be updated before, only one that is small. */
+static bool tt__sums_at_end(const tt_tape *t, int32_t v)
+{
+    const tt__shape *s = &t->values[v].shape;
+    const bool small = s->rows * s->cols < TT__PIECES_FROM;
+    return t->data > 1 && !tt__data_part(t, v).unit && (small || !t->early);
+}
+
+/* Sums of micro-batches: right after its last contribution a gradient is summed over the data ranks, and the
+   sum added to those before; those that stay whole, which are small, at the end of the backward, all
+   together. persist: steps have several micro-batches. */
+static tt_status tt__sum_micros(tt_tape *t, bool persist)
+{
+    const int values = t->n_values, n = tt__index(t);
+    int last = 0; /* of those at the end */
+    const tt__part whole = {TT__WHOLE, false, 0, 0};
+    for (int32_t k = 1; k < 2 * values; k++) {
+        const int32_t v = k % values; /* 0: none */
+        const bool at_end = k >= values; /* they stand behind all others */
+        if (!v || !tt__is_trained(t, v) || tt__sums_at_end(t, v) != at_end) continue;
+        const tt__part part = tt__data_part(t, v);
+        const int32_t g = t->values[v].grad, sum = tt__new_sum(t, g, &part, 1);
+        const int32_t leaves = t->slots > 1 ? tt__new_sum(t, g, &part, t->slots) : sum;
+        if (!sum || !leaves) return TT_ERR_MEMORY;
+        tt__instr i = tt__data_sum(&part, g, leaves);
+        if (t->data == 1) {
+            i = tt__new_instr(TT__OP_SCALE);
+            i.in[0] = g;
+            i.out[0] = leaves;
+            i.attr.scale = 1;
+        }
+        i.backward = true;
+        t->values[sum].persistent = persist;
+        if (persist && t->slots == 1) i.add_later = 1;
+        int at = t->values[t->values[g].base].writer;
+        while (t->code[at].with_next) at++; /* not amid what runs together */
+        const int made = tt__insert(t, at_end ? n : at + 1, &i);
+        if (!made) return TT_ERR_MEMORY;
+        if (at_end && last) t->code[last].with_next = true;
+        if (at_end) last = made;
+        t->values[v].grad = sum;
+        t->values[v].instead = leaves;
+    }
+    if (t->early) { /* the first update needs what all ranks counted */
+        tt__instr sum = tt__data_sum(&whole, t->counted, t->totals);
+        if (!tt__insert(t, t->values[t->counted].writer + 1, &sum)) return TT_ERR_MEMORY;
+    }
+    tt_status status = tt__settle(t, n);
+    for (int32_t v = 1; v < values && status == TT_OK && t->slots > 1; v++) {
+        if (!tt__is_trained(t, v)) continue;
+        const int32_t first = tt__slot_view(t, t->values[v].instead, 0);
+        tt__instr i = tt__sum_slots(first, t->values[v].grad, TT__EACH_LAP);
+        i.add_later = 1;
+        if (!first || !tt__append_step(t, &i, false)) return TT_ERR_MEMORY;
+    }
+    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    bool ok = status == TT_OK;
+    for (int k = 0; k < t->slots && ok && t->data > 1 && !t->early; k++)
+        ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 1, k);
+    if (ok && t->slots > 1) ok = tt__sum_leaves_of(t, t->counted, t->totals, &whole, 2, 0);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Sums gradients over data ranks and leaves. */
+static tt_status tt__pass_sums(tt_tape *t, bool persist)
+{
+    if (t->sums_micros && (t->data > 1 || t->slots > 1 || persist)) return tt__sum_micros(t, persist);
+    return t->data > 1 || t->slots > 1 ? tt__sum_steps(t) : TT_OK;
+}
+
+/* Which operands are a value, or a view of it, in their order: of value v the first is first[v], and behind
+   operand x comes next[x]. Operand j of instruction k is number 1 + k * TT__MAX_IN + j; 0: none. */
+typedef struct tt__readers { int *first, *next; } tt__readers;
+
+static bool tt__find_readers(const tt_tape *t, int n, tt__readers *r)
+{
+    r->first = (int *)tt__calloc(t->ctx, sizeof *r->first * (size_t)t->n_values);
+    r->next = (int *)tt__alloc(t->ctx, sizeof *r->next * ((size_t)n * TT__MAX_IN + 1));
+    for (int x = n * TT__MAX_IN; x > 0 && r->first && r->next; x--) {
+        const int32_t v = t->code[(x - 1) / TT__MAX_IN].in[(x - 1) % TT__MAX_IN];
+        if (!v) continue;
+        r->next[x] = r->first[t->values[v].base];
+        r->first[t->values[v].base] = x;
+    }
+    return r->first && r->next;
+}
+
+/* Operand number x is of the backward or of the forward, and reads more than a piece of a parameter. */
+static bool tt__reads_whole(const tt_tape *t, int x, bool backward)
+{
+    const tt__instr *i = &t->code[(x - 1) / TT__MAX_IN];
+    const bool casts_piece = tt__is(i, TT__CASTS) && t->values[i->out[0]].part.unit;
+    return i->segment == TT__EACH_MICRO && i->backward == backward && !casts_piece;
+}
+
+/* What reads all of v, or of a view of it, in the backward or the forward, reads w. Returns the first
+   instruction of these; -1: there is none; -2: no memory. */
+static int tt__read_instead(tt_tape *t, const tt__readers *r, bool backward, int32_t v, int32_t w)
+{
+    int first = -1;
+    for (int x = r->first[v]; x; x = r->next[x]) {
+        const int k = (x - 1) / TT__MAX_IN;
+        int32_t *in = &t->code[k].in[(x - 1) % TT__MAX_IN];
+        if (!tt__reads_whole(t, x, backward)) continue;
+        const tt__value view = t->values[*in];
+        *in = *in == v ? w : tt__new_view(t, w, &view.shape, view.offset, view.ld, view.name);
+        if (!*in) return -2;
+        if (first < 0) first = k;
+    }
+    return first;
+}
+
+/* Is all of v, or of a view of it, read in the backward or the forward? */
+static bool tt__is_read_whole(const tt_tape *t, const tt__readers *r, bool backward, int32_t v)
+{
+    for (int x = r->first[v]; x; x = r->next[x]) if (tt__reads_whole(t, x, backward)) return true;
+    return false;
+}
+
+/* Casts of parameter v, a piece now, are of the piece, and what they wrote is gathered. */
+static bool tt__gather_casts(tt_tape *t, const tt__readers *r, int32_t v)
+{
+    for (int x = r->first[v]; x; x = r->next[x]) {
+        const int k = (x - 1) / TT__MAX_IN;
+        tt__instr cast = t->code[k];
+        if (cast.op < 0 || !tt__is(&cast, TT__CASTS) || cast.in[0] != v) continue;
+        const tt__part part = t->values[v].part;
+        const tt__shape shape = tt__piece_shape(t, t->values[cast.out[0]].shape.dtype, &part);
+        const int32_t piece = tt__new_value(t, &shape, TT__TRANSIENT, "%s", t->values[cast.out[0]].name);
+        if (!piece) return false;
+        t->values[piece].part = part;
+        tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, cast.out[0], &part);
+        gather.backward = cast.backward;
+        cast.out[0] = piece;
+        cast.always = true;
+        tt__put(t, k, &cast);
+        if (!tt__insert(t, k + 1, &gather)) return false;
+    }
+    return true;
+}
+
+/* Parameters of which each data rank keeps a piece are gathered before the forward reads them, and again for
+   the backward. */
+static tt_status tt__pass_gather(tt_tape *t)
+{
+    const int values = t->n_values, n = tt__index(t);
+    tt__readers r = {NULL, NULL};
+    bool ok = t->zero != 3 || tt__find_readers(t, n, &r);
+    for (int32_t v = 1; v < values && t->zero == 3 && ok; v++) {
+        const tt__value x = t->values[v];
+        const tt__part part = tt__data_part(t, v);
+        if (x.storage != TT__PARAMETER || x.base != v || part.unit == x.part.unit) continue;
+        t->values[v].shape = tt__piece_shape(t, x.shape.dtype, &part);
+        t->values[v].ld = t->values[v].shape.cols;
+        t->values[v].part = part;
+        ok = tt__gather_casts(t, &r, v);
+        for (int backward = 0; backward < 2 && ok; backward++) {
+            if (!tt__is_read_whole(t, &r, backward, v)) continue;
+            const int32_t w = tt__new_value(t, &x.shape, TT__TRANSIENT, "%s", x.name);
+            tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, v, w, &part);
+            t->values[w].part.split = part.split;
+            gather.backward = backward;
+            const int k = w ? tt__read_instead(t, &r, backward, v, w) : -2;
+            ok = k >= 0 && tt__insert(t, k, &gather);
+        }
+    }
+    tt__free(t->ctx, r.first);
+    tt__free(t->ctx, r.next);
+    return ok ? tt__settle(t, n) : TT_ERR_MEMORY;
+}

@@ -1,0 +1,204 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/shapes.h"
+#include "../ops/scratch.h"
+#include "../ops/linear/rules.h"
+#include "data.h"
+
+/* ---------------------------------------------------------------------------------------------------- fp8 */
+
+#ifndef TT__FP8_FROM /* tests make it 0: fp8 whatever it costs */
+#define TT__FP8_FROM 1.0
+#endif
+
+/* Is a product (m, k) times (k, n) faster in fp8? The three products of a linear layer, whose sizes are the
+   same three, have 6 m n k operations at 1,150 instead of 740 TFLOP/s, as cuBLASLt 13.1 makes them on an H200
+   in the mean of ViT-L's, DistilBERT's and GPT-2's layers. Rounding the three tensors that they read and
+   their transposes moves, by arithmetic, 4 bytes of each element at 4.3 TB/s, in three launches of a
+   microsecond. */
+static bool tt__pays_in_fp8(tt__mnk p)
+{
+    const double m = (double)p.m, n = (double)p.n, k = (double)p.k;
+    const double rounding = 4 * (m * n + m * k + n * k) / 4.3e12 + 3e-6;
+    return 6 * m * n * k * (1 / 740e12 - 1 / 1150e12) > TT__FP8_FROM * rounding;
+}
+
+/* Numbers the tensors that products read, and gives those of a program that trains a history with a row for
+   each: before recompute makes copies of them, and stages part them, so that the numbers do not depend on
+   these. Tensor ranks have parts of tensors, and no history. */
+static tt_status tt__pass_number_factors(tt_tape *t, bool train)
+{
+    int32_t *number = (int32_t *)tt__calloc(t->ctx, sizeof *number * 2 * (size_t)t->n_values), n = 0;
+    if (!number) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        for (int o = 0; o < 2 && tt__is(i, TT__PRODUCT); o++) {
+            int32_t *of = &number[2 * i->in[o] + tt__is_gradient_operand(i, o)];
+            if (!*of) *of = ++n;
+            *(o ? &i->attr.tensor_b : &i->attr.tensor) = *of;
+        }
+    }
+    tt__free(t->ctx, number);
+    if (!n || !train || t->tensor > 1) return TT_OK;
+    tt__shape shape;
+    tt__set_fixed(&shape, TT_F32, n, 1 + TT__FP8_STEPS);
+    t->fp8_history = tt__new_value(t, &shape, TT__STEP, "largest magnitudes of fp8 tensors");
+    tt__set_fixed(&shape, TT_F32, 1, n);
+    t->fp8_largest = tt__new_value(t, &shape, TT__STEP, "largest magnitudes of a step");
+    if (!t->fp8_history || !t->fp8_largest) return TT_ERR_MEMORY;
+    for (int k = 0; k < 2; k++) {
+        tt__value *v = &t->values[k ? t->fp8_history : t->fp8_largest];
+        v->persistent = v->pinned_f32 = true;
+    }
+    return TT_OK;
+}
+
+/* What products read in fp8 instead of a value. */
+typedef struct tt__quantized {
+    int at;      /* one more than its QUANTIZE, which stands behind all others until tt__settle; 0: none */
+    int before;  /* the instruction that this is inserted before */
+} tt__quantized;
+
+typedef struct tt__fp8 {
+    tt_tape *t;
+    tt__quantized *of;   /* of value v as a gradient (2 v + 1) or not (2 v) */
+    int *written, *read; /* of storages: one more than the last instruction that has written it so far, and
+                            that reads it other than as fp8 */
+} tt__fp8;
+
+/* A value for the fp8 of v or of its transpose, laid out as QUANTIZE does. */
+static int32_t tt__new_fp8(tt_tape *t, int32_t v, bool transposed)
+{
+    const tt__value x = t->values[v];
+    tt__shape shape = x.shape, whole;
+    const int64_t ld = (int64_t)tt__align_to((size_t)(transposed ? shape.rows : shape.cols), 16);
+    const char *format = transposed ? "fp8 of %.52s, transposed" : "fp8 of %.60s";
+    shape.dtype = TT_U8;
+    whole = shape;
+    if (transposed) tt__set_fixed(&whole, TT_U8, shape.cols, ld);
+    else whole.cols = ld;
+    const int32_t storage = tt__new_value(t, &whole, TT__TRANSIENT, format, x.name);
+    if (!storage) return 0;
+    t->values[storage].part = x.part;
+    if (!transposed && ld == shape.cols) return storage;
+    const tt__value room = t->values[storage];
+    return tt__new_view(t, storage, &shape, 0, ld, room.name);
+}
+
+/* The QUANTIZE of operand o of product k, or of its transpose: one that stands there already, or a new one
+   right before it. What the forward has rounded serves the backward too, unless the value that it was made
+   of stays until then anyway: then rounding it again takes no memory in between. Returns its number plus 1;
+   0: out of memory. */
+static int tt__quantize(tt__fp8 *f, int k, int o)
+{
+    tt_tape *t = f->t;
+    const tt__instr product = t->code[k];
+    const int32_t v = product.in[o], base = t->values[v].base;
+    const bool gradient = tt__is_gradient_operand(&product, o);
+    tt__quantized *q = &f->of[2 * v + gradient];
+    if (q->at) {
+        const tt__instr *found = &t->code[q->at - 1];
+        const tt__value *x = &t->values[base];
+        const bool stays = x->storage != TT__TRANSIENT || x->keep || f->read[base] > k;
+        const bool together = found->segment == product.segment && found->stage == product.stage &&
+                              found->always == product.always && found->later == product.later;
+        const bool again = product.backward && !found->backward && stays;
+        if (together && !again && f->written[base] <= q->before) return q->at;
+    }
+    tt__instr i = tt__new_instr(TT__OP_QUANTIZE);
+    i.in[0] = v;
+    i.attr.tensor = o ? product.attr.tensor_b : product.attr.tensor;
+    i.attr.e5m2 = gradient;
+    i.segment = product.segment;
+    i.stage = product.stage;
+    i.backward = product.backward;
+    i.again = product.again;
+    i.always = product.always;
+    i.later = product.later;
+    const tt__shape scalar = {TT_F32, 1, 1, 0, 0};
+    i.out[2] = tt__new_value(t, &scalar, TT__TRANSIENT, "1/scale of %.58s", t->values[v].name);
+    if (!i.out[2]) return 0;
+    t->values[i.out[2]].pinned_f32 = true;
+    if (t->fp8_history) {
+        i.in[1] = t->fp8_history;
+        i.out[3] = t->fp8_largest;
+        i.add = 1u << 3;
+    } else {
+        i.attr.tensor = 0;
+    }
+    const int at = tt__insert(t, k, &i);
+    q->at = at ? at + 1 : 0;
+    q->before = k;
+    return q->at;
+}
+
+/* Operand o of product k becomes fp8. */
+static bool tt__read_fp8(tt__fp8 *f, int k, int o)
+{
+    tt_tape *t = f->t;
+    const int at = tt__quantize(f, k, o) - 1;
+    const bool transposed = tt__sums_rows_of(&t->code[k], o);
+    if (at < 0) return false;
+    if (!t->code[at].out[transposed]) {
+        const int32_t q = tt__new_fp8(t, t->code[k].in[o], transposed);
+        if (!q) return false;
+        t->code[at].out[transposed] = q;
+    }
+    t->code[k].in[o] = t->code[at].out[transposed];
+    t->code[k].in[TT__UNSCALE_IN + o] = t->code[at].out[2];
+    return true;
+}
+
+/* Largest magnitudes of a step's tensors go into their history, those of all data ranks. */
+static bool tt__emit_fp8_history(tt_tape *t)
+{
+    tt__instr i = tt__new_instr(TT__OP_FP8_HISTORY);
+    tt__instr most = tt__data_move(TT__OP_ALL_REDUCE, t->fp8_largest, t->fp8_largest, NULL);
+    most.move.reduce = TT__MAX;
+    if (t->data > 1 && !tt__append_step(t, &most, false)) return false;
+    i.in[0] = i.out[1] = t->fp8_largest;
+    i.out[0] = t->fp8_history;
+    return tt__append_step(t, &i, false);
+}
+
+/* Products of 16-bit operands read them in fp8 where that is faster, but those that a cross-entropy makes in
+   chunks. */
+static tt_status tt__pass_fp8(tt_tape *t)
+{
+    const int n = tt__index(t), values = t->n_values;
+    tt__fp8 f = {t, NULL, NULL, NULL};
+    int products = 0;
+    for (int k = 0; k < n; k++) {
+        tt__instr *i = &t->code[k];
+        if (!tt__is(i, TT__PRODUCT) || !i->out[0]) continue;
+        const tt_dtype dtype = tt__in(t, i, 0)->dtype;
+        const bool alike = dtype != TT_F32 && dtype == tt__in(t, i, 1)->dtype;
+        const tt__mnk p = tt__mnk_at_capacity(t, i);
+        i->attr.fp8 = alike && p.n % 16 == 0 && tt__pays_in_fp8(p);
+        products += i->attr.fp8;
+    }
+    if (!products) return TT_OK;
+    f.of = (tt__quantized *)tt__calloc(t->ctx, sizeof *f.of * 2 * (size_t)values);
+    f.written = (int *)tt__calloc(t->ctx, sizeof *f.written * (size_t)values);
+    f.read = (int *)tt__calloc(t->ctx, sizeof *f.read * (size_t)values);
+    bool ok = f.of && f.written && f.read;
+    for (int k = 0; k < n && ok; k++)
+        for (int j = t->code[k].attr.fp8 ? 2 : 0; j < TT__MAX_IN; j++)
+            f.read[t->values[t->code[k].in[j]].base] = k + 1;
+    for (int k = 0; k < n && ok; k++) {
+        if (t->code[k].attr.fp8 && tt__operand_sums(&t->code[k]))
+            tt__sum_columns_apart(t, k, tt__operand_sums(&t->code[k])); /* of what is not rounded */
+        for (int o = 0; o < 2 && t->code[k].attr.fp8 && ok; o++) ok = tt__read_fp8(&f, k, o);
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j]) f.written[t->values[t->code[k].out[j]].base] = k + 1;
+    }
+    tt__free(t->ctx, f.of);
+    tt__free(t->ctx, f.written);
+    tt__free(t->ctx, f.read);
+    tt_status status = ok ? tt__settle(t, n) : TT_ERR_MEMORY;
+    if (status == TT_OK && t->fp8_history && !tt__emit_fp8_history(t)) status = TT_ERR_MEMORY;
+    return status;
+}

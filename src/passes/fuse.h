@@ -1,0 +1,18 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/edit.h"
+#include "../ops/record.h"
+
+/* --------------------------------------------------------------------------------------------------- fuse */
+
+/* Makes one instruction of several where ops know how; `later`: after differentiation. */
+static tt_status tt__pass_fuse(tt_tape *t, int32_t root, bool later)
+{
+    int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        const tt__rules *rules = t->code[k].op >= 0 ? tt__rules_of(&t->code[k]) : NULL;
+        if (rules && rules->fuse) rules->fuse(t, k, root, later);
+    }
+    return tt__settle(t, n);
+}

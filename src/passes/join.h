@@ -1,0 +1,185 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/linear/rules.h"
+#include "overlap.h"
+
+/* ---------------------------------------------------------------------------------------------------- join
+   Products that are one if their operands lie side by side (see tt__is_one_product) run together. Those of
+   their operands that only live in the step are joined to one value; parameters, and gradients that stay, lie
+   as tt__place_persistent puts them. Where operands lie apart after all, each product is launched alone. */
+
+/* What is written, or read last, by instructions further apart than this lives at other times. */
+enum { TT__TOGETHER = 32 };
+
+/* Which storages must have a place of their own: what other streams or collectives work on; what a result may
+   take the place of, and such results. To be freed. */
+static bool *tt__never_joined(const tt_tape *t)
+{
+    bool *apart = (bool *)tt__calloc(t->ctx, sizeof *apart * (size_t)t->n_values);
+    for (int k = 0; k < t->n_code && apart; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool moves = i->stream || i->move.over || i->on_host || tt__stream_beside(t, i) ||
+                           tt__is(i, TT__WAITS);
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t base = t->values[i->in[j]].base;
+            bool replaced = (j == 0 && tt__is(i, TT__INPLACE0)) || (j == 1 && tt__is(i, TT__INPLACE1));
+            replaced = replaced && t->values[base].reader == k;
+            if (replaced) apart[t->values[i->out[0]].base] = true;
+            if (replaced || moves) apart[base] = true;
+        }
+        for (int j = 0; j < TT__MAX_OUT && moves; j++) apart[t->values[i->out[j]].base] = true;
+    }
+    return apart;
+}
+
+/* Is v a storage of the device with nothing special about it? */
+static bool tt__is_plain(const tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    return x->base == v && x->ld == x->shape.cols && x->slots < 2 && x->copies < 2 && !x->part.unit &&
+           x->part.split == TT__WHOLE && x->space == TT__DEVICE;
+}
+
+/* May v, which lives in the step, be joined to others? Its rows keep the alignment that kernels want. */
+static bool tt__may_be_joined(const tt_tape *t, int32_t v, int32_t root, const bool *apart)
+{
+    const tt__value *x = &t->values[v];
+    const bool passes = x->storage == TT__TRANSIENT || x->storage == TT__GRADIENT;
+    const int64_t row = x->shape.cols * (int64_t)tt_dtype_bytes(x->shape.dtype);
+    return passes && tt__is_plain(t, v) && x->views == 0 && x->writes == 1 && !x->persistent && !x->slot &&
+           !x->stays && !x->ends && !x->keep && !x->block_end && !x->visits && v != root && !apart[v] &&
+           row % 16 == 0;
+}
+
+/* May another lie right behind v, of those that stay? If v takes all of the bytes that its storage has. */
+static bool tt__may_be_followed(const tt_tape *t, int32_t v)
+{
+    const tt__shape *x = &t->values[v].shape;
+    const size_t bytes = (size_t)(x->rows * x->cols) * tt_dtype_bytes(x->dtype);
+    return tt__is_plain(t, v) && tt__storage_bytes(&t->values[v]) == bytes;
+}
+
+/* Can a and b, which have the same role in two products, come to lie side by side? Of what lives in the step
+   only if both live at about the same time, so that both together take hardly more memory. */
+static bool tt__may_lie_beside(const tt_tape *t, int32_t a, int32_t b, int32_t root, const bool *apart)
+{
+    const tt__value *x = &t->values[a], *y = &t->values[b];
+    if (a == b || x->storage != y->storage || x->persistent != y->persistent) return false;
+    if (x->persistent) return tt__may_be_followed(t, a) && tt__may_be_followed(t, b);
+    return tt__may_be_joined(t, a, root, apart) && tt__may_be_joined(t, b, root, apart) &&
+           abs(x->producer - y->producer) <= TT__TOGETHER && abs(x->reader - y->reader) <= TT__TOGETHER;
+}
+
+/* May product b run together with a? */
+static bool tt__may_join(const tt_tape *t, const tt__instr *a, const tt__instr *b, int32_t root,
+                         const bool *apart)
+{
+    if (!tt__is_one_product(t, a, b)) return false;
+    for (int role = 0; role < TT__ROLES; role++) {
+        const int32_t x = tt__in_role(a, role), y = tt__in_role(b, role);
+        if (role != tt__shared_role(a) && x && !tt__may_lie_beside(t, x, y, root, apart)) return false;
+    }
+    return true;
+}
+
+/* Does the order of two instructions matter? */
+static bool tt__is_ordered(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    return tt__writes_for(t, a, b) || tt__writes_for(t, b, a);
+}
+
+/* Moves the instruction at `from` to place `to`. */
+static void tt__move_instr(tt_tape *t, int from, int to)
+{
+    const tt__instr i = t->code[from];
+    const int step = to < from ? -1 : 1;
+    for (int k = from; k != to; k += step) t->code[k] = t->code[k + step];
+    t->code[to] = i;
+}
+
+/* Moves instruction m right behind those from *first to *last, or these right before it, if their order with
+   what lies in between does not matter. */
+static bool tt__bring_together(tt_tape *t, int *first, int *last, int m)
+{
+    const int many = *last - *first + 1;
+    bool rises = true, sink = true;
+    for (int k = *first; k <= *last; k++) if (tt__is_ordered(t, &t->code[k], &t->code[m])) return false;
+    for (int n = *last + 1; n < m && (rises || sink); n++) {
+        rises = rises && !tt__is_ordered(t, &t->code[n], &t->code[m]);
+        for (int k = *first; k <= *last; k++) sink = sink && !tt__is_ordered(t, &t->code[k], &t->code[n]);
+    }
+    if (rises) tt__move_instr(t, m, *last + 1);
+    for (int k = 0; k < many && sink && !rises; k++) tt__move_instr(t, *first, m - 1);
+    if (sink && !rises) *first = m - many;
+    if (rises || sink) *last = *first + many;
+    return rises || sink;
+}
+
+/* Puts products in the order of their weights, or of the gradients of these, which is that of persistent
+   values in the arena, and the same wherever they are computed again. */
+static void tt__order_products(tt_tape *t, int first, int last)
+{
+    for (int k = first + 1; k <= last; k++) {
+        int to = k, role = 0;
+        while (!tt__lies_below(&t->code[k], role)) role++;
+        const int32_t weight = tt__in_role(&t->code[k], role);
+        while (to > first && tt__in_role(&t->code[to - 1], role) > weight) to--;
+        tt__move_instr(t, k, to);
+    }
+    for (int k = first; k <= last; k++) t->code[k].with_next = k < last;
+}
+
+/* What has a role in the products from `first` to `last` is joined to one value, or, if it stays, is to lie
+   one behind the other. */
+static bool tt__join_values(tt_tape *t, int first, int last, int role)
+{
+    const bool below = tt__lies_below(&t->code[first], role);
+    const int32_t of_first = tt__in_role(&t->code[first], role);
+    const tt__value v = t->values[of_first];
+    tt__shape whole = v.shape;
+    int64_t at = 0;
+    if (!of_first) return true;
+    for (int k = first; k < last && v.persistent; k++) {
+        const int32_t a = tt__in_role(&t->code[k], role), b = tt__in_role(&t->code[k + 1], role);
+        if (a < b && !t->values[a].behind) t->values[a].behind = b;
+    }
+    if (v.persistent) return true;
+    for (int k = first + 1; k <= last; k++) {
+        const tt__shape *more = &t->values[tt__in_role(&t->code[k], role)].shape;
+        if (below) whole.rows += more->rows;
+        else whole.cols += more->cols;
+    }
+    const int32_t id = tt__new_value(t, &whole, v.storage, "%.60s ...", v.name);
+    for (int k = first; k <= last && id; k++) {
+        tt__value *x = &t->values[tt__in_role(&t->code[k], role)];
+        x->base = id;
+        x->offset = at;
+        x->ld = whole.cols;
+        at += below ? x->shape.rows * whole.cols : x->shape.cols;
+    }
+    return id != 0;
+}
+
+static tt_status tt__pass_join(tt_tape *t, int32_t root)
+{
+    const int n = tt__index(t);
+    bool *apart = tt__never_joined(t), ok = apart != NULL;
+    for (int k = 0; k + 1 < n && ok; k++) {
+        int first = k, last = k;
+        if (!tt__is(&t->code[k], TT__PRODUCT) || t->code[k].with_next || (k && t->code[k - 1].with_next))
+            continue;
+        for (int m = k + 1; m < n && m <= last + TT__TOGETHER; m++)
+            if (tt__may_join(t, &t->code[first], &t->code[m], root, apart))
+                tt__bring_together(t, &first, &last, m);
+        if (first == last) continue;
+        tt__order_products(t, first, last);
+        for (int role = 0; role < TT__ROLES && ok; role++)
+            if (role != tt__shared_role(&t->code[first])) ok = tt__join_values(t, first, last, role);
+        k -= first != k; /* what stands here now has come from behind them */
+    }
+    tt__free(t->ctx, apart);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}

@@ -1,0 +1,514 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/record.h"
+#include "../ops/linear/rules.h"
+#include "../ops/rules.h"
+
+/* ------------------------------------------------------------------------------------------------ overlap
+   Copies between memories, and what data ranks gather and sum amid a micro-batch, run beside computation, on
+   streams of their own: each is parted into its start and a WAIT. Starts of what is needed are hoisted, as
+   late as the time that all of its stream takes allows; WAITs of the rest stand where it has ended. Places
+   change, and never what is computed, so that wrong costs cost time or memory and nothing else. */
+
+tt_costs tt_costs_default(void)
+{
+    const tt_costs c = {300e12, 60e12, 300e12, 60e12, 2e12, 2e12, 2e12, 2e12, 50e9, 2e12, 25e9, 25e9, 50e9,
+                        3e-6, 25e-6};
+    return c;
+}
+
+/* Fails where a rate is none that could be measured. */
+static tt_status tt__check_costs(tt_context *ctx, const tt_costs *c)
+{
+    static const char *const names[] = {
+        "product_16", "product_f32", "attention_16", "attention_f32", "rows_16", "rows_f32", "update_16",
+        "update_f32", "update_host", "memory", "to_host", "from_host", "between_ranks", "launch", "meeting"};
+    const double values[] = {
+        c->product_16, c->product_f32, c->attention_16, c->attention_f32, c->rows_16, c->rows_f32,
+        c->update_16, c->update_f32, c->update_host, c->memory, c->to_host, c->from_host, c->between_ranks,
+        c->launch, c->meeting};
+    char text[1024];
+    tt__text all = {text, sizeof text, 0};
+    for (int k = 0; k < TT__COUNT(values); k++) {
+        const bool seconds = k >= TT__COUNT(values) - 2;
+        if ((seconds ? values[k] >= 0 : values[k] > 0) && isfinite(values[k])) continue;
+        tt__print(&all, "; %s is %g and not a finite number %s", names[k], values[k],
+                  seconds ? "of seconds" : "above 0");
+    }
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "costs: %s", text + 2) : TT_OK;
+}
+
+
+/* The stream beside computation that an instruction could run on; else computation's. */
+static int tt__stream_beside(const tt_tape *t, const tt__instr *i)
+{
+    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    if (i->out[0] && i->move.over == TT__OVER_STAGES && i->move.from != i->move.to) return TT__RANKS_STREAM;
+    if (!i->in[0] || !i->out[0] || tt__is(i, TT__WAITS)) return TT__COMPUTE_STREAM;
+    if (tt__is(i, TT__ANY_SPACE) && x->space != y->space)
+        return y->space == TT__HOST ? TT__OUT_STREAM : TT__IN_STREAM;
+    return tt__rules_of(i)->phases ? (int)TT__RANKS_STREAM : (int)TT__COMPUTE_STREAM;
+}
+
+static double tt__operand_bytes(const tt_tape *t, int32_t v)
+{
+    const tt__shape *s = &t->values[v].shape;
+    return v ? (double)s->rows * (double)s->cols * (double)tt_dtype_bytes(s->dtype) : 0;
+}
+
+/* Bytes that an instruction reads and writes: of a table, the rows that it looks up. */
+static double tt__touched_bytes(const tt_tape *t, const tt__instr *i)
+{
+    const int table = tt__rules_of(i)->table;
+    double bytes = 0;
+    for (int j = 0; j < TT__MAX_IN; j++)
+        bytes += tt__operand_bytes(t, table && j == table ? i->out[0] : i->in[j]);
+    for (int j = 0; j < TT__MAX_OUT; j++)
+        bytes += (i->add >> j & 1 || tt__is(i, TT__RMW) ? 2 : 1) * tt__operand_bytes(t, i->out[j]);
+    return bytes;
+}
+
+/* Bytes that the member of a collective loads that loads most. */
+static double tt__loaded_bytes(const tt_tape *t, const tt__instr *i)
+{
+    const tt__value *x = &t->values[i->in[0]], *y = &t->values[i->out[0]];
+    const int64_t elements = tt__max(x->shape.rows * x->shape.cols, y->shape.rows * y->shape.cols);
+    const int members = i->move.over == TT__OVER_DATA ? t->data : (int)tt__max(1, t->tensor);
+    int64_t most = 0;
+    for (int me = 0; me < members && tt__rules_of(i)->loads; me++)
+        most = tt__max(most, tt__rules_of(i)->loads(&i->move, elements, me, members).done);
+    return (double)most * (double)tt_dtype_bytes(x->shape.dtype);
+}
+
+/* What limits an instruction of computation: FLOPs of products or of attention, or the bytes that it touches,
+   of rows or of what belongs to parameters. Of a collective: bytes that it loads. */
+typedef enum tt__cost {
+    TT__COST_PRODUCT, TT__COST_ATTENTION, TT__COST_ROWS, TT__COST_UPDATE, TT__COST_RANKS, TT__COST_KINDS
+} tt__cost;
+
+static tt__cost tt__cost_of(const tt__instr *i)
+{
+    if (tt__rules_of(i)->phases) return TT__COST_RANKS;
+    if (tt__is(i, TT__PRODUCT) || (tt__is(i, TT__LOSS) && tt__rules_of(i)->flops)) return TT__COST_PRODUCT;
+    if (tt__rules_of(i)->flops) return TT__COST_ATTENTION;
+    return tt__is(i, TT__RMW) || i->segment == TT__EACH_STEP ? TT__COST_UPDATE : TT__COST_ROWS;
+}
+
+/* The FLOPs or bytes of which there are so many, at full capacity. */
+static double tt__work_of(const tt_tape *t, const tt__instr *i)
+{
+    tt__mat in[TT__MAX_IN];
+    const tt__cost cost = tt__cost_of(i);
+    if (cost == TT__COST_RANKS) return tt__loaded_bytes(t, i);
+    if (cost != TT__COST_PRODUCT && cost != TT__COST_ATTENTION) return tt__touched_bytes(t, i);
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+    return tt__flops(i, in);
+}
+
+/* Is it fp32 that an instruction computes on? Of several dtypes the result's counts, or, of products, that of
+   the left operand. */
+static bool tt__is_single(const tt_tape *t, const tt__instr *i)
+{
+    const bool by_operand = tt__cost_of(i) <= TT__COST_ATTENTION || !i->out[0];
+    return t->values[by_operand ? i->in[0] : i->out[0]].shape.dtype == TT_F32;
+}
+
+/* Of that work, how much is done in a second. */
+static double *tt__rate_of(tt_costs *c, tt__cost cost, bool single)
+{
+    double *const rates[TT__COST_KINDS][2] = {
+        {&c->product_16, &c->product_f32}, {&c->attention_16, &c->attention_f32}, {&c->rows_16, &c->rows_f32},
+        {&c->update_16, &c->update_f32}, {&c->between_ranks, &c->between_ranks}};
+    return rates[cost][single];
+}
+
+/* Seconds of an instruction, at full capacity: those of its work, of the memory that it touches or of its
+   link. first: nothing of its op has been started together with it. */
+static double tt__seconds_of(const tt_tape *t, const tt__instr *i, const tt_costs *costs, bool first)
+{
+    const int stream = tt__stream_beside(t, i);
+    tt_costs c = *costs;
+    const double launch = first ? c.launch : 0, meeting = first ? c.meeting : 0;
+    if (tt__is(i, TT__WAITS)) return 0;
+    if (i->move.over == TT__OVER_STAGES && i->move.from != i->move.to)
+        return tt__operand_bytes(t, i->out[0]) / c.between_ranks + meeting;
+    if (stream == TT__RANKS_STREAM) return tt__work_of(t, i) / c.between_ranks + meeting;
+    if (stream) return launch + tt__operand_bytes(t, i->in[0]) /
+                                (stream == TT__OUT_STREAM ? c.to_host : c.from_host);
+    if (i->on_host) return launch + tt__touched_bytes(t, i) / c.update_host;
+    return launch + fmax(tt__work_of(t, i) / *tt__rate_of(&c, tt__cost_of(i), tt__is_single(t, i)),
+                         tt__touched_bytes(t, i) / c.memory);
+}
+
+/* Seconds that instructions take by their costs. */
+typedef struct tt__spent {
+    double compute, exposed;    /* of computation, and of what it waits for */
+    double on_host;             /* of the computation, what the host's processor does */
+    double busy[TT__STREAMS];   /* of each link */
+} tt__spent;
+
+/* What a step of one micro-batch on each data rank takes; and of that, what each further micro-batch adds. */
+typedef struct tt__replay { tt__spent step, micro; } tt__replay;
+
+/* What a step of so many micro-batches on each data rank takes. */
+static tt__spent tt__spent_on(const tt__replay *r, int micros)
+{
+    tt__spent sum = r->step;
+    const double more = micros - 1;
+    sum.compute += more * r->micro.compute;
+    sum.exposed += more * r->micro.exposed;
+    sum.on_host += more * r->micro.on_host;
+    for (int s = 0; s < TT__STREAMS; s++) sum.busy[s] += more * r->micro.busy[s];
+    return sum;
+}
+
+static tt_status tt__replay_of(const tt_tape *t, const tt_costs *c, tt__replay *to)
+{
+    double *done = (double *)tt__calloc(t->ctx, sizeof *done * (size_t)t->n_values), idle[TT__STREAMS] = {0};
+    double now = 0; /* idle: when a stream has done all that it was given; done: what writes a value */
+    tt__spent *all = &to->step;
+    memset(to, 0, sizeof *to);
+    if (!done) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const double seconds = tt__seconds_of(t, i, c, k == 0 || !i[-1].with_next);
+        const int link = tt__stream_beside(t, i);
+        all->busy[link] += seconds;
+        if (!link) all->compute += seconds;
+        if (i->on_host) all->on_host += seconds;
+        if (tt__is(i, TT__WAITS)) now = fmax(now, done[i->in[0]]);
+        else if (i->stream) done[i->out[0]] = idle[i->stream] = fmax(now, idle[i->stream]) + seconds;
+        else now += seconds;
+        all->exposed = now - all->compute;
+        if (i->segment <= TT__EACH_BACKWARD) to->micro = *all; /* these come first */
+    }
+    tt__free(t->ctx, done);
+    return TT_OK;
+}
+
+/* Instructions on their way to new places. */
+typedef struct tt__order {
+    tt_tape *t;
+    int n;              /* instructions, with WAITs */
+    int *at, *place;    /* the instruction at each place; the place of each instruction */
+    double *begin;      /* of each instruction: seconds of computation before it */
+    double *seconds;    /* of computation that it takes */
+    double *moves;      /* ... and of a link */
+    int *block;         /* how many blocks end before it */
+    bool *ends;         /* it is the last of a block */
+    int *wait;          /* of a start, its WAIT; 0: it is none */
+    /* Of each instruction, the storages that it uses and that it writes, as sets of their numbers' last 6
+       bits: where two such sets have nothing in common, the storages have not. */
+    uint64_t *uses, *writes;
+    bool takes[TT__STREAMS]; /* the stream has starts that take away what computation has made */
+} tt__order;
+
+static bool tt__uses_base(const tt_tape *t, const int32_t *ids, int n, int32_t base)
+{
+    for (int j = 0; j < n; j++) if (ids[j] && t->values[ids[j]].base == base) return true;
+    return false;
+}
+
+/* Does a write what b uses? A WAIT writes what it waits for. */
+static bool tt__writes_for(const tt_tape *t, const tt__instr *a, const tt__instr *b)
+{
+    const bool waits = tt__is(a, TT__WAITS);
+    for (int j = 0; j < (waits ? 1 : TT__MAX_OUT); j++) {
+        const int32_t v = waits ? a->in[0] : a->out[j], base = t->values[v].base;
+        if (v && (tt__uses_base(t, b->in, TT__MAX_IN, base) || tt__uses_base(t, b->out, TT__MAX_OUT, base)))
+            return true;
+    }
+    return false;
+}
+
+static uint64_t tt__storage_bits(const tt_tape *t, const int32_t *ids, int n)
+{
+    uint64_t bits = 0;
+    for (int j = 0; j < n; j++) if (ids[j]) bits |= (uint64_t)1 << (t->values[ids[j]].base & 63);
+    return bits;
+}
+
+/* Must instruction b stay behind a? */
+static bool tt__must_follow(const tt__order *o, int a, int b)
+{
+    const tt__instr *x = &o->t->code[a], *y = &o->t->code[b];
+    return (o->writes[a] & o->uses[b] && tt__writes_for(o->t, x, y)) ||
+           (o->writes[b] & o->uses[a] && tt__writes_for(o->t, y, x));
+}
+
+/* What stands in the way of a start and may be hoisted itself: other starts, WAITs, casts of pieces. */
+static bool tt__may_rise(const tt__instr *i)
+{
+    return i->stream || tt__is(i, TT__WAITS) || (tt__is(i, TT__CASTS) && i->always && !i->with_next);
+}
+
+/* Moves instruction x to place `to`. */
+static void tt__move_to(tt__order *o, int x, int to)
+{
+    const int from = o->place[x], step = to < from ? -1 : 1;
+    for (int k = from; k != to; k += step) {
+        o->at[k] = o->at[k + step];
+        o->place[o->at[k]] = k;
+    }
+    o->at[to] = x;
+    o->place[x] = to;
+}
+
+/* Is place k amid updates in the host's memory that run together? They take long: what would move so far runs
+   beside all of them. */
+static bool tt__amid_updates(const tt__order *o, int k)
+{
+    const tt__instr *i = &o->t->code[o->at[k - 1]];
+    return i->on_host && i->with_next;
+}
+
+/* Moves x up until computation before it has come no further than `until`, but not amid instructions that run
+   together, nor in front of what block number `first` begins with. with_others: also what is in its way. */
+static void tt__rise(tt__order *o, int x, double until, int first, bool with_others)
+{
+    const tt__instr *code = o->t->code;
+    int k = o->place[x], best = k;
+    double begin = o->begin[x];
+    while (k > 0 && (begin > until || tt__amid_updates(o, k))) {
+        const int q = o->at[k - 1];
+        if (code[q].segment != code[x].segment || o->block[q] < first) break;
+        if (tt__must_follow(o, q, x)) {
+            if (!with_others || !tt__may_rise(&code[q])) break;
+            tt__rise(o, q, until, first, true);
+            if (o->at[k - 1] == q) break;
+            continue;
+        }
+        begin = o->begin[q];
+        k--;
+        if (k == 0 || !code[o->at[k - 1]].with_next) best = k;
+    }
+    if (best == o->place[x]) return;
+    o->begin[x] = o->begin[o->at[best]];
+    o->block[x] = o->block[o->at[best]];
+    tt__move_to(o, x, best);
+}
+
+/* Moves WAIT x down until computation has come to `until`, but not behind block number `last`. */
+static void tt__sink(tt__order *o, int x, double until, int last)
+{
+    const tt__instr *code = o->t->code;
+    int best = o->place[x];
+    double begin = o->begin[x];
+    for (int k = best + 1; k < o->n && (begin < until || tt__amid_updates(o, k)); k++) {
+        const int q = o->at[k];
+        if (code[q].segment != code[x].segment || tt__must_follow(o, x, q)) break;
+        if (o->block[q] + o->ends[q] > last) break;
+        begin = o->begin[q] + o->seconds[q];
+        if (!code[q].with_next) best = k;
+    }
+    if (best == o->place[x]) return;
+    const int above = o->at[best];
+    o->begin[x] = o->begin[above] + o->seconds[above];
+    o->block[x] = o->block[above] + o->ends[above];
+    tt__move_to(o, x, best);
+}
+
+/* Is a start one of what computation needs soon? Or does it take away what computation has made. */
+static bool tt__brings(const tt_tape *t, const tt__instr *i)
+{
+    if (t->values[t->values[i->out[0]].base].visits) return true;
+    if (t->values[t->values[i->in[0]].base].visits) return false;
+    return i->stream == TT__IN_STREAM ||
+           (i->stream == TT__RANKS_STREAM && !(tt__rules_of(i)->phases & TT__REDUCE_PHASE));
+}
+
+/* Hoists start x, which must be done by `due`: in front of what its stream would still be busy with then. */
+static void tt__hoist(tt__order *o, int x, double due, int ahead)
+{
+    double until = due - o->moves[x];
+    const bool shared = o->takes[o->t->code[x].stream];
+    for (int k = o->place[x] - 1; k >= 0 && shared; k--) {
+        const int q = o->at[k];
+        const tt__instr *i = &o->t->code[q];
+        if (i->stream != o->t->code[x].stream || tt__brings(o->t, i)) continue;
+        if (o->begin[q] + o->moves[q] <= until || i->segment != o->t->code[x].segment) break;
+        until = fmin(until, o->begin[q] * (1 - 1e-12)); /* above it */
+    }
+    tt__rise(o, x, until, o->block[o->wait[x]] - ahead, true);
+}
+
+/* The last instruction that reads a storage or what is copied of it, to the host's memory and back. */
+static int tt__last_reader(const tt_tape *t, int32_t v)
+{
+    int last = t->values[v].reader;
+    for (const tt__instr *i = &t->code[last]; tt__stream_beside(t, i) && !i->move.over; i = &t->code[last]) {
+        v = t->values[i->out[0]].base;
+        if (t->values[v].reader <= last) break;
+        last = t->values[v].reader;
+    }
+    return last;
+}
+
+/* Marks where blocks end: in the forward where tt_block_end says so, in the backward behind what last reads a
+   value that is marked; without marks, at each product. At the end of a step, all that runs together is a
+   block. */
+static void tt__mark_blocks(tt__order *o, int n)
+{
+    tt_tape *t = o->t;
+    bool marked = false;
+    tt__index(t);
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        for (int j = 0; j < TT__MAX_OUT; j++) o->ends[k] |= i->out[j] && t->values[i->out[j]].block_end;
+        marked = marked || o->ends[k];
+    }
+    for (int32_t v = 1; v < t->n_values && marked; v++)
+        if (t->values[v].block_end && t->values[v].base == v) o->ends[tt__last_reader(t, v)] = true;
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool alone = i->segment > TT__EACH_BACKWARD && !i->with_next && !tt__stream_beside(t, i);
+        if (alone || (!marked && tt__is(i, TT__PRODUCT))) o->ends[k] = true;
+    }
+}
+
+/* Parts instruction k into a start, if it may be one, and a WAIT. False: no memory. */
+static bool tt__part_start(tt__order *o, int k, int stream)
+{
+    tt_tape *t = o->t;
+    const tt__instr *i = &t->code[k];
+    const bool of_ranks = stream == TT__RANKS_STREAM, pair = i->move.from != i->move.to;
+    const bool amid = i->move.over == TT__OVER_DATA && i->segment == TT__EACH_MICRO && !pair;
+    const bool together = i->with_next || (k && i[-1].with_next);
+    if (!stream || i->stream || together || (of_ranks && !amid)) return true;
+    if (t->values[i->in[0]].base == t->values[i->out[0]].base) return true;
+    t->code[k].stream = stream;
+    tt__instr wait = t->code[k];
+    wait.op = TT__OP_WAIT;
+    wait.in[1] = wait.in[0];
+    wait.in[0] = wait.out[0];
+    wait.out[0] = 0;
+    wait.add = wait.add_later = 0;
+    wait.stream = TT__COMPUTE_STREAM;
+    memset(&wait.move, 0, sizeof wait.move);
+    memset(&wait.attr, 0, sizeof wait.attr);
+    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
+    o->wait[k] = t->n_code;
+    t->code[t->n_code++] = wait;
+    return true;
+}
+
+static bool tt__order_open(tt__order *o, tt_tape *t, const tt_costs *c, int n)
+{
+    const size_t most = 2 * (size_t)n + 1; /* each has a WAIT */
+    memset(o, 0, sizeof *o);
+    o->t = t;
+    o->begin = (double *)tt__calloc(t->ctx, 3 * sizeof *o->begin * most);
+    o->at = (int *)tt__calloc(t->ctx, 4 * sizeof *o->at * most);
+    o->ends = (bool *)tt__calloc(t->ctx, sizeof *o->ends * most);
+    o->uses = (uint64_t *)tt__alloc(t->ctx, 2 * sizeof *o->uses * most);
+    if (!o->begin || !o->at || !o->ends || !o->uses) return false;
+    o->writes = o->uses + most;
+    o->seconds = o->begin + most;
+    o->moves = o->seconds + most;
+    o->place = o->at + most;
+    o->block = o->place + most;
+    o->wait = o->block + most;
+    tt__mark_blocks(o, n);
+    double now = 0;
+    for (int k = 0, blocks = 0; k < n; k++) {
+        const int stream = tt__stream_beside(t, &t->code[k]);
+        const double seconds = tt__seconds_of(t, &t->code[k], c, k == 0 || !t->code[k - 1].with_next);
+        if (!tt__part_start(o, k, stream)) return false;
+        const int wait = o->wait[k];
+        o->at[o->n++] = k;
+        o->begin[k] = now;
+        o->block[k] = blocks;
+        if (wait) {
+            o->moves[k] = seconds;
+            o->at[o->n++] = wait;
+            o->begin[wait] = now;
+            o->block[wait] = blocks;
+        } else if (!t->code[k].stream) {
+            o->seconds[k] = seconds; /* also of a copy that stays on the stream of computation */
+        }
+        now += o->seconds[k];
+        blocks += o->ends[k];
+    }
+    for (int k = 0; k < o->n; k++) o->place[o->at[k]] = k;
+    for (int k = 0; k < o->n; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool waits = tt__is(i, TT__WAITS);
+        o->writes[k] = tt__storage_bits(t, waits ? i->in : i->out, waits ? 1 : TT__MAX_OUT);
+        o->uses[k] = tt__storage_bits(t, i->in, TT__MAX_IN) | tt__storage_bits(t, i->out, TT__MAX_OUT);
+        if (o->wait[k] && !tt__brings(t, i)) o->takes[i->stream] = true;
+    }
+    return true;
+}
+
+/* The tape's instructions in their new order. */
+static tt_status tt__reorder(tt__order *o)
+{
+    tt_tape *t = o->t;
+    tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)(o->n + 1));
+    if (!code) return TT_ERR_MEMORY;
+    for (int k = 0; k < o->n; k++) code[k] = t->code[o->at[k]];
+    tt__free(t->ctx, t->code);
+    t->code = code;
+    t->cap_code = o->n + 1;
+    return TT_OK;
+}
+
+/* Gives each input that is read memory for that of the next run, to which the host may copy while this run is
+   under way. The run begins with a copy from there (tt__take_arrivals), so that instructions, and recordings
+   of them, find an input at one place. */
+static tt_status tt__pass_arrivals(tt_tape *t)
+{
+    const int32_t values = t->n_values;
+    tt__index(t);
+    for (int32_t v = 1; v < values; v++) {
+        const tt__shape shape = t->values[v].shape;
+        if (t->values[v].storage != TT__INPUT || t->values[v].base != v || t->values[v].uses == 0) continue;
+        const int32_t id = tt__new_value(t, &shape, TT__INPUT, "next %.60s", t->values[v].name);
+        if (!id) return TT_ERR_MEMORY;
+        t->values[id].persistent = true;
+        t->values[v].arrival = id;
+    }
+    return TT_OK;
+}
+
+/* ahead: of how many blocks the results may be there before these begin, and what they have left behind still
+   be there after their ends; 0: nothing runs beside computation. */
+static tt_status tt__pass_overlap(tt_tape *t, const tt_costs *c, int ahead)
+{
+    const int n = t->n_code;
+    tt__order o;
+    double due[TT__STREAMS], idle[TT__STREAMS] = {0};
+    if (ahead <= 0) return TT_OK;
+    bool ok = tt__order_open(&o, t, c, n);
+    for (int k = 0; k < n && ok; k++) { /* as early as their operands, as late as what uses them */
+        if (!o.wait[k]) continue;
+        if (tt__brings(t, &t->code[k])) tt__sink(&o, o.wait[k], INFINITY, INT_MAX);
+        else tt__rise(&o, k, -1, 0, false);
+    }
+    for (int s = 0; s < TT__STREAMS; s++) due[s] = INFINITY; /* when the next of a stream must start */
+    for (int k = n - 1; k >= 0 && ok; k--) {
+        double *next = &due[t->code[k].stream];
+        if (!o.wait[k] || !tt__brings(t, &t->code[k])) continue;
+        const double end = fmin(*next, o.begin[o.wait[k]]);
+        const bool visits = t->values[t->values[t->code[k].out[0]].base].visits;
+        tt__hoist(&o, k, end, ahead);
+        const double latest = end - o.moves[k]; /* updates that run together may have made it earlier */
+        *next = fmin(*next, visits ? fmax(o.begin[k], latest) : o.begin[k]);
+    }
+    for (int at = 0; at < o.n && ok; at++) { /* as their stream has them now: some have risen above others */
+        const int k = o.at[at];
+        if (!o.wait[k] || tt__brings(t, &t->code[k])) continue;
+        double *end = &idle[t->code[k].stream];
+        *end = fmax(*end, o.begin[k]) + o.moves[k];
+        tt__sink(&o, o.wait[k], *end, o.block[o.wait[k]] + ahead);
+    }
+    tt_status status = ok ? tt__reorder(&o) : TT_ERR_MEMORY;
+    tt__free(t->ctx, o.begin);
+    tt__free(t->ctx, o.at);
+    tt__free(t->ctx, o.ends);
+    tt__free(t->ctx, o.uses);
+    return status;
+}

@@ -1,0 +1,247 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/gradients.h"
+
+/* ---------------------------------------------------------------------------------------------- precision */
+
+/* A saved state holds these numbers. */
+typedef enum tt__precision_kind {
+    TT__32_TRUE, TT__BF16_MIXED, TT__BF16_TRUE, TT__16_MIXED, TT__16_TRUE
+} tt__precision_kind;
+
+/* What the options `precision` and `residual` say. */
+typedef struct tt__precision {
+    tt__precision_kind kind;
+    bool mixed;
+    bool residual_f32;
+    tt_dtype half;      /* of 16-bit values; f32: there are none. f16: with loss scaling */
+} tt__precision;
+
+static const char *const tt__precision_names[] = {"32-true", "bf16-mixed", "bf16-true", "16-mixed",
+                                                  "16-true"};
+
+/* The number of an option's value among its n names. `use`: how the error lists these. */
+static tt_status tt__parse(tt_context *ctx, const char *option, const char *name, const char *const *names,
+                           int n, const char *use, int *out)
+{
+    for (*out = 0; *out < n; ++*out) if (strcmp(name, names[*out]) == 0) return TT_OK;
+    *out = 0;
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%s '%s' is unknown: use %s", option, name, use);
+}
+
+static tt_status tt__parse_precision(tt_context *ctx, const char *name, const char *residual,
+                                     tt__precision *out)
+{
+    static const char *const residuals[] = {"16-bit", "f32"};
+    int k, wide = 0;
+    memset(out, 0, sizeof *out);
+    tt_status status = tt__parse(ctx, "precision", name ? name : "32-true", tt__precision_names, 5,
+                                 "32-true, 16-mixed, 16-true, bf16-mixed or bf16-true", &k);
+    if (status != TT_OK) return status;
+    out->kind = (tt__precision_kind)k; /* also if the residual is wrong: what needs it is checked too */
+    out->mixed = k == TT__BF16_MIXED || k == TT__16_MIXED;
+    out->half = k == TT__32_TRUE ? TT_F32 : k >= TT__16_MIXED ? TT_F16 : TT_BF16;
+    if (residual)
+        status = tt__parse(ctx, "residual", residual, residuals, 2,
+                           "f32 or 16-bit, or NULL for what suits the precision", &wide);
+    if (status != TT_OK) return status;
+    out->residual_f32 = residual ? wide : k == TT__16_MIXED;
+    if (!residual || out->mixed) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "residual '%s': precision '%s' has one dtype for all values; leave "
+                    "residual NULL, or use 16-mixed or bf16-mixed", residual, tt__precision_names[k]);
+}
+
+typedef enum tt__matmul { TT__MATMUL_FP32, TT__MATMUL_TF32, TT__MATMUL_FP8 } tt__matmul;
+
+static tt_status tt__parse_matmul(tt_context *ctx, const char *name, tt__matmul *out)
+{
+    static const char *const names[] = {"fp32", "tf32", "fp8"};
+    int k;
+    tt_status status = tt__parse(ctx, "matmul", name ? name : "fp32", names, 3, "fp32, tf32 or fp8", &k);
+    *out = (tt__matmul)k;
+    return status;
+}
+
+/* v, a residual operand or a sum's, flows unchanged into a residual stream: puts it there. Not what rounds to
+   16 bits for the matmuls that read it (norms, activations, attention), or is part of something wider. */
+static bool tt__into_residual(tt_tape *t, int32_t v)
+{
+    if (tt__is_own_rows(t, v)) v = t->values[v].base;
+    const tt__value *x = &t->values[v], *base = &t->values[x->base];
+    int at = x->base == v ? tt__producer(t, v) : -1;
+    if (base->residual || base->pinned_f32 || x->storage != TT__TRANSIENT) return true;
+    if (at < 0 || t->code[at].out[0] != v || t->code[at].attr.act) return false;
+    const tt__instr *i = &t->code[at];
+    bool in = tt__is(i, TT__BEGINS) || (tt__is(i, TT__MOVES) && tt__into_residual(t, i->in[0]));
+    return t->values[v].residual = in;
+}
+
+/* Marks residual streams: sums of residual additions, rows gathered of such sums, and the values that the
+   first addition of a stream adds to. */
+static void tt__mark_residual(tt_tape *t)
+{
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool gathers = tt__is(i, TT__GATHERS);
+        const int last = tt__residual(i), first = tt__is(i, TT__SUMS) ? 0 : last;
+        bool in = false;
+        if (!gathers && !(last && i->in[last])) continue;
+        for (int j = first; j <= last; j++) in |= t->values[t->values[i->in[j]].base].residual;
+        for (int j = first; j <= last && !in && !gathers; j++) tt__into_residual(t, i->in[j]);
+        if (in || !gathers) t->values[i->out[0]].residual = true;
+    }
+    for (int k = 0; k < t->n_code; k++) { /* what ranks exchange has the dtype that it had */
+        const tt__instr *i = &t->code[k];
+        const bool in = i->move.over == TT__OVER_TENSOR && t->values[t->values[i->in[0]].base].residual;
+        t->values[i->out[0]].residual |= in;
+    }
+}
+
+/* Gives values their dtypes; gradients follow, being made later. Mixed: matmul weights are read through a
+   16-bit copy made once a run. Statistics, losses, what a loss reads and is computed from one stay f32. */
+static tt_status tt__pass_precision(tt_tape *t, const tt__precision *precision)
+{
+    if (precision->kind == TT__32_TRUE) return TT_OK;
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool loss = tt__is(i, TT__LOSS);
+        tt__value *y = &t->values[i->out[0]];
+        bool number = y->shape.rows == 1 && y->shape.cols == 1 && !y->shape.axis && tt__is(i, TT__MOVES);
+        for (int j = 0; j < 2; j++) {
+            tt__value *x = &t->values[t->values[i->in[j]].base];
+            if (loss && x->storage == TT__TRANSIENT) x->pinned_f32 = true;
+            if (number && x->pinned_f32) y->pinned_f32 = true;
+        }
+    }
+    for (int k = 2 * n - 1; k >= 0; k--) { /* what ranks exchange has the dtype that it had */
+        const tt__instr *i = &t->code[k < n ? n - 1 - k : k - n]; /* from the last to the first, and back */
+        if (i->move.over != TT__OVER_TENSOR) continue;
+        tt__value *x = &t->values[t->values[i->in[0]].base], *y = &t->values[i->out[0]];
+        if (x->storage == TT__TRANSIENT) x->pinned_f32 = y->pinned_f32 = x->pinned_f32 || y->pinned_f32;
+    }
+    if (precision->residual_f32) tt__mark_residual(t);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v], *base = &t->values[x->base];
+        const bool weight = tt__is_weight(t, v);
+        const bool f32 = base->pinned_f32 || x->pinned_f32 || base->residual;
+        const bool computed = x->storage == TT__TRANSIENT || x->storage == TT__CACHE;
+        const bool changes = weight ? !precision->mixed : computed && !f32;
+        if (changes && x->shape.dtype == TT_F32) x->shape.dtype = precision->half;
+    }
+    if (!precision->mixed) return TT_OK;
+    for (int k = 0; k < n; k++) { /* a cast right before its first reader, so that the copy lives no longer */
+        int number = tt__weight(&t->code[k]);
+        int32_t w = number ? t->code[k].in[number] : 0;
+        if (!w || !tt__is_weight(t, w) || t->values[w].base != w) continue;
+        if (!t->values[w].instead) {
+            tt__shape shape = t->values[w].shape;
+            tt__instr cast = tt__new_instr(TT__OP_CAST);
+            shape.dtype = precision->half;
+            int32_t copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(shape.dtype),
+                                         t->values[w].name);
+            if (!copy) return TT_ERR_MEMORY;
+            t->values[copy].needs_grad = t->values[w].needs_grad;
+            t->values[copy].part = t->values[w].part;
+            t->values[w].instead = copy;
+            cast.in[0] = w;
+            cast.out[0] = copy;
+            if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
+        }
+        t->code[k].in[number] = t->values[w].instead;
+    }
+    return tt__settle(t, n);
+}
+
+#ifndef TT__PIECES_FROM /* tests make it smaller */
+#define TT__PIECES_FROM 65536 /* elements: smaller tensors stay whole, as their pieces would save little */
+#endif
+
+/* What data ranks have of a tensor like v where it is split over them; unit 0: each has it whole. */
+static tt__part tt__data_part(const tt_tape *t, int32_t v)
+{
+    const tt__value *x = &t->values[v];
+    tt__part part = x->part;
+    const int64_t elements = x->shape.rows * x->shape.cols;
+    const bool whole = !t->server && (t->zero == 0 || elements < TT__PIECES_FROM);
+    if (t->data == 1 || part.unit || whole) return part;
+    part.unit = TT__CHUNK;
+    part.of = elements;
+    part.root = t->server;
+    return part;
+}
+
+/* On a device whose products can round while they read, mixed precision's copies of the weights go. */
+static void tt__pass_fold_casts(tt_tape *t)
+{
+    tt__index(t);
+    for (int k = 0; k < t->n_code; k++) {
+        tt__instr *i = &t->code[k];
+        int number = tt__weight(i), at = number ? tt__producer(t, i->in[number]) : -1;
+        if (at < 0 || !tt__is(&t->code[at], TT__CASTS)) continue;
+        const tt__value *w = &t->values[t->code[at].in[0]];
+        if (!tt__is_weight(t, t->code[at].in[0]) || w->shape.dtype != TT_F32) continue;
+        if (t->zero == 3 && tt__data_part(t, t->code[at].in[0]).unit) continue; /* the copy is gathered */
+        i->attr.narrow = t->values[i->in[number]].shape.dtype;
+        i->in[number] = t->code[at].in[0];
+    }
+}
+
+/* Do only products read v, an operand whose other side has this 16-bit dtype, and is it written once? */
+static bool tt__only_feeds_products(const tt_tape *t, int32_t v, tt_dtype dtype)
+{
+    const tt__value *x = &t->values[v];
+    if (x->base != v || x->views || x->storage != TT__TRANSIENT || x->keep || x->ends || x->writes != 1)
+        return false;
+    if (t->code[tt__producer(t, v)].move.over != TT__ALONE) return false; /* other ranks have the old dtype */
+    for (int k = 0; k <= x->reader; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const tt__instr *i = &t->code[k];
+            if (i->in[j] != v) continue;
+            if (j > 1 || !tt__is(i, TT__PRODUCT) || !i->out[0]) return false;
+            if (t->values[i->in[1 - j]].shape.dtype != dtype) return false;
+        }
+    return true;
+}
+
+/* On a device whose products multiply operands of one dtype: an f32 operand beside a 16-bit one is rounded to
+   that, as the gradient of logits, or that of an f32 residual stream. What products alone read is rounded by
+   what writes it; of anything else they read a copy, made before the first of them. */
+static tt_status tt__pass_alike_operands(tt_tape *t)
+{
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        if (!tt__is(&t->code[k], TT__PRODUCT) || !t->code[k].out[0]) continue;
+        for (int j = 0; j < 2; j++) {
+            const int32_t v = t->code[k].in[j];
+            const tt_dtype dtype = t->values[t->code[k].in[1 - j]].shape.dtype;
+            if (t->values[v].shape.dtype != TT_F32 || dtype == TT_F32) continue;
+            if (tt__only_feeds_products(t, v, dtype)) {
+                t->values[v].shape.dtype = dtype;
+                t->values[v].pinned_f32 = false;
+                continue;
+            }
+            int32_t copy = t->values[v].instead;
+            if (!copy) {
+                tt__shape shape = t->values[v].shape;
+                tt__instr cast = tt__new_instr(TT__OP_CAST);
+                shape.dtype = dtype;
+                copy = tt__new_value(t, &shape, TT__TRANSIENT, "%s(%.60s)", tt_dtype_name(dtype),
+                                     t->values[v].name);
+                if (!copy) return TT_ERR_MEMORY;
+                t->values[copy].part = t->values[v].part;
+                cast.in[0] = v;
+                cast.out[0] = copy;
+                cast.backward = t->code[k].backward;
+                cast.stage = t->code[k].stage;
+                if (!tt__insert(t, k, &cast)) return TT_ERR_MEMORY;
+                if (t->values[t->values[v].base].writer < k) t->values[v].instead = copy;
+            }
+            t->code[k].in[j] = copy;
+        }
+    }
+    return tt__settle(t, n);
+}

@@ -1,0 +1,451 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/record.h"
+#include "../ops/gradients.h"
+#include "../ops/linear/rules.h"
+#include "../ops/rules.h"
+
+/* ------------------------------------------------------------------------------------------------- stages
+   A pipeline's stages: each runs a contiguous part of the forward and the backward of that, on ranks of its
+   own. Every stage has a program of its own, made of the same tape by the same passes up to this one, which
+   leaves a stage its instructions. So values have the same numbers in all of them, and instructions the same
+   random numbers. Forwards and backwards of micro-batches are two segments, which >>run runs by a schedule.
+   Between two stages one value goes on in the forward, and its gradient goes back: by a SEND on one stage and
+   a RECV on the other. What the backward of a micro-batch reads of its forward is there once for each micro-
+   batch that the stage holds (tt__value.copies). A stage has the parameters that it reads. */
+
+/* A place where the forward may be cut: after an instruction, whose result alone goes on. */
+typedef struct tt__cut { int at; int32_t value; double cost; } tt__cut; /* cost: FLOPs up to it */
+
+static double tt__forward_cost(const tt_tape *t, const tt__instr *i)
+{
+    tt__mat in[TT__MAX_IN];
+    for (int j = 0; j < TT__MAX_IN; j++) in[j] = tt__at_capacity(t, i->in[j]);
+    return i->in[0] ? tt__flops(i, in) : 0;
+}
+
+/* Notes of each storage, in its `instead`, one more than the instruction that writes it first; 0: none. */
+static void tt__note_first_writers(tt_tape *t)
+{
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+    for (int k = t->n_code - 1; k >= 0; k--)
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j]) t->values[t->values[t->code[k].out[j]].base].instead = k + 1;
+}
+
+static void tt__forget_first_writers(tt_tape *t)
+{
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+}
+
+/* Finds the cuts that tt_block_end's marks allow. `cut` and `cross` have n + 1 entries, these are 0. Returns
+   how many there are. */
+static int tt__find_cuts(tt_tape *t, int n, tt__cut *cut, int *cross, double *all)
+{
+    int cuts = 0, crossing = 0;
+    *all = 0;
+    tt__note_first_writers(t);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        if (x->base != v || x->storage != TT__TRANSIENT || !x->instead || x->reader < x->instead) continue;
+        cross[x->instead - 1]++;
+        cross[x->reader]--;
+    }
+    tt__forget_first_writers(t);
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        *all += tt__forward_cost(t, i);
+        crossing += cross[k];
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            const int32_t v = i->out[j];
+            const tt__value *x = &t->values[v];
+            const bool may = v && x->block_end && x->base == v && x->writer == k && x->reader > k;
+            if (!may || crossing != 1) continue;
+            const tt__cut c = {k, v, *all};
+            cut[cuts++] = c;
+        }
+    }
+    return cuts;
+}
+
+/* Does an instruction read a parameter that other stages hold, and stage s does not? */
+static bool tt__held_elsewhere(const tt_tape *t, const tt__instr *i, int s)
+{
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const tt__value *x = &t->values[t->values[i->in[j]].base];
+        if (x->storage != TT__PARAMETER) continue;
+        const uint64_t stages = t->ctx->params[x->param]->stages;
+        if (stages && !(stages >> s & 1)) return true;
+    }
+    return false;
+}
+
+/* Chooses stages - 1 of the cuts, so that each stage has the parameters that it holds already, and the stage
+   with most FLOPs has as few as can be: best[s][c] is the most of the first s + 1 stages if the last of them
+   ends at cut c, and from[s][c] the cut before that; refused[s][c] counts the instructions up to there that
+   stage s cannot have. Cut number `cuts` is the end of the tape. */
+static tt_status tt__choose_cuts(tt_tape *t, const tt__cut *cut, int cuts, double all, int stages)
+{
+    const int row = cuts + 1, n = t->n_code;
+    const size_t size = (size_t)stages * (size_t)row;
+    double *best = (double *)tt__alloc(t->ctx, sizeof *best * size);
+    int *from = (int *)tt__calloc(t->ctx, sizeof *from * size);
+    int *refused = (int *)tt__calloc(t->ctx, sizeof *refused * size);
+    tt_status status = best && from && refused ? TT_OK : TT_ERR_MEMORY;
+    for (int s = 0; s < stages && status == TT_OK; s++)
+        for (int c = 0, k = 0, count = 0; c <= cuts; c++) {
+            const double end = c < cuts ? cut[c].cost : all;
+            double *most = &best[s * row + c];
+            for (; k < n && (c == cuts || k <= cut[c].at); k++)
+                count += tt__held_elsewhere(t, &t->code[k], s);
+            refused[s * row + c] = count;
+            *most = s || count ? INFINITY : end;
+            for (int b = s - 1; b < c && s; b++) {
+                const double with = fmax(best[(s - 1) * row + b], end - cut[b].cost);
+                if (!(with < *most) || refused[s * row + b] != count) continue;
+                *most = with;
+                from[s * row + c] = b;
+            }
+        }
+    if (status == TT_OK && best[size - 1] == INFINITY)
+        status = tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: pipeline %d: no cut leaves every parameter "
+                          "on the stage that holds it since an earlier program was compiled: record both "
+                          "with the same ends of blocks, or free that program first", stages);
+    for (int s = stages - 1, c = cuts; s > 0 && status == TT_OK; s--) {
+        c = from[s * row + c];
+        t->values[cut[c].value].ends = s;
+    }
+    tt__free(t->ctx, best);
+    tt__free(t->ctx, from);
+    tt__free(t->ctx, refused);
+    return status;
+}
+
+/* Marks the values with which stages end. */
+static tt_status tt__pass_ends(tt_tape *t)
+{
+    const int n = tt__index(t), stages = t->stages;
+    char names[256] = "";
+    tt__text text = {names, sizeof names, 0};
+    double all;
+    tt__cut *cut = (tt__cut *)tt__alloc(t->ctx, sizeof *cut * (size_t)(n + 1) * TT__MAX_OUT);
+    int *cross = (int *)tt__calloc(t->ctx, sizeof *cross * (size_t)(n + 1)), marks = 0;
+    tt_status status = cut && cross ? TT_OK : TT_ERR_MEMORY;
+    const int cuts = status == TT_OK ? tt__find_cuts(t, n, cut, cross, &all) : 0;
+    if (status == TT_OK && cuts >= stages - 1) status = tt__choose_cuts(t, cut, cuts, all, stages);
+    for (int k = 0; k < cuts && cuts < stages - 1; k++)
+        tt__print(&text, "%s'%s'", k ? ", " : ": ", t->values[cut[k].value].name);
+    tt__free(t->ctx, cut);
+    tt__free(t->ctx, cross);
+    for (int32_t v = 1; v < t->n_values; v++) marks += t->values[v].block_end && t->values[v].base == v;
+    if (status != TT_OK || cuts >= stages - 1) return status;
+    return tt__fail(t->ctx, TT_ERR_ARGUMENT, "parallel: pipeline %d needs %d places to cut, and of the %d "
+                    "values that tt_block_end marks, all that follows depends on the marked value alone at %d"
+                    "%s: mark more ends of blocks, or use fewer stages", stages, stages - 1, marks, cuts,
+                    names);
+}
+
+/* Tells the forward's instructions their stages; what autodiff emits for them has these too. */
+static void tt__number_stages(tt_tape *t)
+{
+    int stage = 1;
+    for (int k = 0; k < t->n_code; k++) {
+        int ends = 0;
+        t->code[k].stage = stage;
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            const tt__value *y = &t->values[t->code[k].out[j]];
+            if (t->code[k].out[j] && y->ends) ends = y->ends;
+        }
+        if (ends) stage = ends + 1;
+    }
+}
+
+typedef struct tt__cutter {
+    tt_tape *t;
+    int n, forward;     /* instructions; those of the forward */
+    int me;             /* one more than the stage */
+    bool *kept;         /* of each instruction */
+    uint64_t *reading;  /* of each storage, the stages that read it, a bit for each */
+} tt__cutter;
+
+static bool tt__casts_weight(const tt_tape *t, const tt__instr *i)
+{
+    return tt__is(i, TT__CASTS) && tt__is_weight(t, i->in[0]);
+}
+
+/* The stage of what last writes the operand of instruction k before it; 0: not known. */
+static int tt__operand_stage(const tt_tape *t, int k)
+{
+    const int32_t base = t->values[t->code[k].in[0]].base;
+    while (k-- > 0)
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            if (t->code[k].out[j] && t->values[t->code[k].out[j]].base == base) return t->code[k].stage;
+    return 0;
+}
+
+/* Instructions that passes have put in since are of the stage of what they stand before, collectives of that
+   of their operand. */
+static void tt__complete_stages(const tt__cutter *c)
+{
+    tt__instr *code = c->t->code;
+    for (int part = 0; part < 2; part++) {
+        const int from = part ? c->forward : 0, end = part ? c->n : c->forward;
+        for (int k = from + 1; k < end; k++)
+            if (!code[k].stage && tt__rules_of(&code[k])->phases) code[k].stage = tt__operand_stage(c->t, k);
+        for (int k = end - 1; k >= from; k--)
+            if (!code[k].stage && k + 1 < end) code[k].stage = code[k + 1].stage;
+        for (int k = from; k < end; k++)
+            if (!code[k].stage) code[k].stage = k > from ? code[k - 1].stage : part ? c->t->stages : 1;
+        for (int k = from + 1; k < end; k++) { /* stages follow each other, in the backward from the last */
+            const int before = code[k - 1].stage;
+            const bool turns = part ? code[k].stage > before : code[k].stage < before;
+            if (turns && !tt__rules_of(&code[k])->phases) code[k].stage = before;
+        }
+    }
+}
+
+/* The transient that the backwards of stages up to number `stage` (from 1) need of those behind them: the
+   gradient of what these begin with. 0: none; *other: a second one, if there is. */
+static int32_t tt__gradient_between(const tt__cutter *c, int stage, int32_t *other)
+{
+    tt_tape *t = c->t;
+    int32_t found = 0;
+    *other = 0;
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    for (int k = 0; k < c->n; k++) {
+        const tt__instr *i = &t->code[k];
+        const bool inside = i->stage <= stage || tt__casts_weight(t, i);
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT && inside && k >= c->forward; j++) {
+            const int out = j - TT__MAX_IN;
+            const int32_t base = t->values[out < 0 ? i->in[j] : i->out[out]].base;
+            const bool needs = base && (out < 0 || (i->add >> out & 1));
+            if (!needs || t->values[base].storage != TT__TRANSIENT || t->values[base].instead) continue;
+            if (found && base != found) *other = base;
+            else found = base;
+        }
+        for (int j = 0; j < TT__MAX_OUT && inside; j++) t->values[t->values[i->out[j]].base].instead = 1;
+    }
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+    return found;
+}
+
+/* Fails where the forward of the stage reads more of the stages before than what they end with. */
+static tt_status tt__check_forward(const tt__cutter *c)
+{
+    const tt_tape *t = c->t;
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < TT__MAX_IN && c->kept[k]; j++) {
+            const int32_t base = t->values[t->code[k].in[j]].base;
+            const tt__value *x = &t->values[base];
+            const int at = x->producer - 1;
+            if (!base || x->storage != TT__TRANSIENT || at < 0 || at >= c->forward || c->kept[at]) continue;
+            if (x->ends == c->me - 1 || t->code[at].stage > c->me) continue;
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: stage %d of the pipeline would need '%s' "
+                            "of stage %d, beside what that ends with: use fewer stages, or mark other ends "
+                            "of blocks with tt_block_end", c->me - 1, x->name, t->code[at].stage - 1);
+        }
+    return TT_OK;
+}
+
+/* Notes which stages read each storage; those that read a copy of a weight read the weight. */
+static void tt__note_reading(const tt__cutter *c)
+{
+    const tt_tape *t = c->t;
+    for (int k = c->n - 1; k >= 0; k--) { /* a copy's readers are behind it */
+        const tt__instr *i = &t->code[k];
+        uint64_t stages = 1ull << (i->stage - 1);
+        if (tt__casts_weight(t, i)) stages = c->reading[t->values[i->out[0]].base];
+        for (int j = 0; j < TT__MAX_IN; j++) c->reading[t->values[i->in[j]].base] |= stages;
+    }
+}
+
+/* Parameters that the stage does not read are elsewhere; those that nothing reads are the first stage's. */
+static tt_status tt__share_parameters(const tt__cutter *c)
+{
+    tt_tape *t = c->t;
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        if (x->storage != TT__PARAMETER || x->base != v) continue;
+        uint64_t stages = c->reading[v];
+        if (!stages) stages = 1;
+        for (x->tied[0] = 0; !(stages >> x->tied[0] & 1);) x->tied[0]++;
+        for (int s = x->tied[0] + 1, n = 1; s < t->stages; s++) {
+            if (!(stages >> s & 1)) continue;
+            x->tied[1] = s;
+            if (++n < 3) continue;
+            return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: parameter '%s' is read by more than two "
+                            "of the %d stages of the pipeline: use fewer stages", x->name, t->stages);
+        }
+        if (stages >> (c->me - 1) & 1) continue;
+        x->elsewhere = true;
+        x->persistent = false;
+        x->storage = TT__TRANSIENT;
+    }
+    return TT_OK;
+}
+
+/* The first contribution to a parameter's gradient on this stage writes, also where another stage has one
+   before it. Of a parameter that two stages read, each has a gradient. */
+static bool tt__begin_gradients(const tt__cutter *c)
+{
+    tt_tape *t = c->t;
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0; /* here: it was written */
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
+            tt__instr *i = &t->code[k];
+            const int32_t y = i->out[j], base = t->values[y].base;
+            tt__value *g = &t->values[base];
+            if (!y || g->storage != TT__GRADIENT || g->instead) continue;
+            g->instead = 1;
+            if (!(i->add >> j & 1)) continue;
+            const tt__value *x = &t->values[y];
+            if (x->shape.rows * x->shape.cols == g->shape.rows * g->shape.cols) {
+                i->add &= ~(1u << j);
+                if (g->persistent) i->add_later |= 1u << j;
+                continue;
+            }
+            tt__instr zeros = tt__new_instr(TT__OP_FILL); /* other parts of it may be added to */
+            zeros.out[0] = base;
+            zeros.backward = true;
+            zeros.add_later = g->persistent;
+            zeros.segment = k < c->forward ? TT__EACH_MICRO : TT__EACH_BACKWARD;
+            if (!tt__insert(t, k, &zeros)) return false;
+        }
+    for (int32_t v = 1; v < t->n_values; v++) {
+        tt__value *x = &t->values[v], *g = &t->values[x->grad];
+        const bool trained = (x->storage == TT__PARAMETER || x->elsewhere) && x->base == v && x->grad;
+        if (!trained || g->instead) continue;
+        if (x->elsewhere) { g->persistent = false; continue; }
+        tt__instr zeros = tt__new_instr(TT__OP_FILL);
+        zeros.out[0] = x->grad;
+        zeros.backward = true;
+        zeros.segment = TT__EACH_BACKWARD;
+        if (!tt__insert(t, c->n, &zeros)) return false;
+    }
+    for (int32_t v = 0; v < t->n_values; v++) t->values[v].instead = 0;
+    return true;
+}
+
+/* Puts a SEND of v to another stage, or a RECV of it from there, before instruction `at`. */
+static bool tt__put_move(tt_tape *t, bool sends, int32_t v, int stage, int at, tt__segment segment)
+{
+    tt__instr i = tt__new_instr(sends ? TT__OP_SEND : TT__OP_RECV);
+    const int last = t->stages - 1, me = last - t->stage, other = last - stage; /* numbers of members */
+    if (sends) i.in[0] = v;
+    else i.out[0] = v;
+    i.segment = segment;
+    i.backward = segment == TT__EACH_BACKWARD;
+    i.move.over = TT__OVER_STAGES;
+    i.move.from = sends ? me : other;
+    i.move.to = sends ? other : me;
+    return tt__insert(t, at, &i) != 0;
+}
+
+/* Right behind the last kept instruction, from `first` on, that writes a storage. */
+static int tt__behind_writer(const tt__cutter *c, int32_t base, int first)
+{
+    int at = first;
+    for (int k = 0; k < c->n; k++)
+        for (int j = 0; j < TT__MAX_OUT && c->kept[k]; j++) {
+            const int32_t y = c->t->code[k].out[j];
+            if (y && c->t->values[y].base == base && k >= at) at = k + 1;
+        }
+    return at;
+}
+
+/* What goes from stage to stage. */
+static bool tt__join_stages(const tt__cutter *c, int32_t from_next, int32_t to_before)
+{
+    tt_tape *t = c->t;
+    const int values = t->n_values, s = t->stage;
+    bool ok = true;
+    for (int32_t v = 1; v < values && ok; v++) {
+        const int ends = t->values[v].base == v ? t->values[v].ends : 0;
+        if (ends && ends == s) ok = tt__put_move(t, false, v, s - 1, 0, TT__EACH_MICRO);
+        if (ends && ends == s + 1)
+            ok = tt__put_move(t, true, v, s + 1, tt__behind_writer(c, v, 0), TT__EACH_MICRO);
+    }
+    const int behind = tt__behind_writer(c, to_before, c->forward);
+    if (from_next && ok) ok = tt__put_move(t, false, from_next, s + 1, c->forward, TT__EACH_BACKWARD);
+    if (to_before && ok) ok = tt__put_move(t, true, to_before, s - 1, behind, TT__EACH_BACKWARD);
+    return ok;
+}
+
+static tt_status tt__cut_stage(tt__cutter *c)
+{
+    tt_tape *t = c->t;
+    int32_t other = 0, more = 0;
+    tt__complete_stages(c);
+    tt__note_reading(c);
+    for (int k = c->n - 1; k >= 0; k--) { /* copies of weights are made on each stage that reads them */
+        const tt__instr *i = &t->code[k];
+        c->kept[k] = i->stage == c->me;
+        if (tt__casts_weight(t, i))
+            c->kept[k] = c->reading[t->values[i->out[0]].base] >> (c->me - 1) & 1;
+    }
+    const int32_t from_next = c->me < t->stages ? tt__gradient_between(c, c->me, &other) : 0;
+    const int32_t to_before = c->me > 1 ? tt__gradient_between(c, c->me - 1, &more) : 0;
+    if (other || more)
+        return tt__fail(t->ctx, TT_ERR_UNSUPPORTED, "parallel: beside the gradient '%s', '%s' too would have "
+                        "to go from a stage of the pipeline to the one before: use fewer stages, or mark "
+                        "other ends of blocks with tt_block_end",
+                        t->values[other ? from_next : to_before].name, t->values[other ? other : more].name);
+    tt_status status = tt__check_forward(c);
+    if (status == TT_OK) status = tt__share_parameters(c);
+    if (status != TT_OK) return status;
+    bool counts = false;
+    for (int k = 0; k < c->n; k++) {
+        if (k >= c->forward) t->code[k].segment = TT__EACH_BACKWARD;
+        if (k + 1 < c->n && !c->kept[k + 1]) t->code[k].with_next = false;
+        counts = counts || (c->kept[k] && t->code[k].out[0] && t->code[k].out[0] == t->counted);
+    }
+    if (!tt__begin_gradients(c) || !tt__join_stages(c, from_next, to_before)) return TT_ERR_MEMORY;
+    if (t->counted && !counts) {
+        t->values[t->counted].persistent = false;
+        t->counted = 0;
+    }
+    for (int k = 0; k < c->n; k++) if (!c->kept[k]) t->code[k].op = -1;
+    return tt__settle(t, c->n);
+}
+
+/* Leaves the tape what its stage runs. */
+static tt_status tt__pass_stages(tt_tape *t)
+{
+    tt__cutter c = {t, tt__index(t), 0, t->stage + 1, NULL, NULL};
+    while (c.forward < c.n && !t->code[c.forward].backward) c.forward++;
+    c.kept = (bool *)tt__calloc(t->ctx, sizeof *c.kept * (size_t)(c.n + 1));
+    c.reading = (uint64_t *)tt__calloc(t->ctx, sizeof *c.reading * (size_t)t->n_values);
+    tt_status status = c.kept && c.reading ? tt__cut_stage(&c) : TT_ERR_MEMORY;
+    tt__free(t->ctx, c.kept);
+    tt__free(t->ctx, c.reading);
+    return status;
+}
+
+/* Notes what a stage has of several micro-batches at once: `most` are between their forward and backward. */
+static void tt__hold_micros(tt_tape *t, int most)
+{
+    const int backward = tt__segment_first(t, TT__EACH_BACKWARD), end = tt__segment_first(t, TT__EACH_LAP);
+    tt__note_first_writers(t);
+    for (int k = backward; k < end; k++)
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const int32_t base = t->values[t->code[k].in[j]].base;
+            tt__value *x = &t->values[base];
+            const bool micro = x->storage == TT__TRANSIENT || x->storage == TT__INPUT;
+            const int made = x->instead - 1;
+            if (!base || x->persistent || !micro || (x->storage != TT__INPUT && made >= backward)) continue;
+            x->stays = true; /* copies of weights are alike in all micro-batches */
+            x->copies = made >= 0 && tt__casts_weight(t, &t->code[made]) ? 1 : most;
+        }
+    for (int k = 0; k < end; k++) {
+        const tt__instr *i = &t->code[k];
+        if (i->move.over != TT__OVER_STAGES || !i->in[0]) continue;
+        tt__value *x = &t->values[t->values[i->in[0]].base];
+        if (i->segment == TT__EACH_MICRO) x->copies = most;
+        else if (!x->stays) x->copies = 1;
+        x->stays = true;
+    }
+    tt__forget_first_writers(t);
+}

@@ -1,0 +1,687 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/record.h"
+#include "../ops/shapes.h"
+#include "../ops/gradients.h"
+#include "../ops/losses/rules.h"
+#include "verify.h"
+
+/* ------------------------------------------------------------------------------------------------- tensor
+   Layers split over the tensor ranks, all of which run the same instructions, each on its part (Shoeybi et
+   al., "Megatron-LM", 2019). What is split is found, not asked for: a region begins at linear layers that
+   read whole values, which have the rows of their weights split and so the columns of what they compute; goes
+   through ops that compute columns of the same columns (of attention, heads); and ends at linear layers
+   that have the columns of their weights split, and whose results the ranks sum. `sequence`: what lies
+   between regions has its rows split instead of being the same on all ranks. */
+
+/* Regions of fewer weights stay whole: there the ranks would wait longer for each other than they compute. */
+#ifndef TT__TENSOR_LEAST /* tests make it smaller */
+#define TT__TENSOR_LEAST 1000000
+#endif
+#define TT__RANDOM_UNIT 8 /* columns whose random numbers are drawn at once                                 */
+
+/* What an instruction is: of no region, or of one. OWN: of none, and it computes a rank's own rows. LOOKUP:
+   in a table of which each rank has rows. HEAD, HEAD_LOSS: a linear layer and the loss of what it computes,
+   of a rank's own rows. */
+typedef enum tt__role {
+    TT__APART, TT__BEGIN, TT__INNER, TT__END, TT__OWN, TT__LOOKUP, TT__HEAD, TT__HEAD_LOSS
+} tt__role;
+
+typedef struct tt__tensor {
+    tt_tape *t;
+    int ranks, n;           /* n: instructions before the pass */
+    bool sequence, train;
+    int32_t root;
+    tt__role *role;         /* of each instruction */
+    int *code; int n_code;  /* the instructions of the region that is looked at */
+    bool *inside;           /* of each value: split by columns */
+    bool *by_rows;          /* of each value: the ranks have their own rows */
+    int32_t *own_uses;      /* of each storage: operands that instructions that are OWN read whole */
+    int32_t *values; int n_values;  /* those of that region */
+    int32_t unsplit;        /* the value that has kept the last one from being a region; 0: none has */
+    /* Of each value, 0 or what was made of it: all rows of split ones; what ranks read that leave parts of
+       its gradient; a rank's own rows of whole ones. */
+    int32_t *gathered, *entered, *own;
+} tt__tensor;
+
+static bool tt__is_activation(const tt_tape *t, int32_t v)
+{
+    return t->values[v].storage == TT__TRANSIENT && tt__is_float(t->values[v].shape.dtype);
+}
+
+/* May a value be split, being only what the instructions that read it need it for? */
+static bool tt__may_split(const tt__tensor *s, int32_t v)
+{
+    const tt__value *x = &s->t->values[v];
+    const bool alone = x->base == v && !x->views && !x->keep && v != s->root;
+    return alone && tt__is_activation(s->t, v) && x->writes == 1;
+}
+
+/* Can parameter v have this layout? To be split, it must have equal parts and one reader. */
+static bool tt__may_lay_out(const tt__tensor *s, int32_t v, tt__split split)
+{
+    const tt__value *p = &s->t->values[v];
+    if (p->held && p->held != 1 + (int)split) return false;
+    if (split == TT__WHOLE) return true;
+    bool alone = p->storage == TT__PARAMETER && p->base == v && !p->views && !p->keep && p->uses == 1;
+    return alone && (split == TT__ROWS ? p->shape.rows : p->shape.cols) % s->ranks == 0;
+}
+
+/* May ranks that read v leave parts of its gradient, which are summed (tt__entered)? That is done for whole
+   storages that instructions compute, no views and no parameters. All may read what has no gradient. */
+static bool tt__may_enter(const tt__tensor *s, int32_t v)
+{
+    const tt__value *x = &s->t->values[v];
+    return (x->storage == TT__TRANSIENT && x->base == v) || !x->needs_grad;
+}
+
+/* How operand j of a linear layer with weight w is split where a region begins, or ends. */
+static tt__split tt__split_in(bool begin, int w, int j)
+{
+    if (j == 0) return begin ? TT__WHOLE : TT__COLS;
+    if (j == w) return begin ? TT__ROWS : TT__COLS;
+    return begin ? TT__COLS : TT__WHOLE;
+}
+
+/* What instruction k, which reads or writes a value of the region, may be in it. */
+static tt__role tt__role_in(const tt__tensor *s, int k, bool reads)
+{
+    const tt_tape *t = s->t;
+    tt__instr i = t->code[k];
+    const int w = tt__is(&i, TT__PRODUCT) ? tt__weight(&i) : 0;
+    const tt__role role = !w ? TT__INNER : reads ? TT__END : TT__BEGIN;
+    const tt__rules *rules = tt__rules_of(&i);
+    tt__split in[TT__MAX_IN] = {TT__WHOLE}, out[TT__MAX_OUT] = {TT__WHOLE};
+    if (role == TT__BEGIN && !tt__may_enter(s, i.in[0])) return TT__APART;
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t v = i.in[j];
+        if (!v) continue;
+        if (w) in[j] = tt__split_in(role == TT__BEGIN, w, j);
+        else if (tt__is_activation(t, v)) in[j] = TT__COLS;
+        if (w && j && !tt__may_lay_out(s, v, in[j])) return TT__APART;
+        if (role == TT__END && j && j != w) i.once |= 1u << j;
+    }
+    const bool draws = tt__is(&i, TT__RANDOM) && !i.attr.heads;
+    if (draws && tt__in(t, &i, 0)->cols / s->ranks % TT__RANDOM_UNIT) return TT__APART;
+    const bool parts = i.attr.heads % s->ranks || i.attr.key_heads % s->ranks;
+    if (parts || !rules->layout || !rules->layout(t, &i, in, out)) return TT__APART;
+    for (int o = 1; o < TT__MAX_OUT; o++) if (i.out[o] && tt__uses(t, i.out[o])) return TT__APART;
+    return out[0] == (role == TT__END ? TT__PARTIAL : TT__COLS) ? role : TT__APART;
+}
+
+static bool tt__take_value(tt__tensor *s, int32_t v)
+{
+    if (s->inside[v]) return true;
+    s->unsplit = v;
+    if (!tt__may_split(s, v) || s->t->values[v].shape.cols % s->ranks) return false;
+    s->unsplit = 0;
+    s->inside[v] = true;
+    s->values[s->n_values++] = v;
+    return true;
+}
+
+/* Takes instruction k into the region, and what it has to have split. False: it cannot be in there. */
+static bool tt__take_instr(tt__tensor *s, int k, bool reads)
+{
+    const tt__instr *i = &s->t->code[k];
+    if (s->role[k] == TT__APART) {
+        if ((s->role[k] = tt__role_in(s, k, reads)) == TT__APART) return false;
+        s->code[s->n_code++] = k;
+        for (int j = 0; j < TT__MAX_IN && s->role[k] == TT__INNER; j++)
+            if (i->in[j] && tt__is_activation(s->t, i->in[j]) && !tt__take_value(s, i->in[j])) return false;
+        return s->role[k] == TT__END || tt__take_value(s, i->out[0]);
+    }
+    for (int c = 0; c < s->n_code; c++) /* it may be of an earlier region */
+        if (s->code[c] == k) return s->role[k] != (reads ? TT__BEGIN : TT__END);
+    return false;
+}
+
+/* Finds the region that begins at instruction k, and may begin at others, too. */
+static bool tt__find_region(tt__tensor *s, int k)
+{
+    const tt_tape *t = s->t;
+    bool ends = false;
+    int64_t weights = 0;
+    s->n_code = s->n_values = 0;
+    s->unsplit = 0;
+    bool fits = tt__take_instr(s, k, false);
+    for (int n = 0; n < s->n_values && fits; n++) {
+        const int32_t v = s->values[n];
+        const int at = tt__producer(t, v);
+        fits = at >= 0 && t->code[at].out[0] == v && tt__take_instr(s, at, false);
+        for (int r = at + 1; r <= t->values[v].reader && fits; r++)
+            for (int j = 0; j < TT__MAX_IN && fits; j++)
+                if (t->code[r].in[j] == v) fits = tt__take_instr(s, r, true);
+        if (!fits && !s->unsplit) s->unsplit = v;
+    }
+    for (int n = 0; n < s->n_code && fits; n++) {
+        const tt__instr *i = &t->code[s->code[n]];
+        const tt__role role = s->role[s->code[n]];
+        ends |= role == TT__END;
+        if (role == TT__BEGIN) fits = !s->inside[i->in[0]];
+        if (role == TT__END) fits = !s->inside[i->out[0]];
+        const tt__shape *w = tt__in(t, i, tt__weight(i));
+        if (role != TT__INNER) weights += w->rows * w->cols;
+    }
+    if (fits && ends && weights >= TT__TENSOR_LEAST) return true;
+    for (int n = 0; n < s->n_code; n++) s->role[s->code[n]] = TT__APART;
+    for (int n = 0; n < s->n_values; n++) s->inside[s->values[n]] = false;
+    return false;
+}
+
+/* Has a value rows that can be split? */
+static bool tt__has_rows(const tt__value *x) { return x->shape.axis && !x->shape.extra; }
+
+/* Finds the linear layer whose results nothing but the loss reads, where these are many: ranks compute both
+   of their rows. The loss must be the root, because no rank has it before all have counted. */
+static void tt__find_head(tt__tensor *s)
+{
+    const tt_tape *t = s->t;
+    int losses = 0, loss = 0;
+    for (int k = 0; k < s->n; k++) losses += tt__is(&t->code[k], TT__LOSS);
+    for (int k = 0; k < s->n && losses == 1; k++) if (tt__is(&t->code[k], TT__LOSS)) loss = k;
+    if (losses != 1 || t->code[loss].out[0] != s->root || tt__uses(t, s->root)) return;
+    const tt__instr *i = &t->code[loss];
+    const int32_t logits = i->in[0];
+    const int at = tt__producer(t, logits);
+    const tt__rules *rules = tt__rules_of(i);
+    tt__split in[TT__MAX_IN] = {TT__WHOLE}, out[TT__MAX_OUT] = {TT__WHOLE};
+    for (int j = 0; j <= TT__LOSS_WEIGHTS; j++) {
+        if (i->in[j]) in[j] = TT__ROWS;
+        if (i->in[j] && (!tt__has_rows(&t->values[i->in[j]]) || !tt__may_enter(s, i->in[j]))) return;
+    }
+    if (at < 0 || s->role[at] != TT__APART || !tt__is(&t->code[at], TT__PRODUCT)) return;
+    if (!tt__may_split(s, logits) || tt__uses(t, logits) != 1 || !tt__may_enter(s, t->code[at].in[0])) return;
+    const int32_t w = t->code[at].in[tt__weight(&t->code[at])];
+    const tt__shape *y = &t->values[logits].shape;
+    const int64_t weights = t->values[w].shape.rows * t->values[w].shape.cols;
+    if (weights < TT__TENSOR_LEAST || y->rows * y->cols * (int64_t)sizeof(float) < TT__LOSS_WHOLE) return;
+    if (t->values[w].storage != TT__PARAMETER || t->values[w].views) return;
+    if (!rules->layout || !rules->layout(t, i, in, out) || out[0] != TT__PARTIAL) return;
+    s->role[at] = TT__HEAD;
+    s->role[loss] = TT__HEAD_LOSS;
+}
+
+/* Does instruction k look up rows of operand j, so that parts of its rows give parts of a sum? */
+static bool tt__looks_up(const tt__tensor *s, int k, int j)
+{
+    const tt_tape *t = s->t;
+    const tt__instr *i = &t->code[k];
+    const tt__rules *rules = tt__rules_of(i);
+    tt__split in[TT__MAX_IN] = {TT__WHOLE}, out[TT__MAX_OUT] = {TT__WHOLE};
+    if (!i->in[j]) return false;
+    in[j] = TT__ROWS;
+    return s->role[k] == TT__APART && rules->layout && rules->layout(t, i, in, out) && out[0] == TT__PARTIAL;
+}
+
+/* Is parameter v, of many weights, read by look-ups and the head alone, and of a number of rows that can be
+   split? Then ranks keep parts of it, as of what an arena has parts of already. */
+static bool tt__may_split_table(const tt__tensor *s, int32_t v)
+{
+    const tt_tape *t = s->t;
+    const tt__value *x = &t->values[v];
+    bool fits = x->storage == TT__PARAMETER && x->base == v && !x->views && !x->keep;
+    if (x->held) return fits && x->held == 1 + (int)TT__ROWS;
+    if (x->shape.rows % s->ranks || x->shape.rows * x->shape.cols < TT__TENSOR_LEAST) return false;
+    for (int k = 0; k <= x->reader && fits; k++)
+        for (int j = 0; j < TT__MAX_IN && fits; j++) {
+            const bool head = s->role[k] == TT__HEAD && j == tt__weight(&t->code[k]);
+            fits = t->code[k].in[j] != v || head || s->role[k] == TT__LOOKUP || tt__looks_up(s, k, j);
+        }
+    return fits;
+}
+
+/* The axis of the rows of an axis that a rank has; 0: no memory. */
+static int32_t tt__own_axis(tt_tape *t, int32_t of, int parts)
+{
+    for (int32_t a = 1; a < t->n_axes; a++) if (t->axes[a].of == of && t->axes[a].parts == parts) return a;
+    if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
+    tt__axis a = t->axes[of];
+    const int64_t named = tt__min((int64_t)strlen(a.name), (int64_t)sizeof a.name - 2);
+    memcpy(a.name + named, "/", 2); /* "tokens/" of "tokens" */
+    a.capacity = tt__ceil_div(a.capacity, parts);
+    a.of = of;
+    a.parts = parts;
+    t->axes[t->n_axes] = a;
+    return t->n_axes++;
+}
+
+/* Makes the shape that of a rank's own rows. */
+static bool tt__own_shape(const tt__tensor *s, tt__shape *shape)
+{
+    shape->axis = tt__own_axis(s->t, shape->axis, s->ranks);
+    shape->rows = s->t->axes[shape->axis].capacity;
+    return shape->axis != 0;
+}
+
+/* Puts before instruction `at` one of `op` that makes a new value, like v but for its shape, of v. */
+static int32_t tt__move_value(const tt__tensor *s, int at, int op, int32_t v, const tt__shape *shape)
+{
+    tt_tape *t = s->t;
+    const tt__value like = t->values[v];
+    tt__instr i = tt__new_instr(op);
+    i.attr.scale = 1;
+    i.move.over = TT__OVER_TENSOR;
+    i.move.unit = shape->cols;
+    i.in[0] = v;
+    i.out[0] = tt__new_value(t, shape, TT__TRANSIENT, "%s", like.name);
+    if (!i.out[0]) return 0;
+    t->values[i.out[0]].needs_grad = like.needs_grad;
+    t->values[i.out[0]].pinned_f32 = like.pinned_f32;
+    t->values[i.out[0]].param = tt__is_weight(t, v) ? like.param : -1;
+    return tt__insert(t, at, &i) ? i.out[0] : 0;
+}
+
+/* What instruction `at` reads of v, a value or a table: all rows; 0: no memory. */
+static int32_t tt__gathered_rows(const tt__tensor *s, int at, int32_t v)
+{
+    const tt__value *x = &s->t->values[v];
+    if (x->part.split != TT__ROWS || s->gathered[v]) return x->part.split == TT__ROWS ? s->gathered[v] : v;
+    tt__shape shape = x->shape;
+    if (shape.axis) shape.axis = s->t->axes[shape.axis].of;
+    shape.rows = shape.axis ? s->t->axes[shape.axis].capacity : shape.rows * s->ranks;
+    return s->gathered[v] = tt__move_value(s, at, TT__OP_ALL_GATHER, v, &shape);
+}
+
+/* What instruction `at` reads of v where ranks leave parts of its gradient: all rows. In training, a SCALE by
+   1 stands in front of it, whose backward sums the parts; tt__pass_tensor_gradients takes the SCALE out. */
+static int32_t tt__entered(const tt__tensor *s, int at, int32_t v)
+{
+    const int32_t whole = tt__gathered_rows(s, at, v);
+    if (!whole || !s->train || !s->t->values[v].needs_grad) return whole;
+    const tt__shape shape = s->t->values[whole].shape;
+    if (!s->entered[v]) s->entered[v] = tt__move_value(s, at, TT__OP_SCALE, whole, &shape);
+    return s->entered[v];
+}
+
+/* What instruction `at` reads of v if it computes a rank's own rows: these. */
+static int32_t tt__own_rows(const tt__tensor *s, int at, int32_t v)
+{
+    tt_tape *t = s->t;
+    if (t->values[v].part.split == TT__ROWS || s->own[v]) return s->own[v] ? s->own[v] : v;
+    tt__shape shape = t->values[v].shape;
+    const int32_t of = tt__entered(s, at, v);
+    if (!of || !tt__own_shape(s, &shape)) return 0;
+    s->own[v] = tt__new_view(t, of, &shape, 0, t->values[of].ld, t->values[v].name);
+    if (s->own[v]) t->values[s->own[v]].part.split = TT__ROWS;
+    return s->own[v];
+}
+
+/* A value or parameter gets the shape of the part that a rank has. */
+static void tt__split_value(const tt__tensor *s, int32_t v, tt__split split)
+{
+    tt__value *x = &s->t->values[v];
+    if (split == TT__ROWS) x->shape.rows /= s->ranks;
+    else x->ld = x->shape.cols /= s->ranks;
+    x->part.split = split;
+}
+
+/* The results of i get the shapes that follow from its operands'. */
+static tt_status tt__split_results(const tt__tensor *s, const tt__instr *i, tt__split split)
+{
+    tt__shape shape[TT__MAX_OUT];
+    if (!tt__shape_of(s->t, i, shape)) return s->t->status;
+    for (int o = 0; o < TT__MAX_OUT; o++) {
+        tt__value *y = &s->t->values[i->out[o]];
+        if (!i->out[o]) continue;
+        y->shape = shape[o];
+        y->ld = y->shape.cols;
+        y->part.split = split;
+    }
+    return TT_OK;
+}
+
+/* The results of instruction k are parts, which are summed. */
+static tt_status tt__sum_results(const tt__tensor *s, int k)
+{
+    tt_tape *t = s->t;
+    const int32_t y = t->code[k].out[0];
+    const bool own = s->by_rows[y];
+    const tt__shape shape = t->values[y].shape;
+    const int32_t part = tt__new_value(t, &shape, TT__TRANSIENT, "part of %.60s", t->values[y].name);
+    tt__instr sum = tt__new_instr(own ? TT__OP_REDUCE_SCATTER : TT__OP_ALL_REDUCE);
+    if (!part) return TT_ERR_MEMORY;
+    t->values[part].needs_grad = t->values[y].needs_grad;
+    t->code[k].out[0] = sum.in[0] = part;
+    sum.out[0] = y;
+    sum.move.over = TT__OVER_TENSOR;
+    sum.move.unit = shape.cols;
+    if (own && !tt__own_shape(s, &t->values[y].shape)) return TT_ERR_MEMORY;
+    if (own) t->values[y].part.split = TT__ROWS;
+    return tt__insert(t, k + 1, &sum) ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* The operands of which an instruction reads as many rows as it writes, as bits. */
+static unsigned tt__row_operands(const tt__instr *i)
+{
+    const int numbers = tt__numbers(i);
+    if (tt__is(i, TT__LOSS))
+        return 1u | 1u << TT__LOSS_TARGETS | (i->attr.by_class ? 0 : 1u << TT__LOSS_WEIGHTS);
+    return (tt__ops[i->op].flags / TT__BY_ROW(1) & 15) | (numbers ? 1u << numbers : 0);
+}
+
+/* Does the end of a region leave the ranks their own rows of the sum y? */
+static bool tt__ends_by_rows(const tt__tensor *s, int32_t y)
+{
+    return s->sequence && tt__may_split(s, y) && tt__has_rows(&s->t->values[y]);
+}
+
+/* May instruction k, of no region, compute a rank's own rows of its results from those of its operands? */
+static bool tt__by_own_rows(const tt__tensor *s, int k)
+{
+    const tt_tape *t = s->t;
+    const tt__instr *i = &t->code[k];
+    const tt__rules *rules = tt__rules_of(i);
+    const unsigned by_row = tt__row_operands(i);
+    tt__split in[TT__MAX_IN], out[TT__MAX_OUT];
+    bool any = false;
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const int32_t v = i->in[j];
+        const bool rows = v && by_row >> j & 1, whole = v && !s->by_rows[v];
+        in[j] = rows ? TT__ROWS : TT__WHOLE;
+        any |= rows && !whole;
+        if (rows && whole && (!tt__has_rows(&t->values[v]) || !tt__may_enter(s, v))) return false;
+    }
+    for (int o = 0; o < TT__MAX_OUT && any; o++) {
+        const int32_t y = i->out[o];
+        const bool splits = tt__may_split(s, y) && tt__has_rows(&t->values[y]) && !(o && tt__uses(t, y));
+        if (y && !splits) return false;
+    }
+    bool fits = any && !tt__is(i, TT__PRODUCT) && rules->layout && rules->layout(t, i, in, out);
+    return fits && out[0] == TT__ROWS;
+}
+
+/* Counts the operands that instructions that are OWN read whole. */
+static void tt__count_own_uses(tt__tensor *s)
+{
+    memset(s->own_uses, 0, sizeof *s->own_uses * (size_t)s->t->n_values);
+    for (int k = 0; k < s->n; k++) {
+        const tt__instr *i = &s->t->code[k];
+        for (int j = 0; j < TT__MAX_IN && s->role[k] == TT__OWN; j++)
+            if (!(tt__row_operands(i) >> j & 1)) s->own_uses[s->t->values[i->in[j]].base]++;
+    }
+}
+
+/* What instruction k, which is OWN, reads whole gets a part of its gradient on each rank. Do all that read it
+   leave such parts, so that these can be summed? Only parameters have sums of their own. */
+static bool tt__gives_parts(const tt__tensor *s, int k)
+{
+    const tt__instr *i = &s->t->code[k];
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        const tt__value *x = &s->t->values[i->in[j]];
+        if (!s->train || !x->needs_grad || (tt__row_operands(i) >> j & 1)) continue;
+        const bool alike = s->own_uses[x->base] == s->t->values[x->base].uses;
+        if (x->storage != TT__PARAMETER || !alike) return false;
+    }
+    return true;
+}
+
+static void tt__set_own(tt__tensor *s, int k, bool own)
+{
+    s->role[k] = own ? TT__OWN : TT__APART;
+    for (int o = 0; o < TT__MAX_OUT; o++) s->by_rows[s->t->code[k].out[o]] = own;
+}
+
+/* Finds the instructions that compute a rank's own rows: first all that may; then some are taken out, until
+   the rest fits. */
+static void tt__find_own_rows(tt__tensor *s)
+{
+    bool changed = true;
+    for (int k = 0; k < s->n; k++) {
+        const int32_t y = s->t->code[k].out[0];
+        const bool sums = s->role[k] == TT__END || s->role[k] == TT__LOOKUP;
+        if (sums) s->by_rows[y] = tt__ends_by_rows(s, y);
+        if (s->role[k] == TT__HEAD) s->by_rows[y] = true;
+        if (s->role[k] == TT__APART && tt__by_own_rows(s, k)) tt__set_own(s, k, true);
+    }
+    while (changed) {
+        changed = false;
+        tt__count_own_uses(s);
+        for (int k = 0; k < s->n; k++) {
+            if (s->role[k] != TT__OWN || (tt__by_own_rows(s, k) && tt__gives_parts(s, k))) continue;
+            tt__set_own(s, k, false);
+            changed = true;
+        }
+    }
+}
+
+/* What instruction k reads instead of operand j. */
+static int32_t tt__split_operand(const tt__tensor *s, int k, int j)
+{
+    const tt__instr *i = &s->t->code[k];
+    const tt__role role = s->role[k];
+    const bool own = role == TT__OWN || role == TT__HEAD || role == TT__HEAD_LOSS;
+    const int32_t v = i->in[j];
+    if (own && tt__row_operands(i) >> j & 1) return tt__own_rows(s, k, v);
+    if (role == TT__HEAD || (role == TT__BEGIN && j == 0)) return tt__entered(s, k, v);
+    if (role == TT__BEGIN) tt__split_value(s, v, j == tt__weight(i) ? TT__ROWS : TT__COLS);
+    else if (role == TT__END && j == tt__weight(i)) tt__split_value(s, v, TT__COLS);
+    else if (role != TT__END && role != TT__LOOKUP) return tt__gathered_rows(s, k, v);
+    return v;
+}
+
+/* Splits what instruction k reads and writes, or gathers what it needs whole. */
+static tt_status tt__split_instr(tt__tensor *s, int k)
+{
+    tt_tape *t = s->t;
+    const tt__role role = s->role[k];
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        if (!t->code[k].in[j]) continue;
+        const int32_t v = tt__split_operand(s, k, j);
+        if (!v) return TT_ERR_MEMORY;
+        t->code[k].in[j] = v; /* the code may have moved */
+        if (role == TT__END && j && j != tt__weight(&t->code[k])) t->code[k].once |= 1u << j;
+    }
+    tt__instr i = t->code[k];
+    if (role == TT__INNER) {
+        t->code[k].attr.heads /= s->ranks;
+        t->code[k].attr.key_heads /= s->ranks;
+    }
+    if (role == TT__APART) return TT_OK;
+    if (role == TT__END || role == TT__LOOKUP) return tt__sum_results(s, k);
+    if (role == TT__HEAD_LOSS) i.out[0] = i.out[TT__LOSS_COUNTS] = 0; /* sums over rows */
+    if (role == TT__INNER || role == TT__BEGIN) return tt__split_results(s, &t->code[k], TT__COLS);
+    return tt__split_results(s, &i, TT__ROWS);
+}
+
+/* Fails, as parameter v, of which the ranks hold parts already, is needed whole. */
+static tt_status tt__held_in_parts(tt__tensor *s, int32_t v)
+{
+    const tt__value *p = &s->t->values[v];
+    char why[160] = "the ops around it are others";
+    if (p->uses == 1) tt__find_region(s, p->reader);
+    const tt__value *x = &s->t->values[p->uses == 1 ? s->unsplit : 0];
+    const bool output = x->keep || s->unsplit == s->root;
+    if (p->uses > 1) snprintf(why, sizeof why, "%d ops read it", (int)p->uses);
+    else if (s->unsplit)
+        snprintf(why, sizeof why, output ? "'%s' is an output" : "'%s' is needed whole", x->name);
+    return tt__fail(s->t->ctx, TT_ERR_ARGUMENT, "parameter '%s' is split over the tensor ranks by an earlier "
+                    "program, and this one needs it whole, because here %s: compile this one before that, "
+                    "so that both have it whole", p->name, why);
+}
+
+/* Is a parameter of which an arena holds parts whole here? Its tensor's rows can be gathered. */
+static bool tt__is_unfit(const tt__tensor *s, int32_t v, tt__split split)
+{
+    const tt__value *p = &s->t->values[v];
+    const bool held = p->held == 1 + (int)split && p->uses && !s->inside[v];
+    return held && (p->uses > 1 || s->role[p->reader] == TT__APART);
+}
+
+/* Parameters of which an arena holds parts must have these here, too. Weights with which regions begin are
+   looked at first: what is said of them names what keeps the region whole. Where nothing but rows is held of
+   what is needed whole, these are gathered. */
+static tt_status tt__check_held(tt__tensor *s)
+{
+    bool gathers = true;
+    for (int32_t v = 1; v < s->t->n_values; v++) {
+        const bool rows = tt__is_unfit(s, v, TT__ROWS);
+        if (tt__is_unfit(s, v, TT__COLS) || (rows && s->t->values[v].views)) gathers = false;
+    }
+    for (int split = TT__ROWS; split <= TT__COLS; split++)
+        for (int32_t v = 1; v < s->t->n_values; v++) {
+            const tt__value *p = &s->t->values[v];
+            const bool unfit = tt__is_unfit(s, v, (tt__split)split);
+            if (unfit && !gathers) return tt__held_in_parts(s, v);
+            if (unfit) s->inside[v] = true;
+            if (p->held == 1 + split && !p->uses) tt__split_value(s, v, (tt__split)split);
+        }
+    return TT_OK;
+}
+
+/* Finds the head, and tables that are split. Where there is a head, a rank does not know how many targets all
+   ranks have, as where steps have several micro-batches. */
+static void tt__find_tables(tt__tensor *s)
+{
+    tt_tape *t = s->t;
+    tt__find_head(s);
+    for (int k = 0; k < s->n; k++) {
+        const tt__instr *i = &t->code[k];
+        for (int j = 0; j < TT__MAX_IN; j++) {
+            const bool table = s->role[k] == TT__HEAD ? j == tt__weight(i) : tt__looks_up(s, k, j);
+            if (!table || !tt__may_split_table(s, i->in[j])) continue;
+            if (s->role[k] == TT__APART) s->role[k] = TT__LOOKUP;
+            s->inside[i->in[j]] = true;
+        }
+        if (s->role[k] == TT__HEAD && s->train) t->accumulate = true;
+    }
+}
+
+/* Splits the tape over tensor ranks. */
+static tt_status tt__pass_tensor(tt_tape *t, int32_t root, int ranks, bool sequence, bool train)
+{
+    tt__tensor s;
+    memset(&s, 0, sizeof s);
+    s.t = t;
+    s.ranks = t->tensor = ranks;
+    s.sequence = sequence;
+    s.train = train;
+    s.root = root;
+    s.n = tt__index(t);
+    const size_t values = (size_t)t->n_values, code = (size_t)s.n + 1;
+    s.role = (tt__role *)tt__calloc(t->ctx, sizeof *s.role * code);
+    s.code = (int *)tt__calloc(t->ctx, sizeof *s.code * code);
+    s.inside = (bool *)tt__calloc(t->ctx, 2 * values);
+    s.values = (int32_t *)tt__calloc(t->ctx, sizeof *s.values * 5 * values);
+    tt_status status = s.role && s.code && s.inside && s.values ? TT_OK : TT_ERR_MEMORY;
+    if (status == TT_OK) {
+        s.gathered = s.values + values;
+        s.entered = s.gathered + values;
+        s.own = s.entered + values;
+        s.own_uses = s.own + values;
+        s.by_rows = s.inside + values;
+        for (int k = 0; k < s.n; k++)
+            if (s.role[k] == TT__APART && tt__role_in(&s, k, false) == TT__BEGIN) tt__find_region(&s, k);
+        tt__find_tables(&s);
+        status = tt__check_held(&s);
+        for (int32_t v = 1; v < t->n_values; v++)
+            if (s.inside[v] && t->values[v].storage == TT__PARAMETER) tt__split_value(&s, v, TT__ROWS);
+        tt__find_own_rows(&s);
+        for (int k = 0; k < s.n && status == TT_OK; k++) status = tt__split_instr(&s, k);
+    }
+    tt__free(t->ctx, s.role);
+    tt__free(t->ctx, s.code);
+    tt__free(t->ctx, s.inside);
+    tt__free(t->ctx, s.values);
+    return status == TT_OK ? tt__settle(t, s.n) : status;
+}
+
+/* The ranks have parts of the gradient g of a parameter that they have whole: makes a value for these, and
+   appends the instruction that sums them. */
+static int32_t tt__sum_gradient(tt_tape *t, int32_t g, bool with_previous)
+{
+    const tt__value of = t->values[g];
+    const int32_t part = tt__new_value(t, &of.shape, TT__TRANSIENT, "part of %.60s", of.name);
+    tt__instr *sum = part ? tt__append(t, TT__OP_ALL_REDUCE) : NULL;
+    if (!sum) return 0;
+    t->values[part].pinned_f32 = of.pinned_f32;
+    sum->in[0] = part;
+    sum->out[0] = g;
+    sum->add_later = of.persistent;
+    sum->backward = true;
+    sum->move.over = TT__OVER_TENSOR;
+    sum->move.unit = of.shape.cols;
+    if (with_previous) sum[-1].with_next = true;
+    return part;
+}
+
+/* Has the ranks sum gradients of which they have parts: the instructions write these to other values. */
+static tt_status tt__sum_gradients(tt_tape *t, const tt__split *layout)
+{
+    const int values = t->n_values, n = t->n_code; /* what is new comes after these */
+    int sums = 0;
+    for (int32_t v = 1; v < values; v++) {
+        if (t->values[v].storage != TT__GRADIENT || layout[v] != TT__PARTIAL) continue;
+        const int32_t part = tt__sum_gradient(t, v, sums++ > 0);
+        if (!part) return TT_ERR_MEMORY;
+        t->values[v].instead = part;
+    }
+    for (int32_t v = 1; v < values && sums; v++) {
+        const int32_t part = t->values[t->values[v].base].instead;
+        if (part && t->values[v].base != v) t->values[v].base = part;
+    }
+    for (int k = 0; k < n && sums; k++)
+        for (int o = 0; o < TT__MAX_OUT; o++) {
+            tt__instr *i = &t->code[k];
+            const int32_t part = t->values[i->out[o]].instead;
+            if (part) i->out[o] = part;
+            if (t->values[i->out[o]].base >= values) i->add_later &= ~(1u << o);
+        }
+    for (int32_t v = 1; v < values; v++) t->values[v].instead = 0;
+    return TT_OK;
+}
+
+/* After differentiation: takes out what was only there for the backward, and has the ranks sum what they
+   have parts of. */
+static tt_status tt__pass_tensor_gradients(tt_tape *t)
+{
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        tt__instr *i = &t->code[k];
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (t->values[i->in[j]].instead) i->in[j] = t->values[i->in[j]].instead;
+        if (i->move.over == TT__ALONE || tt__rules_of(i)->phases) continue;
+        t->values[i->out[0]].instead = i->in[0];
+        tt__drop(t, k);
+    }
+    for (int32_t v = 1; v < t->n_values; v++) { /* views of rows */
+        tt__value *x = &t->values[v];
+        const int32_t to = t->values[x->base].instead;
+        if (!to || x->base == v) continue;
+        x->base = to; /* a storage, as tt__may_enter says */
+    }
+    for (int32_t v = 1; v < t->n_values; v++) t->values[v].instead = 0;
+    tt_status status = tt__settle(t, n);
+    if (status != TT_OK) return status;
+    tt__split *layout = tt__first_layouts(t);
+    if (!layout) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code && status == TT_OK; k++) {
+        int32_t value;
+        const char *wrong = tt__derive(t, &t->code[k], layout, &value);
+        if (wrong) status = tt__verify_fail(t, "differentiate", k, wrong, value);
+    }
+    if (status == TT_OK) status = tt__sum_gradients(t, layout);
+    tt__free(t->ctx, layout);
+    return status;
+}
+
+/* A loss of ranks' rows is the mean of what all have counted. */
+static tt_status tt__pass_tensor_losses(tt_tape *t)
+{
+    const int n = tt__index(t);
+    for (int k = 0; k < n; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!tt__is(i, TT__LOSS) || t->values[i->in[0]].part.split != TT__ROWS) continue;
+        tt__instr sum = tt__new_instr(TT__OP_ALL_REDUCE), mean = tt__new_instr(TT__OP_MEAN_LOSS);
+        sum.in[0] = sum.out[0] = mean.in[0] = i->out[TT__LOSS_COUNTS];
+        mean.out[0] = i->out[0];
+        sum.move.over = TT__OVER_TENSOR;
+        sum.move.unit = 1;
+        sum.backward = mean.backward = i->backward;
+        if (!tt__insert(t, k + 1, &sum) || !tt__insert(t, k + 1, &mean)) return TT_ERR_MEMORY;
+    }
+    return tt__settle(t, n);
+}

@@ -1,0 +1,411 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../tape/edit.h"
+#include "../ops/record.h"
+#include "../ops/shapes.h"
+#include "precision.h"
+#include "step.h"
+#include "data.h"
+
+/* ------------------------------------------------------------------------------------------------- update */
+
+static int32_t tt__new_state(tt__builder *b, int32_t param, const char *what)
+{
+    tt__shape shape = b->t->values[param].shape;
+    if (shape.dtype == TT_F16) shape.dtype = TT_BF16; /* squares of small gradients would be 0 */
+    int32_t id = tt__new_value(b->t, &shape, TT__STATE, "%s(%.60s)", what, b->t->values[param].name);
+    if (!id) { b->ok = false; return 0; }
+    b->t->values[id].persistent = true;
+    b->t->values[id].param = b->t->values[param].param;
+    b->t->values[id].part = b->t->values[param].part;
+    return id;
+}
+
+static bool tt__decays(tt_context *ctx, const tt_optimizer_options *o, int param)
+{
+    if (!o->no_decay) return ctx->params[param]->ndim > 1;
+    for (int k = 0; o->no_decay[k]; k++)
+        if (tt__match(o->no_decay[k], ctx->params[param]->name)) return false;
+    return true;
+}
+
+/* A parameter that is trained here or on another stage. */
+static bool tt__is_listed(const tt_tape *t, int32_t v)
+{
+    return tt__is_trained(t, v) || (t->values[v].elsewhere && t->values[v].grad);
+}
+
+/* Trained parameters, in the order of the rows of `squares`: (n) values, to be freed, of which tensor ranks
+   have parts of the first `parted`. NULL: no memory. */
+static int32_t *tt__trained(const tt_tape *t, int *n, int *parted)
+{
+    int32_t *list = (int32_t *)tt__alloc(t->ctx, sizeof *list * (size_t)t->n_values);
+    *n = *parted = 0;
+    for (int whole = 0; whole < 2 && list; whole++)
+        for (int32_t v = 1; v < t->n_values; v++) {
+            if (!tt__is_listed(t, v) || (t->values[v].part.split == TT__WHOLE) != whole) continue;
+            list[(*n)++] = v;
+            *parted += !whole;
+        }
+    return list;
+}
+
+/* A trained parameter whose squares the first of the two stages sums that have it, and this is the other. */
+static bool tt__is_tied_again(const tt_tape *t, int32_t v)
+{
+    return t->values[v].tied[1] && t->values[v].tied[1] == t->stage;
+}
+
+/* An instruction at the end of the step, which runs together with the one before if that is of its op. */
+static bool tt__emit_step(tt_tape *t, int op, int32_t in, int32_t out)
+{
+    tt__instr i = tt__new_instr(op);
+    i.in[0] = in;
+    i.out[0] = out;
+    return in && out && tt__append_step(t, &i, true);
+}
+
+/* What pass "update" knows of a parameter value that is trained. */
+typedef struct tt__due {
+    int32_t clipped;        /* the norm and the factor that its update reads */
+    int32_t target, state[2]; /* what a rank updates of it, with the optimizer's state */
+    uint32_t random;
+    int next;               /* in the backward: one more than the row of another that is due there too */
+} tt__due;
+
+typedef struct tt__updater {
+    tt_tape *t;
+    const tt_optimizer_options *o;
+    int32_t *list;          /* (n) trained parameters, by row; tensor ranks split the first `parted` */
+    int n, parted;
+    int32_t parts;          /* squared norms of these */
+    int *row, rows;         /* those that are updated together now */
+    tt__due *due;           /* of each value */
+} tt__updater;
+
+/* A view of the number in row `row` of x. */
+static int32_t tt__number_view(tt_tape *t, int32_t x, int row)
+{
+    const tt__shape number = {TT_F32, 1, 1, 0, 0};
+    return tt__new_view(t, x, &number, row, 1, t->values[x].name);
+}
+
+/* Sums of squares of gradients into `squares`: of whole ones at once; of pieces by chunks, in a table of all
+   ranks' chunks. */
+static bool tt__square_gradients(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    bool ok = true;
+    for (int m = 0; m < u->rows && ok; m++) {
+        const int k = u->row[m];
+        const int32_t g = t->values[u->list[k]].grad;
+        if (t->values[g].part.unit || tt__is_tied_again(t, u->list[k])) continue;
+        ok = tt__emit_step(t, TT__OP_SUM_SQUARES, g,
+                           tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
+    }
+    for (int stage = 0; stage < 3; stage++) /* chunks of pieces, then of all, then their sums */
+        for (int m = 0; m < u->rows && ok; m++) {
+            const int k = u->row[m];
+            tt__value *x = &t->values[u->list[k]];
+            const int32_t g = x->grad;
+            tt__part part = t->values[g].part;
+            if (!part.unit || tt__is_tied_again(t, u->list[k])) continue;
+            part.of = tt__ceil_div(part.of, part.unit);
+            part.unit = 1;
+            part.split = TT__WHOLE;
+            const tt__shape shape = {TT__F64, 1, part.of, 0, 0};
+            int32_t table = x->instead; /* in this pass, that of its chunks */
+            if (!table) table = tt__new_value(t, &shape, TT__TRANSIENT, "squares of %.60s", x->name);
+            t->values[u->list[k]].instead = table;
+            const int32_t piece = table && stage < 2 ? tt__piece_view(t, table, &part) : 0;
+            if (stage == 0) ok = tt__emit_step(t, TT__OP_CHUNK_SQUARES, g, piece);
+            else if (stage == 1) {
+                tt__instr gather = tt__data_move(TT__OP_ALL_GATHER, piece, table, &part);
+                ok = piece && tt__append_step(t, &gather, true);
+            } else
+                ok = tt__emit_step(t, TT__OP_FOLD_SQUARES, table,
+                                   tt__number_view(t, k < u->parted ? u->parts : t->squares, k));
+        }
+    for (int m = 0; m < u->rows; m++) t->values[u->list[u->row[m]]].instead = 0;
+    return ok;
+}
+
+/* Sums the squares of what tensor ranks have parts of: at the step's end all at once. */
+static bool tt__sum_parts(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    const tt__shape all = {TT_F32, u->parted, 1, 0, 0};
+    bool ok = true;
+    for (int m = 0; m < u->rows && ok; m++) {
+        const int k = u->row[m];
+        if (k >= u->parted) continue;
+        const int32_t x = t->early ? tt__number_view(t, u->parts, k) : u->parts;
+        const int32_t y = t->early ? tt__number_view(t, t->squares, k)
+                                   : tt__new_view(t, t->squares, &all, 0, 1, t->values[u->parts].name);
+        tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, x, y, NULL);
+        sum.move.over = TT__OVER_TENSOR;
+        ok = x && y && tt__append_step(t, &sum, true);
+        if (!t->early) break;
+    }
+    return ok;
+}
+
+/* The norm of the gradients whose squares are x, and the factor on them, into y. */
+static bool tt__emit_clip(tt__updater *u, int32_t x, int32_t y)
+{
+    tt__instr i = tt__new_instr(TT__OP_CLIP);
+    i.in[0] = x;
+    i.in[1] = u->t->totals;
+    i.in[2] = u->t->scale;
+    i.out[0] = y;
+    i.attr.clip_norm = u->o->clip_norm;
+    return x && y && tt__append_step(u->t, &i, true);
+}
+
+/* Over all ranks of a pipeline at the same place of their stages, in place. */
+static bool tt__over_stages(tt_tape *t, int op, int32_t x)
+{
+    tt__instr i = tt__data_move(op, x, x, NULL);
+    i.move.over = TT__OVER_STAGES;
+    return x && tt__append_step(t, &i, false);
+}
+
+static bool tt__append_zeros(tt_tape *t, int32_t v)
+{
+    tt__instr i = tt__new_instr(TT__OP_FILL);
+    i.out[0] = v;
+    return tt__append_step(t, &i, false);
+}
+
+/* Of a pipeline's stage: what losses counted, which the last stage knows; what two stages have of the
+   gradient of a parameter; and 0 for the squares of what other stages have. */
+static bool tt__before_squares(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    if (t->stages <= 1) return true;
+    bool ok = tt__over_stages(t, TT__OP_BROADCAST, t->totals) && tt__append_zeros(t, t->squares) &&
+              (!u->parted || tt__append_zeros(t, u->parts));
+    for (int m = 0; m < u->rows && ok; m++) {
+        const tt__value *x = &t->values[u->list[u->row[m]]];
+        if (!x->tied[1]) continue;
+        tt__instr sum = tt__data_move(TT__OP_ALL_REDUCE, x->grad, x->grad, NULL);
+        sum.move.over = TT__OVER_TIED;
+        sum.move.from = x->tied[0];
+        sum.move.to = x->tied[1];
+        ok = tt__append_step(t, &sum, false);
+    }
+    return ok;
+}
+
+/* The squares of all stages' gradients: of each, all others have 0. */
+static bool tt__after_squares(tt__updater *u)
+{
+    return u->t->stages <= 1 || tt__over_stages(u->t, TT__OP_ALL_REDUCE, u->t->squares);
+}
+
+/* A norm and a factor for each parameter, so that one whose gradient is not finite is left as it is. */
+static bool tt__clip_alone(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    const tt__shape shape = {TT_F32, 1, 2, 0, 0};
+    bool ok = true;
+    for (int m = 0; m < u->rows && ok; m++) {
+        const int k = u->row[m];
+        tt__due *d = &u->due[u->list[k]];
+        d->clipped = tt__new_value(t, &shape, TT__TRANSIENT, "factor of %.60s", t->values[u->list[k]].name);
+        if (!d->clipped) return false;
+        t->values[d->clipped].pinned_f32 = true;
+        ok = tt__emit_clip(u, tt__number_view(t, t->squares, k), d->clipped);
+    }
+    return ok;
+}
+
+/* After updates of pieces of parameters that all data ranks have whole, these get the others' pieces. */
+static bool tt__spread_parameters(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    for (int m = 0; m < u->rows; m++) {
+        const int32_t v = u->list[u->row[m]];
+        const tt__part part = t->values[t->values[v].grad].part;
+        if (!part.unit || t->values[v].part.unit) continue;
+        const int32_t piece = part.root ? v : tt__piece_view(t, v, &part);
+        const int op = part.root ? TT__OP_BROADCAST : TT__OP_ALL_GATHER;
+        tt__instr i = tt__data_move(op, piece, v, &part);
+        if (!piece || !tt__append_step(t, &i, true)) return false;
+    }
+    return true;
+}
+
+/* What each update works on. The order of the random numbers that these draw is the tape's, whatever tensor
+   ranks have parts of, and wherever the updates stand. */
+static bool tt__prepare_updates(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    tt__builder b = {t, false, true, TT__EACH_STEP, false};
+    const int32_t values = t->n_values;
+    const bool adam = u->o->kind != TT_SGD;
+    for (int32_t v = 1; v < values && b.ok; v++) {
+        tt__due *d = &u->due[v];
+        if (!tt__is_listed(t, v)) continue;
+        d->random = ++t->n_random;
+        if (t->values[v].elsewhere) continue;
+        const tt__part part = t->values[t->values[v].grad].part;
+        const bool piece = part.unit && !t->values[v].part.unit;
+        d->target = piece ? tt__piece_view(t, v, &part) : v;
+        if (!d->target) return false;
+        if (adam || u->o->momentum != 0) d->state[0] = tt__new_state(&b, d->target, adam ? "m" : "momentum");
+        if (adam) d->state[1] = tt__new_state(&b, d->target, "v");
+        d->clipped = t->clipped;
+    }
+    return b.ok;
+}
+
+/* Is parameter value v updated in the host's memory? */
+static bool tt__updates_on_host(const tt_tape *t, int32_t v)
+{
+    const int32_t param = t->values[v].param;
+    return t->on_host && param >= 0 && t->ctx->params[param]->size >= TT__PIECES_FROM;
+}
+
+/* Updates parameters, each by one instruction: those last that are updated in the host's memory. */
+static bool tt__emit_updates(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    const tt_optimizer_options *o = u->o;
+    const bool adam = o->kind != TT_SGD;
+    bool ok = true;
+    for (int m = 0; m < 2 * u->rows && ok; m++) {
+        const int32_t v = u->list[u->row[m % u->rows]];
+        const tt__due *d = &u->due[v];
+        if (tt__updates_on_host(t, v) != (m >= u->rows)) continue;
+        tt__instr i = tt__new_instr(adam ? TT__OP_ADAM : TT__OP_SGD);
+        i.in[0] = t->values[v].grad;
+        i.in[1] = d->clipped;
+        i.out[0] = d->target;
+        i.out[1] = d->state[0];
+        i.out[2] = d->state[1];
+        i.random = d->random;
+        i.attr.weight_decay = tt__decays(t->ctx, o, t->values[v].param) ? o->weight_decay : 0;
+        i.attr.decoupled = o->kind == TT_ADAMW;
+        i.attr.beta1 = adam ? o->beta1 : o->momentum;
+        i.attr.beta2 = o->beta2;
+        i.attr.eps = o->eps;
+        i.attr.nesterov = o->nesterov;
+        ok = tt__append_step(t, &i, true);
+    }
+    return ok;
+}
+
+/* ---- in the backward */
+
+#ifndef TT__UPDATE_FROM /* tests make it smaller */
+#define TT__UPDATE_FROM 65536 /* elements of gradients: fewer wait for more, to be updated in one launch */
+#endif
+
+/* Puts what was appended from number `from` on before instruction `at`, in the micro-batch's segment. Ranks
+   without a micro-batch run it too. */
+static void tt__move_into_micro(tt_tape *t, int from, int at)
+{
+    for (int k = from; k < t->n_code; k++) {
+        t->code[k].before = at;
+        t->code[k].segment = TT__EACH_MICRO;
+        t->code[k].backward = t->code[k].always = true;
+    }
+}
+
+/* Emits the updates of the n instructions' trained parameters. Each is due behind the last instruction that
+   writes its gradient, reads the parameter, or adds to what losses count; it waits until enough are due.
+   head: (n) zeros. */
+static bool tt__update_early(tt__updater *u, int n, int *head)
+{
+    tt_tape *t = u->t;
+    int64_t elements = 0;
+    for (int k = u->n - 1; k >= 0; k--) {
+        const int32_t v = u->list[k], g = t->values[t->values[v].grad].base;
+        int at = (int)tt__max(t->values[g].writer, t->values[v].reader);
+        at = (int)tt__max(at, t->values[t->results].writer);
+        while (t->code[at].with_next) at++; /* not amid what runs together */
+        u->due[v].next = head[at];
+        head[at] = k + 1;
+    }
+    bool ok = true;
+    for (int at = 0; at < n && ok; at++) {
+        for (int k = head[at]; k; k = u->due[u->list[k - 1]].next) {
+            const tt__shape *s = &t->values[u->list[k - 1]].shape;
+            elements += s->rows * s->cols;
+            u->row[u->rows++] = k - 1;
+        }
+        if (!u->rows || (elements < TT__UPDATE_FROM && at < n - 1)) continue;
+        const int from = t->n_code;
+        ok = tt__square_gradients(u) && tt__sum_parts(u) && tt__clip_alone(u) && tt__emit_updates(u) &&
+             tt__spread_parameters(u);
+        tt__move_into_micro(t, from, at + 1);
+        elements = u->rows = 0;
+    }
+    return ok;
+}
+
+/* Updates every trained parameter as soon as that may be, so that its gradient's memory is free for others,
+   and emits at the step's end the norm of all. */
+static tt_status tt__pass_update_early(tt__updater *u)
+{
+    tt_tape *t = u->t;
+    const int n = tt__index(t);
+    int *head = (int *)tt__calloc(t->ctx, sizeof *head * (size_t)n);
+    const bool ok = head && tt__update_early(u, n, head) && tt__emit_clip(u, t->squares, t->clipped);
+    tt__free(t->ctx, head);
+    if (!ok) return TT_ERR_MEMORY;
+    t->code[t->n_code - 1].before = n;
+    return tt__settle(t, n);
+}
+
+/* ---- all of it */
+
+static tt_status tt__emit_loss_scale(tt_tape *t, const tt_loss_scale *scale)
+{
+    tt__instr i = tt__new_instr(TT__OP_LOSS_SCALE);
+    i.in[0] = t->clipped;
+    i.in[1] = t->totals;
+    i.out[0] = t->scale;
+    i.attr.growth = scale->growth;
+    i.attr.backoff = scale->backoff;
+    i.attr.interval = scale->interval;
+    return tt__append_step(t, &i, false) ? TT_OK : TT_ERR_MEMORY;
+}
+
+/* Global norm, clipping, an optimizer's instruction for each parameter with a gradient, next loss scale. */
+static tt_status tt__update_at_end(tt__updater *u, const tt_loss_scale *scale)
+{
+    tt_tape *t = u->t;
+    for (int k = 0; k < u->n; k++) if (!t->values[u->list[k]].elsewhere) u->row[u->rows++] = k;
+    const bool ok = tt__before_squares(u) && tt__square_gradients(u) && tt__sum_parts(u) &&
+                    tt__after_squares(u) &&
+                    tt__emit_clip(u, t->squares, t->clipped) && tt__emit_updates(u) &&
+                    tt__spread_parameters(u);
+    if (!ok) return TT_ERR_MEMORY;
+    return t->scale ? tt__emit_loss_scale(t, scale) : TT_OK;
+}
+
+static tt_status tt__pass_update(tt_tape *t, const tt_optimizer_options *o, const tt_loss_scale *scale)
+{
+    tt__updater u = {t, o, NULL, 0, 0, 0, NULL, 0, NULL};
+    tt__shape shape;
+    u.list = tt__trained(t, &u.n, &u.parted);
+    tt__set_fixed(&shape, TT_F32, u.n, 1);
+    t->squares = u.list ? tt__new_value(t, &shape, TT__TRANSIENT, "squared gradient norms") : 0;
+    if (t->squares) t->values[t->squares].pinned_f32 = t->values[t->squares].keep = true;
+    shape.rows = u.parted;
+    u.parts = u.parted && t->squares ? tt__new_value(t, &shape, TT__TRANSIENT, "squared norms of parts") : 0;
+    if (u.parts) t->values[u.parts].pinned_f32 = true;
+    u.due = (tt__due *)tt__calloc(t->ctx, sizeof *u.due * (size_t)t->n_values);
+    u.row = (int *)tt__alloc(t->ctx, sizeof *u.row * (size_t)t->n_values);
+    const bool ok = t->squares && (u.parts || !u.parted) && u.due && u.row && tt__prepare_updates(&u);
+    tt_status status = !ok ? TT_ERR_MEMORY : t->early ? tt__pass_update_early(&u)
+                                                      : tt__update_at_end(&u, scale);
+    tt__free(t->ctx, u.list);
+    tt__free(t->ctx, u.due);
+    tt__free(t->ctx, u.row);
+    return status;
+}

@@ -1,0 +1,240 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../ops/record.h"
+#include "../ops/shapes.h"
+
+/* ===========================================================================================================
+   PASSES                                                                                          >>passes
+   Functions that rewrite a tape, and the verifier that runs after each. tt__run_passes (>>compile) has their
+   order. Uses tape and ops.
+   ======================================================================================================== */
+
+/* ----------------------------------------------------------------------------------------------- verifier */
+
+static tt_status tt__verify_fail(tt_tape *t, const char *pass, int at, const char *what, int32_t value)
+{
+    char text[256];
+    if (value < 0 || value >= t->n_values) value = 0;
+    return tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d (%s): %s: %s", pass, at,
+                    tt__instr_name(&t->code[at]), what, tt__describe(t, value, text, sizeof text));
+}
+
+/* What the verifier knows of a storage in front of an instruction. */
+typedef struct tt__known {
+    bool defined;
+    int group;      /* the last group of instructions that run together that writes it; 0: none */
+    int writer;     /* one more than the instruction of another stream that writes it, before its WAIT */
+    int readers;    /* how many of these read it */
+} tt__known;
+
+/* Does i have the step's settings as an operand? */
+static bool tt__needs_run(const tt__instr *i, bool accumulate)
+{
+    if (tt__is(i, TT__MEAN)) return accumulate;
+    return tt__is(i, TT__WITH_RUN) && (tt__is(i, TT__RMW) || i->attr.dropout > 0);
+}
+
+/* What runs in the host's memory has its operands there, but for the step's settings, of which the host has
+   its own. */
+static bool tt__reaches(const tt_tape *t, const tt__instr *i, int32_t v)
+{
+    if (i->on_host) return v == t->run || t->values[v].space == TT__HOST;
+    return t->values[v].space != TT__HOST || t->host || tt__is(i, TT__ANY_SPACE);
+}
+
+/* What is wrong with an operand: not there, out of the op's reach, or being written. NULL: nothing. */
+static const char *tt__verify_operand(const tt_tape *t, const tt__instr *i, int j, const tt__known *known,
+                                      int group)
+{
+    int32_t id = i->in[j];
+    bool expected = j < tt__ops[i->op].inputs || (j == TT__RUN_IN && tt__is(i, TT__WITH_RUN)) ||
+                    (j >= TT__UNSCALE_IN && i->attr.fp8);
+    if (id < 0 || id >= t->n_values || !expected) return "operand is no value";
+    const tt__known *k = &known[t->values[id].base];
+    const bool left = i->later && t->values[t->values[id].base].persistent; /* by an earlier micro-batch */
+    if (!k->defined && !left) return "reads a value that nothing has written";
+    if (!tt__reaches(t, i, id)) return i->on_host ? "cannot read the device's memory"
+                                                  : "cannot read the host's memory";
+    if (j == TT__RUN_IN && id != t->run) return "operand is not the step's settings";
+    if (k->group == group) return "reads what an instruction that it runs together with writes";
+    return k->writer && !tt__is(i, TT__WAITS) ? "is not waited for before it is read" : NULL;
+}
+
+/* What is wrong with a result, to which the op's rule gives a shape. */
+static const char *tt__verify_result(const tt_tape *t, const tt__instr *i, int j, const tt__shape *rule,
+                                     const tt__known *known)
+{
+    const tt__value *v = &t->values[i->out[j]];
+    const tt__known *k = &known[v->base];
+    bool kept = v->space == TT__HOST || t->values[t->values[i->in[0]].base].visits; /* where it was before */
+    bool returns = tt__is(i, TT__ANY_SPACE) && kept;
+    bool updates = tt__is(i, TT__RMW) || (returns && v->storage != TT__INPUT && i->out[j] != t->run);
+    bool adds = i->add >> j & 1;
+    bool reads = adds || updates || (i->add_later >> j & 1);
+    bool same_shape = tt__same_rows(rule, &v->shape) && rule->cols == v->shape.cols;
+    bool other_kind = tt__is_float(rule->dtype) != tt__is_float(v->shape.dtype);
+    bool given = v->storage == TT__INPUT || v->storage == TT__PARAMETER || i->out[j] == t->run;
+    if (j >= tt__ops[i->op].outputs || !rule->rows) return "writes an output that it has not";
+    if (!same_shape) return "result has another shape than its rule says";
+    if (other_kind || (v->pinned_f32 && v->shape.dtype != TT_F32)) return "result has the wrong dtype";
+    if (!tt__reaches(t, i, i->out[j])) return i->on_host ? "cannot write the device's memory"
+                                                         : "cannot write the host's memory";
+    if (!updates && given) return "overwrites";
+    if (adds && !k->defined) return "adds to a value that nothing has written";
+    if (!reads && v->base == i->out[j] && k->defined) return "writes a value a second time";
+    if (k->writer || k->readers) return "is not waited for before it is written";
+    return NULL;
+}
+
+/* Ends the work whose first output is in[0]; every operand of that must be one of the WAIT's, to keep it. */
+static const char *tt__verify_wait(const tt_tape *t, const tt__instr *i, tt__known *known)
+{
+    int at = known[t->values[i->in[0]].base].writer - 1;
+    const tt__instr *work = &t->code[tt__max(0, at)];
+    if (at < 0 || i->in[0] != work->out[0]) return "waits for nothing that is under way";
+    if (i->stream || i->segment != work->segment) return "waits in another segment or stream";
+    for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+        int32_t id = j < TT__MAX_IN ? work->in[j] : work->out[j - TT__MAX_IN];
+        bool kept = !id;
+        for (int m = 0; m < TT__MAX_IN; m++) kept |= i->in[m] == id;
+        if (!kept) return "does not keep all operands of what it waits for";
+        if (!id) continue;
+        if (j < TT__MAX_IN) known[t->values[id].base].readers--;
+        else known[t->values[id].base].writer = 0;
+    }
+    return NULL;
+}
+
+/* ---- layouts */
+
+/* The layout that the contents of value v have, when those of storages are `layout`. */
+static tt__split tt__contents(const tt_tape *t, const tt__split *layout, int32_t v)
+{
+    const tt__split declared = t->values[v].part.split, base = layout[t->values[v].base];
+    return base == TT__ZEROS || (tt__is_own_rows(t, v) && base == TT__WHOLE) ? declared : base;
+}
+
+/* A result of layout `now` is left in its storage. Returns what is wrong with it; NULL: nothing. */
+static const char *tt__lay_out(const tt_tape *t, const tt__instr *i, int j, tt__split now, tt__split *layout)
+{
+    const tt__value *y = &t->values[i->out[j]];
+    tt__split *to = &layout[y->base], before = *to;
+    const bool adds = i->add >> j & 1, joins = adds || y->base != i->out[j]; /* what is there already */
+    if (tt__is_own_rows(t, i->out[j])) { /* they are added to a partial sum, in which other rows stay 0 */
+        const bool sums = adds && now == y->part.split && (before == TT__ZEROS || before == TT__PARTIAL);
+        if (!sums) return "writes a rank's own rows of what is no sum over ranks";
+        now = TT__PARTIAL;
+    } else if (now != TT__ZEROS && (now == TT__PARTIAL ? TT__WHOLE : now) != y->part.split) {
+        return "result is split over ranks in another way than its rule says";
+    }
+    if (joins && before != TT__ZEROS && now != TT__ZEROS && now != before)
+        return "is put together of parts that are split over ranks in different ways";
+    if (now != TT__ZEROS || !joins) *to = now;
+    return NULL;
+}
+
+/* Notes the layouts that i's results leave behind. Returns what is wrong, of *value; NULL: nothing. */
+static const char *tt__derive(const tt_tape *t, const tt__instr *i, tt__split *layout, int32_t *value)
+{
+    tt__split in[TT__MAX_IN], out[TT__MAX_OUT] = {TT__WHOLE};
+    const tt__rules *rules = tt__rules_of(i);
+    const char *wrong = NULL;
+    bool whole = true, partial = false;
+    *value = 0;
+    for (int j = 0; j < TT__MAX_IN; j++) {
+        in[j] = i->in[j] ? tt__contents(t, layout, i->in[j]) : TT__WHOLE;
+        whole &= in[j] == TT__WHOLE;
+        if (in[j] != TT__WHOLE && !partial) *value = i->in[j];
+        partial |= in[j] == TT__PARTIAL;
+    }
+    const bool fits = rules->layout ? rules->layout(t, i, in, out) : whole;
+    for (int o = 0; o < tt__summed(i); o++)
+        if (tt__column_sums(i, o)) out[tt__column_sums(i, o)] = out[o] == TT__ROWS ? TT__PARTIAL : out[o];
+    if (!fits)
+        return partial ? "reads what is yet to be summed over ranks"
+                       : "has operands that are split over ranks in ways that do not fit";
+    for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
+        if (i->out[j] && (wrong = tt__lay_out(t, i, j, out[j], layout)) != NULL) *value = i->out[j];
+    return wrong;
+}
+
+/* The layouts of storages before the first instruction; to be freed. */
+static tt__split *tt__first_layouts(const tt_tape *t)
+{
+    tt__split *layout = (tt__split *)tt__calloc(t->ctx, sizeof *layout * (size_t)t->n_values);
+    for (int32_t v = 1; v < t->n_values && layout; v++) {
+        const bool holds = t->values[v].storage != TT__TRANSIENT;
+        layout[v] = holds ? t->values[v].part.split : TT__ZEROS;
+    }
+    return layout;
+}
+
+/* Every use after its definition, one definition, shapes as the rules say, dtypes of the right kind; work of
+   other streams has one WAIT, before which nothing uses what it writes or changes what it reads. */
+static tt_status tt__verify(tt_tape *t, const char *pass)
+{
+    tt_status status = TT_OK;
+    int group = 1, under_way = 0;
+    if (!t->ctx->options.verify) return TT_OK;
+    tt__known *known = (tt__known *)tt__calloc(t->ctx, sizeof *known * (size_t)t->n_values);
+    tt__split *layout = t->tensor > 1 ? tt__first_layouts(t) : NULL;
+    if (!known || (!layout && t->tensor > 1)) status = TT_ERR_MEMORY;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
+        const tt__value *x = &t->values[v];
+        bool kept = x->persistent && (x->storage == TT__STATE || x->storage == TT__STEP ||
+                                      x->storage == TT__CACHE);
+        bool given = x->storage == TT__INPUT || x->storage == TT__PARAMETER || v == t->run;
+        known[v].defined = x->base == v && (given || kept);
+    }
+    for (int k = 0; k < t->n_code && status == TT_OK; k++) {
+        const tt__instr *i = &t->code[k];
+        tt__shape shape[TT__MAX_OUT];
+        const char *wrong = NULL;
+        int32_t which = 0;
+        if (k && i->segment < i[-1].segment) wrong = "stands behind those of a later segment";
+        bool alike = k + 1 < t->n_code && i[1].op == i->op && i[1].segment == i->segment;
+        if (i->with_next && (!alike || i->stream || i[1].stream))
+            wrong = "runs together with one of another op";
+        for (int j = 0; j < TT__MAX_IN && !wrong; j++)
+            if ((which = i->in[j]) != 0) wrong = tt__verify_operand(t, i, j, known, group);
+        for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
+            if ((which = i->out[j]) < 0 || which >= t->n_values) wrong = "result is no value";
+        if (!wrong && !tt__shape_of(t, i, shape)) {
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "after pass '%s': instruction %d: %s", pass, k,
+                              t->error);
+            break;
+        }
+        for (int j = 0; j < TT__MAX_OUT && !wrong; j++)
+            if ((which = i->out[j]) != 0 && !(wrong = tt__verify_result(t, i, j, &shape[j], known)))
+                known[t->values[which].base].defined = true; /* a later result of it may add to this one */
+        if (!wrong && t->run && !i->in[TT__RUN_IN] && tt__needs_run(i, t->accumulate)) {
+            wrong = "lacks the step's settings";
+            which = t->run;
+        }
+        if (!wrong && tt__is(i, TT__WAITS)) {
+            which = i->in[0];
+            wrong = tt__verify_wait(t, i, known);
+            under_way--;
+        }
+        if (!wrong && i->stream && !i->out[0]) wrong = "is of another stream and writes nothing";
+        if (!wrong && layout) wrong = tt__derive(t, i, layout, &which);
+        if (wrong) status = tt__verify_fail(t, pass, k, wrong, which);
+        for (int j = 0; j < TT__MAX_IN && i->stream && !wrong; j++)
+            if (i->in[j]) known[t->values[i->in[j]].base].readers++;
+        for (int j = 0; j < TT__MAX_OUT && !wrong; j++) {
+            tt__known *x = &known[t->values[i->out[j]].base];
+            x->defined = true;
+            x->group = group;
+            if (i->stream && i->out[j]) x->writer = k + 1;
+        }
+        under_way += i->stream != 0;
+        group += !i->with_next;
+    }
+    for (int32_t v = 1; v < t->n_values && under_way && status == TT_OK; v++)
+        if (known[v].writer) status = tt__verify_fail(t, pass, known[v].writer - 1, "is never waited for", v);
+    tt__free(t->ctx, known);
+    tt__free(t->ctx, layout);
+    return status;
+}

@@ -1,0 +1,470 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+
+/* ===========================================================================================================
+   PLANNER                                                                                        >>planner
+   Gives every value a place. Lifetimes are exact: from the instruction that first writes a storage to the
+   last that reads it. Persistent values lie one after another; the rest is placed by greedy first and best
+   fit over several orders (Pisarchyk, Lee: "Efficient memory management for deep neural net inference",
+   2020), keeping the best. Each space has its own places. Uses tape.
+   ======================================================================================================== */
+
+#define TT__NO_PLACE SIZE_MAX /* of a storage that nothing uses */
+
+/* A storage that must be placed: alive at instructions first..last, both included. */
+typedef struct tt__box {
+    int first, last;
+    size_t bytes, place;
+    int32_t value;  /* base value, or 0: the workspace of instruction `first` */
+    int merged;     /* index of the box whose place it takes over; itself if none */
+    tt__space space;
+} tt__box;
+
+/* The largest sum of bytes alive at once in a space, of boxes of at least `least` bytes, and where it is. */
+static size_t tt__max_live(const tt__box *box, int n, int instructions, tt__space space, size_t least,
+                           tt_context *ctx, int *at)
+{
+    int64_t *change = (int64_t *)tt__calloc(ctx, sizeof *change * ((size_t)instructions + 1));
+    size_t live = 0, most = 0;
+    if (!change) return SIZE_MAX;
+    for (int k = 0; k < n; k++) {
+        if (box[k].merged != k || box[k].space != space || box[k].bytes < least) continue;
+        change[box[k].first] += (int64_t)box[k].bytes;
+        change[box[k].last + 1] -= (int64_t)box[k].bytes;
+    }
+    *at = 0;
+    for (int k = 0; k <= instructions; k++) {
+        live = (size_t)((int64_t)live + change[k]);
+        if (live > most) { most = live; *at = k; }
+    }
+    tt__free(ctx, change);
+    return most;
+}
+
+/* Which bytes are taken when: a binary tree over the instructions (a segment tree: Bentley, "Solutions to
+   Klee's rectangle problems", 1977). A node has two lists of spans of bytes: those taken during all of the
+   node's instructions, and those taken during some of them. */
+typedef struct tt__span {
+    size_t from, to;
+    int next;       /* the following span in order of bytes; 0: none */
+    int far;        /* one that a search has met behind it, if it is still in the list */
+    int list;       /* that it is in; 0: none */
+} tt__span;
+typedef struct tt__taken {
+    tt_context *ctx;
+    tt__span *span; int n_span, cap_span;   /* span[0] is "none" */
+    int unused;     /* the first of the spans that are in no list */
+    int *list;      /* of node k, list[2 k]: taken all the time; list[2 k + 1]: at times */
+    int *hint;      /* of each list, the span that it got last */
+    int leaves;     /* instructions rounded up to a power of two; node 1 is the root */
+    int highest;    /* the last placed of the boxes that reach the height */
+} tt__taken;
+
+static bool tt__taken_open(tt_context *ctx, tt__taken *t, int instructions)
+{
+    memset(t, 0, sizeof *t);
+    t->ctx = ctx;
+    for (t->leaves = 1; t->leaves < instructions; t->leaves *= 2) {}
+    t->list = (int *)tt__alloc(ctx, sizeof *t->list * 8 * (size_t)t->leaves);
+    t->hint = t->list ? t->list + 4 * t->leaves : NULL;
+    return t->list != NULL;
+}
+
+static void tt__taken_close(tt__taken *t)
+{
+    tt__free(t->ctx, t->span);
+    tt__free(t->ctx, t->list);
+}
+
+static bool tt__taken_clear(tt__taken *t)
+{
+    memset(t->list, 0, sizeof *t->list * 8 * (size_t)t->leaves);
+    t->n_span = t->unused = 0;
+    if (!TT__GROW(t->ctx, t->span, t->n_span, t->cap_span)) return false;
+    t->span[0].list = 0;
+    t->n_span = 1;
+    return true;
+}
+
+/* The last span, from `at` on, that ends at or below `limit`, as `at` does. Leaves shorter ways behind. */
+static int tt__span_before(tt__taken *t, int at, size_t limit)
+{
+    for (int two_back = at, back = at;;) {
+        const tt__span *s = &t->span[at], *far = &t->span[s->far];
+        const bool leads = far->list == s->list && far->from > s->from && far->to <= limit;
+        const int next = leads ? s->far : s->next;
+        if (!next || t->span[next].to > limit) return at;
+        t->span[two_back].far = next;
+        two_back = back;
+        back = at = next;
+    }
+}
+
+/* Adds bytes [from, to) to a list, where they are joined with the spans that they overlap or touch. */
+static bool tt__span_add(tt__taken *t, int list, size_t from, size_t to)
+{
+    int before = 0, at = t->list[list], hint = t->hint[list];
+    if (t->span[hint].list == list && t->span[hint].from <= from) at = hint; /* most are near the last */
+    if (at && t->span[at].to < from) {
+        before = tt__span_before(t, at, from - 1);
+        at = t->span[before].next;
+    }
+    if (at && t->span[at].from <= to) { /* the first one grows, and those that it reaches then go */
+        tt__span *s = &t->span[at];
+        t->hint[list] = at;
+        if (from < s->from) s->from = from;
+        if (to <= s->to) return true;
+        s->to = to;
+        for (int next; (next = s->next) != 0 && t->span[next].from <= s->to;) {
+            if (t->span[next].to > s->to) s->to = t->span[next].to;
+            s->next = t->span[next].next;
+            t->span[next].next = t->unused;
+            t->span[next].list = 0;
+            t->unused = next;
+        }
+        return true;
+    }
+    int made = t->unused;
+    if (made) t->unused = t->span[made].next;
+    else if (!TT__GROW(t->ctx, t->span, t->n_span, t->cap_span)) return false;
+    else made = t->n_span++;
+    t->span[made].from = from;
+    t->span[made].to = to;
+    t->span[made].next = t->span[made].far = at;
+    t->span[made].list = list;
+    t->hint[list] = made;
+    *(before ? &t->span[before].next : &t->list[list]) = made;
+    return true;
+}
+
+/* Takes the place of b. `node` stands for instructions [lo, lo + width). */
+static bool tt__take(tt__taken *t, const tt__box *b, int node, int lo, int width)
+{
+    if (b->first >= lo + width || b->last < lo) return true;
+    bool always = b->first <= lo && b->last >= lo + width - 1;
+    if (!tt__span_add(t, 2 * node + !always, b->place, b->place + b->bytes)) return false;
+    return always || (tt__take(t, b, 2 * node, lo, width / 2) &&
+                      tt__take(t, b, 2 * node + 1, lo + width / 2, width / 2));
+}
+
+/* Appends to `heads` the lists of what is taken at some time in b's life; returns how many there are then: on
+   each level one of at most two nodes that b's life is a part of, and two of at most two that are in it. */
+enum { TT__TAKEN_LISTS = 6 * 32 };
+static int tt__taken_lists(const tt__taken *t, const tt__box *b, int node, int lo, int width, int *heads,
+                           int n)
+{
+    const int at_times = t->list[2 * node + 1];
+    if (b->first >= lo + width || b->last < lo) return n;
+    bool always = b->first <= lo && b->last >= lo + width - 1;
+    if (t->list[2 * node]) heads[n++] = t->list[2 * node];
+    if (always && at_times) heads[n++] = at_times;
+    if (always || !at_times) return n;
+    n = tt__taken_lists(t, b, 2 * node, lo, width / 2, heads, n);
+    return tt__taken_lists(t, b, 2 * node + 1, lo + width / 2, width / 2, heads, n);
+}
+
+/* The lowest (or the tightest) gap of b's size among what is taken during its life. */
+static size_t tt__gap(tt__taken *t, const tt__box *b, bool tightest)
+{
+    int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
+    size_t cursor = 0, best = SIZE_MAX, best_gap = SIZE_MAX;
+    for (;;) {
+        size_t next = SIZE_MAX; /* what is taken first behind the cursor */
+        bool moved = false;
+        for (int k = 0; k < n;) {
+            if (t->span[head[k]].to <= cursor) head[k] = t->span[tt__span_before(t, head[k], cursor)].next;
+            const tt__span *s = &t->span[head[k]];
+            if (!head[k]) { head[k] = head[--n]; continue; }
+            if (s->from <= cursor) { cursor = s->to; moved = true; }
+            else if (s->from < next) next = s->from;
+            k++;
+        }
+        if (moved) continue;
+        if (next == SIZE_MAX) return best == SIZE_MAX ? cursor : best;
+        if (next - cursor >= b->bytes && next - cursor < best_gap) {
+            best = cursor;
+            best_gap = next - cursor;
+            if (!tightest) return best;
+        }
+        cursor = next;
+    }
+}
+
+/* Places boxes in the given order, each into the lowest (or the tightest) gap among those alive with it.
+   Returns the height; gives up above `limit`; SIZE_MAX: out of memory. */
+static size_t tt__place_in_order(tt__box *box, const int *order, int n, bool tightest, size_t limit,
+                                 tt__taken *taken)
+{
+    size_t height = 0;
+    if (!tt__taken_clear(taken)) return SIZE_MAX;
+    for (int k = 0; k < n; k++) {
+        tt__box *b = &box[order[k]];
+        b->place = tt__gap(taken, b, tightest);
+        if (b->place + b->bytes >= height) {
+            height = b->place + b->bytes;
+            taken->highest = order[k];
+        }
+        if (height > limit) return height;
+        if (!tt__take(taken, b, 1, 0, taken->leaves)) return SIZE_MAX;
+    }
+    return height;
+}
+
+/* Sort keys: 0 size, 1 size x duration, 2 duration, 3 time, 4 what lives at the peak by duration and then the
+   rest by size; larger first, ties by size, then index. */
+#define TT__ORDERS 5
+static double tt__box_key(const tt__box *b, int kind, int peak)
+{
+    double duration = b->last - b->first + 1, bytes = (double)b->bytes;
+    if (kind == 4) return b->first <= peak && peak <= b->last ? 0x1p50 + duration : bytes;
+    return kind == 0 ? bytes : kind == 1 ? bytes * duration : kind == 2 ? duration : -(double)b->first;
+}
+
+static bool tt__box_before(const tt__box *box, int a, int b, int kind, int peak)
+{
+    double x = tt__box_key(&box[a], kind, peak), y = tt__box_key(&box[b], kind, peak);
+    if (x != y) return x > y;
+    if (box[a].bytes != box[b].bytes) return box[a].bytes > box[b].bytes;
+    return a < b;
+}
+
+/* Merge sort. */
+static void tt__sort_boxes(const tt__box *box, int *order, int *scratch, int n, int kind, int peak)
+{
+    for (int width = 1; width < n; width *= 2) {
+        for (int lo = 0; lo < n; lo += 2 * width) {
+            int mid = (int)tt__min(lo + width, n), hi = (int)tt__min(lo + 2 * width, n), a = lo, b = mid;
+            for (int k = lo; k < hi; k++) {
+                bool left = b >= hi || (a < mid && !tt__box_before(box, order[b], order[a], kind, peak));
+                scratch[k] = left ? order[a++] : order[b++];
+            }
+        }
+        memcpy(order, scratch, sizeof *order * (size_t)n);
+    }
+}
+
+enum { TT__FEW_BOXES = 800, TT__IMPROVE = 200000, TT__IMPROVE_HOST = 20000, TT__IMPROVE_MANY = 8 };
+
+/* Tries to get below the height of an order: the box that reaches it is placed first instead, again and
+   again; in the host's memory, which is less scarce, less often, and of many boxes a few times, if they are
+   more than 1/64 above the bound. Leaves the lowest placement found, and returns its height. */
+static size_t tt__improve(tt__box *box, int *order, int *best_order, int n, bool tightest, size_t bound,
+                          tt__taken *taken)
+{
+    size_t best = tt__place_in_order(box, order, n, tightest, SIZE_MAX, taken), height = best;
+    bool best_tightest = tightest;
+    const int most = n && box[order[0]].space == TT__HOST ? TT__IMPROVE_HOST : TT__IMPROVE;
+    int rounds = n < TT__FEW_BOXES && best > bound ? most / (n + 1) : 0;
+    if (n >= TT__FEW_BOXES && best > bound + bound / 64) rounds = TT__IMPROVE_MANY;
+    memcpy(best_order, order, sizeof *order * (size_t)n);
+    for (int round = 0; round < rounds && best > bound && height != SIZE_MAX; round++) {
+        int top = 0;
+        while (order[top] != taken->highest) top++;
+        memmove(order + 1, order, sizeof *order * (size_t)top);
+        order[0] = taken->highest;
+        tightest = !tightest;
+        height = tt__place_in_order(box, order, n, tightest, best - 1, taken);
+        if (height >= best) continue;
+        best = height;
+        best_tightest = tightest;
+        memcpy(best_order, order, sizeof *order * (size_t)n);
+    }
+    return rounds ? tt__place_in_order(box, best_order, n, best_tightest, SIZE_MAX, taken) : best;
+}
+
+/* Places those of the n boxes that lie in a space (those merged into another take its place). *height: bytes
+   needed; *bound: the largest sum of live bytes. Orders of the boxes that matter are tried until one reaches
+   it (of many boxes, is within 1/256 of it); boxes below 1/1024 of it then find room between these. */
+static tt_status tt__place(tt_context *ctx, tt__box *box, int n, int instructions, tt__space space,
+                           size_t *height, size_t *bound, int *peak_at)
+{
+    int *order = (int *)tt__alloc(ctx, sizeof(int) * (size_t)(n + 1) * 2), large = 0, all = 0, winner = 0, at;
+    tt__taken taken;
+    bool room = tt__taken_open(ctx, &taken, instructions) && order;
+    *bound = tt__max_live(box, n, instructions, space, 0, ctx, peak_at);
+    size_t least = n < TT__FEW_BOXES ? 0 : *bound / 1024, best = SIZE_MAX;
+    size_t goal = tt__max_live(box, n, instructions, space, least, ctx, &at);
+    room = room && *bound != SIZE_MAX && goal != SIZE_MAX;
+    for (int k = 0; k < 2 * n && room; k++) { /* the large ones, then the others */
+        const tt__box *b = &box[k % n];
+        if (b->merged != k % n || b->space != space || !b->bytes || (b->bytes < least) != (k >= n)) continue;
+        order[all++] = k % n;
+        large += k < n;
+    }
+    const size_t enough = n < TT__FEW_BOXES ? goal : goal + goal / 256;
+    for (int attempt = 0; room && attempt < 2 * TT__ORDERS && best > enough; attempt++) {
+        tt__sort_boxes(box, order, order + n, large, attempt / 2, *peak_at);
+        size_t h = tt__place_in_order(box, order, large, attempt % 2 == 1, best - 1, &taken);
+        room = h != SIZE_MAX;
+        if (h >= best) continue;
+        best = h;
+        winner = attempt;
+    }
+    *height = SIZE_MAX;
+    if (room) {
+        tt__sort_boxes(box, order, order + n, large, winner / 2, *peak_at);
+        tt__sort_boxes(box, order + large, order + n, all - large, 0, *peak_at);
+        *height = tt__improve(box, order, order + n, all, winner % 2 == 1, *bound, &taken);
+    }
+    for (int k = 0; k < n; k++) {
+        int root = k;
+        while (box[root].merged != root) root = box[root].merged;
+        box[k].place = box[root].place;
+    }
+    tt__taken_close(&taken);
+    tt__free(ctx, order);
+    return *height == SIZE_MAX ? TT_ERR_MEMORY : TT_OK;
+}
+
+static size_t tt__arena_bytes(const tt_tape *t, const tt__value *v)
+{
+    return tt__align_to(tt__storage_bytes(v), t->alignment);
+}
+
+/* Refuses a tape whose storages, workspaces and `more` are 2^62 bytes or more, so that no sum overflows. */
+static tt_status tt__check_total(const tt_tape *t, size_t more)
+{
+    const size_t most = SIZE_MAX / 4;
+    int32_t largest = 0;
+    size_t total = more, bytes, of_largest = 0;
+    char what[256];
+    for (int32_t v = 1; v < t->n_values && total <= most; v++) {
+        if (t->values[v].base != v) continue;
+        total += bytes = tt__arena_bytes(t, &t->values[v]);
+        if (bytes <= of_largest) continue;
+        of_largest = bytes;
+        largest = v;
+    }
+    for (int k = 0; k < t->n_code && total <= most; k++)
+        total += tt__align_to(t->code[k].workspace, t->alignment);
+    if (total <= most) return TT_OK;
+    return tt__fail(t->ctx, TT_ERR_SHAPE,
+                    "the tensors of the program are together 2^62 bytes or more; the largest is %s",
+                    tt__describe(t, largest, what, sizeof what));
+}
+
+/* value 0: a workspace. */
+static void tt__new_box(const tt_tape *t, tt__box *box, int at, int32_t value, size_t bytes, int first,
+                        int last)
+{
+    const tt__box b = {first, last, tt__align_to(bytes, t->alignment), 0, value, at, t->values[value].space};
+    box[at] = b;
+}
+
+/* Lifetimes of a tape's transient storages and workspaces. The caller releases *out. Instructions that run
+   together need operands from the first to the last; work of other streams until its WAIT reads them. */
+static tt_status tt__lifetimes(tt_tape *t, int32_t root, tt__box **out, int *count)
+{
+    tt_context *ctx = t->ctx;
+    const int end = t->n_code > 0 ? t->n_code - 1 : 0;
+    tt__box *box = (tt__box *)tt__calloc(ctx, sizeof *box * ((size_t)t->n_values + (size_t)t->n_code));
+    int *of = (int *)tt__alloc(ctx, sizeof *of * (size_t)t->n_values); /* box of each base value */
+    int n = 0, group = 0, group_end = 0; /* of the instructions that run together */
+    const int micro_end = (int)tt__max(0, tt__segment_first(t, TT__EACH_LAP) - 1);
+    *out = box;
+    if (!box || !of) { tt__free(ctx, of); tt__free(ctx, box); *out = NULL; return TT_ERR_MEMORY; }
+    for (int32_t v = 0; v < t->n_values; v++) of[v] = -1;
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (k == 0 || !i[-1].with_next) group = group_end = k;
+        while (t->code[group_end].with_next) group_end++;
+        for (int j = 0; j < TT__MAX_IN + TT__MAX_OUT; j++) {
+            int32_t id = j < TT__MAX_IN ? i->in[j] : i->out[j - TT__MAX_IN];
+            if (!id) continue;
+            int32_t base = t->values[id].base;
+            const tt__value *v = &t->values[base];
+            if (v->persistent) continue;
+            bool given = v->storage == TT__INPUT || base == t->run; /* the host writes it before the run */
+            const int first = given ? 0 : group;
+            if (of[base] < 0)
+                tt__new_box(t, box, of[base] = n++, base, tt__storage_bytes(v), v->stays ? 0 : first, 0);
+            const int last = v->stays && group_end < micro_end ? micro_end : group_end;
+            box[of[base]].last = v->keep || base == t->values[root].base ? end : last;
+        }
+        if (!i->workspace) continue;
+        tt__new_box(t, box, n++, 0, i->workspace, k, k);
+        box[n - 1].space = i->on_host ? TT__HOST : TT__DEVICE;
+    }
+    for (int32_t v = 1; v < t->n_values; v++) { /* inputs that no instruction reads, but tt_get may */
+        const tt__value *x = &t->values[v];
+        bool kept = x->keep || v == t->values[root].base;
+        if (x->storage != TT__INPUT || x->base != v || of[v] >= 0 || !kept) continue;
+        tt__new_box(t, box, of[v] = n++, v, tt__storage_bytes(x), 0, end);
+    }
+    /* In place: out[0] begins where in[j] ends. Chains of several links merge into the first. */
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        int32_t y = i->out[0];
+        if (!y || (i->add & 1) || t->values[y].base != y || of[y] < 0 || box[of[y]].first != k) continue;
+        for (int j = 0; j < 2; j++) {
+            int32_t x = i->in[j];
+            if (!tt__is(i, j ? TT__INPLACE1 : TT__INPLACE0)) continue;
+            if (!x || t->values[x].base != x || of[x] < 0) continue;
+            const tt__shape *a = &t->values[x].shape, *b = &t->values[y].shape;
+            const tt__box *from = &box[of[x]], *to = &box[of[y]];
+            if (from->last != k || from->bytes != to->bytes || from->space != to->space) continue;
+            if (a->dtype != b->dtype || a->cols != b->cols) continue;
+            bool read_twice = false;
+            for (int m = 0; m < TT__MAX_IN; m++) read_twice |= m != j && t->values[i->in[m]].base == x;
+            if (read_twice) continue;
+            int start = of[x];
+            while (box[start].merged != start) start = box[start].merged;
+            box[of[y]].merged = start;
+            box[start].last = box[of[y]].last;
+            of[y] = start; /* later links see the joined lifetime */
+            break;
+        }
+    }
+    tt__free(ctx, of);
+    *count = n;
+    return TT_OK;
+}
+
+/* Bytes of b's place are taken during its life. */
+static bool tt__overlaps(tt__taken *t, const tt__box *b)
+{
+    int head[TT__TAKEN_LISTS], n = tt__taken_lists(t, b, 1, 0, t->leaves, head, 0);
+    for (int k = 0; k < n; k++) {
+        if (t->span[head[k]].to <= b->place) head[k] = t->span[tt__span_before(t, head[k], b->place)].next;
+        if (head[k] && t->span[head[k]].from < b->place + b->bytes) return true;
+    }
+    return false;
+}
+
+/* Storages k and j are alive together and overlap. */
+static bool tt__collide(const tt__box *box, int k, int j)
+{
+    const tt__box *a = &box[k], *b = &box[j];
+    bool apart = a->last < b->first || b->last < a->first || a->merged != k || a->space != b->space;
+    return !apart && a->place < b->place + b->bytes && b->place < a->place + a->bytes;
+}
+
+/* No two storages of a space that are alive together overlap, and all lie inside. */
+static tt_status tt__verify_places(tt_tape *t, const tt__box *box, int n, tt__space space, size_t height)
+{
+    tt_status status = TT_OK;
+    tt__taken taken;
+    if (!t->ctx->options.verify) return TT_OK;
+    int end = 1;
+    for (int k = 0; k < n; k++) if (box[k].last >= end) end = box[k].last + 1;
+    if (!tt__taken_open(t->ctx, &taken, end) || !tt__taken_clear(&taken)) status = TT_ERR_MEMORY;
+    for (int k = 0; k < n && status == TT_OK; k++) {
+        const tt__box *b = &box[k];
+        if (b->space != space) continue;
+        if (b->place % t->alignment || b->place > height || b->bytes > height - b->place) {
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storage %d of %zu bytes at %zu leaves its "
+                              "region of %zu", k, b->bytes, b->place, height);
+        } else if (b->merged == k && b->bytes && tt__overlaps(&taken, b)) {
+            int other = 0;
+            while (!tt__collide(box, other, k)) other++;
+            status = tt__fail(t->ctx, TT_ERR_INTERNAL, "planner: storages %d and %d are alive together and "
+                              "overlap", k, other);
+        } else if (b->merged == k && b->bytes && !tt__take(&taken, b, 1, 0, taken.leaves)) {
+            status = TT_ERR_MEMORY;
+        }
+    }
+    tt__taken_close(&taken);
+    return status;
+}

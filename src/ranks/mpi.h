@@ -1,0 +1,373 @@
+#pragma once
+#include "../base/base.h"
+#include "processes.h"
+
+#ifdef TINYTRAIN_MPI
+/* Of processes after the first nothing is written to files. */
+static void *tt__unwritten_open(void *user, const char *path, char mode)
+{
+    tt__net *n = (tt__net *)user;
+    return mode == 'r' ? n->files.open(n->files.user, path, mode) : user;
+}
+
+static int64_t tt__unwritten_size(void *user, void *file)
+{
+    tt__net *n = (tt__net *)user;
+    return file == user ? 0 : n->files.size(n->files.user, file);
+}
+
+static bool tt__unwritten_read(void *user, void *file, uint64_t offset, void *to, size_t bytes)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.read(n->files.user, file, offset, to, bytes);
+}
+
+static bool tt__unwritten_write(void *user, void *file, const void *from, size_t bytes)
+{
+    (void)user; (void)file; (void)from; (void)bytes;
+    return true;
+}
+
+static bool tt__unwritten_sync(void *user, void *file) { (void)user; (void)file; return true; }
+
+static bool tt__unwritten_close(void *user, void *file)
+{
+    tt__net *n = (tt__net *)user;
+    return file == user || n->files.close(n->files.user, file);
+}
+
+static bool tt__unwritten_rename(void *user, const char *from, const char *to)
+{
+    (void)user; (void)from; (void)to;
+    return true;
+}
+
+static bool tt__unwritten_remove(void *user, const char *path) { (void)user; (void)path; return true; }
+
+/* This one does, as they may look into a folder before the first has made it. */
+static bool tt__unwritten_folder(void *user, const char *path)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.make_folder(n->files.user, path);
+}
+
+static bool tt__unwritten_list(void *user, const char *path, bool (*each)(void *arg, const char *name),
+                               void *arg)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.list(n->files.user, path, each, arg);
+}
+
+static const char *tt__unwritten_reason(void *user)
+{
+    tt__net *n = (tt__net *)user;
+    return n->files.reason(n->files.user);
+}
+
+typedef char tt__request_holds_mpi[sizeof(MPI_Request) <= sizeof(uint64_t) ? 1 : -1];
+
+static const char *tt__mpi_error(tt__net *n, int code)
+{
+    int length = 0;
+    if (code == MPI_SUCCESS) return NULL;
+    if (n->error[0]) return n->error; /* the first, which others may be reading; it ends all work */
+    if (MPI_Error_string(code, n->error, &length) != MPI_SUCCESS) snprintf(n->error, 32, "error %d", code);
+    return n->error;
+}
+
+static MPI_Comm tt__mpi_channel(const tt__net *n, int tag) { return tag < TT__DATA_TAG ? n->talk : n->data; }
+
+static const char *tt__mpi_send(tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r)
+{
+    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    const int code = MPI_Isend(data, (int)bytes, MPI_BYTE, to, tag, tt__mpi_channel(n, tag), &q);
+    r->process = to;
+    r->handle = 0;
+    memcpy(&r->handle, &q, sizeof q);
+    return tt__mpi_error(n, code);
+}
+
+static const char *tt__mpi_receive(tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r)
+{
+    MPI_Request q = MPI_REQUEST_NULL; /* after an error, too */
+    const int code = MPI_Irecv(data, (int)bytes, MPI_BYTE, from, tag, tt__mpi_channel(n, tag), &q);
+    r->process = from;
+    r->handle = 0;
+    memcpy(&r->handle, &q, sizeof q);
+    return tt__mpi_error(n, code);
+}
+
+static const char *tt__mpi_test(tt__net *n, tt__request *r)
+{
+    MPI_Request q;
+    int done = 0;
+    memcpy(&q, &r->handle, sizeof q);
+    const int code = MPI_Test(&q, &done, MPI_STATUS_IGNORE);
+    memcpy(&r->handle, &q, sizeof q);
+    r->done = done != 0;
+    return tt__mpi_error(n, code);
+}
+
+static const char *tt__mpi_take_end(tt__net *n, int *from, void *data, size_t bytes)
+{
+    MPI_Status status;
+    int there = 0;
+    int code = MPI_Iprobe(MPI_ANY_SOURCE, TT__END_TAG, n->talk, &there, &status);
+    *from = -1;
+    if (code != MPI_SUCCESS || !there) return tt__mpi_error(n, code);
+    *from = status.MPI_SOURCE;
+    code = MPI_Recv(data, (int)bytes, MPI_BYTE, *from, TT__END_TAG, n->talk, MPI_STATUS_IGNORE);
+    return tt__mpi_error(n, code);
+}
+
+/* MPI as this process has it, beside all contexts: it is started once, and ends with the process. Starting it
+   waits for all other processes, with no end where one is stopped, and cannot be interrupted. So a thread of
+   its own starts it, for which tt__mpi_open waits no longer than the timeout; and ends it, as the standard
+   wants of the thread that has begun. */
+typedef enum tt__mpi_state { TT__MPI_NONE, TT__MPI_STARTS, TT__MPI_RUNS, TT__MPI_ENDS } tt__mpi_state;
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;    /* `state` has changed */
+    tt__mpi_state state;
+    int code, level;        /* what MPI_Init_thread has said */
+    /* Contexts that are open, or that were closed while other processes may be gone: MPI then waits for these
+       in vain when it is finalised. */
+    int in_use;
+    pthread_t thread;
+} tt__mpi = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, TT__MPI_NONE, 0, 0, 0, 0};
+
+static void *tt__mpi_thread(void *unused)
+{
+    int level = MPI_THREAD_SINGLE, has = 0;
+    const int code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    pthread_mutex_lock(&tt__mpi.mutex);
+    tt__mpi.code = code;
+    tt__mpi.level = level;
+    tt__mpi.state = TT__MPI_RUNS;
+    pthread_cond_broadcast(&tt__mpi.wake);
+    while (tt__mpi.state != TT__MPI_ENDS) pthread_cond_wait(&tt__mpi.wake, &tt__mpi.mutex);
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    MPI_Finalized(&has);
+    if (!has) MPI_Finalize();
+    return unused;
+}
+
+static void tt__mpi_finalise(void) /* when the process exits */
+{
+    pthread_mutex_lock(&tt__mpi.mutex);
+    const bool ends = tt__mpi.state == TT__MPI_RUNS && tt__mpi.code == MPI_SUCCESS && !tt__mpi.in_use;
+    if (ends) tt__mpi.state = TT__MPI_ENDS;
+    pthread_cond_broadcast(&tt__mpi.wake);
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    if (ends) pthread_join(tt__mpi.thread, NULL);
+}
+
+static void tt__mpi_close(tt__net *n)
+{
+    MPI_Comm_free(&n->talk);
+    MPI_Comm_free(&n->data);
+    pthread_mutex_lock(&tt__mpi.mutex);
+    tt__mpi.in_use--;
+    pthread_mutex_unlock(&tt__mpi.mutex);
+}
+
+static const tt__wire tt__mpi_wire = {tt__mpi_send, tt__mpi_receive, tt__mpi_test, tt__mpi_take_end,
+                                      tt__mpi_close};
+
+/* Fails because others have not come to tt_open, and MPI does not say which. */
+static tt_status tt__mpi_late(tt_context *ctx, const char *what)
+{
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
+                                        "PMIX_RANK"};
+    char host[64] = "";
+    const char *rank = NULL;
+    for (int k = 0; k < TT__COUNT(ranks) && !rank; k++) rank = getenv(ranks[k]);
+    if (gethostname(host, sizeof host - 1) != 0) snprintf(host, sizeof host, "unnamed");
+    return tt__fail(ctx, TT_ERR_DEVICE, "process %s (%s) has waited %g s in tt_open for another process, "
+                    "which has not come there: it is stopped or busy, or opens no context (%s has not ended)",
+                    rank ? rank : "of unknown number", host, ctx->options.timeout, what);
+}
+
+/* Starts MPI, unless that has begun, and waits until it runs. */
+static tt_status tt__mpi_start(tt_context *ctx)
+{
+    const double begin = tt__seconds();
+    bool thread = true;
+    pthread_mutex_lock(&tt__mpi.mutex);
+    if (tt__mpi.state == TT__MPI_NONE) {
+        thread = tt__thread_start(&tt__mpi.thread, tt__mpi_thread, NULL);
+        if (thread) tt__mpi.state = TT__MPI_STARTS;
+        if (thread) atexit(tt__mpi_finalise);
+    }
+    while (tt__mpi.state == TT__MPI_STARTS && tt__seconds() - begin < ctx->options.timeout) {
+        struct timespec until; /* at most 0.1 s, as somebody may set this clock */
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&tt__mpi.wake, &tt__mpi.mutex, &until);
+    }
+    const bool runs = tt__mpi.state == TT__MPI_RUNS;
+    const int code = tt__mpi.code;
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    if (!thread) return tt__fail(ctx, TT_ERR_DEVICE, "the thread that starts MPI cannot be started");
+    if (!runs) return tt__mpi_late(ctx, "MPI_Init");
+    if (code != MPI_SUCCESS) return tt__fail(ctx, TT_ERR_DEVICE, "MPI cannot be initialised (%d)", code);
+    return TT_OK;
+}
+
+/* A copy of MPI_COMM_WORLD, once all have come. */
+static tt_status tt__mpi_copy(tt__net *n, MPI_Comm *to)
+{
+    const double begin = tt__seconds();
+    MPI_Request request;
+    int done = 0, code = MPI_Comm_idup(MPI_COMM_WORLD, to, &request);
+    while (code == MPI_SUCCESS && !done) {
+        const double waited = tt__seconds() - begin;
+        code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+        if (done || code != MPI_SUCCESS) break;
+        if (waited > n->ctx->options.timeout) return tt__mpi_late(n->ctx, "MPI_Comm_idup");
+        tt__net_rest(waited);
+    }
+    if (code != MPI_SUCCESS) return tt__fail(n->ctx, TT_ERR_DEVICE, "MPI_Comm_idup has failed");
+    MPI_Comm_set_errhandler(*to, MPI_ERRORS_RETURN);
+    return TT_OK;
+}
+
+/* What this MPI says of itself, unless the environment knows better. */
+static bool tt__mpi_is_cuda_aware(void)
+{
+    const char *said = getenv("TINYTRAIN_MPI_CUDA");
+    int is = 0;
+#if defined(OPEN_MPI) && defined(MPIX_CUDA_AWARE_SUPPORT)
+    is = MPIX_Query_cuda_support();
+#elif defined(MPIX_GPU_SUPPORT_CUDA) /* MPICH 4 */
+    if (MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &is) != MPI_SUCCESS) is = 0;
+#endif
+    return said && *said ? strcmp(said, "0") != 0 : is != 0;
+}
+
+/* Starts MPI, or takes the one that the caller has started. */
+static tt_status tt__mpi_open(tt__net *n)
+{
+    int has = 0, level = MPI_THREAD_SINGLE, processes = 1;
+    tt_context *ctx = n->ctx;
+    tt_status status = TT_OK;
+    MPI_Finalized(&has);
+    if (has)
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI has been finalised: close contexts before that, and open "
+                        "none after it");
+    MPI_Initialized(&has);
+    pthread_mutex_lock(&tt__mpi.mutex);
+    const bool by_caller = has && tt__mpi.state == TT__MPI_NONE;
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    if (by_caller) MPI_Query_thread(&level);
+    else status = tt__mpi_start(ctx);
+    if (status != TT_OK) return status;
+    pthread_mutex_lock(&tt__mpi.mutex);
+    if (!by_caller) level = tt__mpi.level;
+    tt__mpi.in_use++;
+    pthread_mutex_unlock(&tt__mpi.mutex);
+    if (level < MPI_THREAD_SERIALIZED)
+        return tt__fail(ctx, TT_ERR_DEVICE, "MPI was initialised for one thread, and the ranks of a process "
+                        "take turns: call MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
+    MPI_Comm_size(MPI_COMM_WORLD, &processes);
+    if (processes > TT__RANKS)
+        return tt__fail(ctx, TT_ERR_UNSUPPORTED, "%d processes are more than %d", processes, (int)TT__RANKS);
+    status = tt__mpi_copy(n, &n->talk);
+    if (status == TT_OK) status = tt__mpi_copy(n, &n->data);
+    if (status != TT_OK) return status;
+    MPI_Comm_rank(n->talk, &n->me);
+    n->processes = processes;
+    n->cuda_aware = tt__mpi_is_cuda_aware();
+    n->wire = &tt__mpi_wire;
+    return TT_OK;
+}
+
+/* What all processes must have in common from the start. */
+typedef struct tt__hello {
+    char host[64], version[32], isa[16], bf16[16];
+    uint64_t seed;
+    int cuda_aware;         /* or all send by the host's memory */
+} tt__hello;
+
+/* Compares what processes must have in common: a sentence that names what differs, or TT_OK. */
+static tt_status tt__net_differs(tt_context *ctx, int process, const char *what, const char *there,
+                                 const char *here)
+{
+    char name[96];
+    if (strcmp(there, here) == 0) return TT_OK;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "%s has %s %s, and process 0 has %s: all processes must have "
+                    "the same", tt__process_name(ctx->net, process, name), what, there, here);
+}
+
+static tt_status tt__net_hello(tt_context *ctx, const char *isa, const char *bf16)
+{
+    tt__net *n = ctx->net;
+    tt__hello own;
+    char seed[2][32];
+    memset(&own, 0, sizeof own);
+    for (int p = 0; p < n->processes; p++) snprintf(n->host[p], sizeof n->host[p], "its host unknown yet");
+    if (gethostname(own.host, sizeof own.host - 1) != 0) snprintf(own.host, sizeof own.host, "unnamed");
+    snprintf(own.version, sizeof own.version, "%s", TT_VERSION);
+    snprintf(own.isa, sizeof own.isa, "%s", isa);
+    snprintf(own.bf16, sizeof own.bf16, "%s", bf16);
+    own.seed = ctx->options.seed;
+    own.cuda_aware = n->cuda_aware;
+    tt_status status = tt__agree(ctx, "tt_open", TT_OK, &own, sizeof own);
+    const tt__hello *first = (const tt__hello *)tt__noted(ctx, 0, NULL);
+    for (int p = 0; p < n->processes && status == TT_OK; p++)
+        snprintf(n->host[p], sizeof n->host[p], "%.63s", ((const tt__hello *)tt__noted(ctx, p, NULL))->host);
+    for (int p = 1; p < n->processes && status == TT_OK; p++) {
+        const tt__hello *x = (const tt__hello *)tt__noted(ctx, p, NULL);
+        status = tt__net_differs(ctx, p, "tinytrain.h", x->version, first->version);
+        if (status == TT_OK) status = tt__net_differs(ctx, p, "instruction set", x->isa, first->isa);
+        if (status == TT_OK) status = tt__net_differs(ctx, p, "bf16", x->bf16, first->bf16);
+        for (int k = 0; k < 2; k++)
+            snprintf(seed[k], sizeof seed[k], "%llu", (unsigned long long)(k ? first : x)->seed);
+        if (status == TT_OK) status = tt__net_differs(ctx, p, "seed", seed[0], seed[1]);
+        n->cuda_aware = n->cuda_aware && x->cuda_aware && first->cuda_aware;
+    }
+    return status;
+}
+#endif
+
+/* Finds the processes that were started together with this one. Where there are several, ctx->net is set, and
+   files are written by the first alone. */
+static tt_status tt__net_open(tt_context *ctx, const char *isa, const char *bf16)
+{
+    const char *by = tt__trains_alone() ? NULL : tt__launched_by();
+#ifndef TINYTRAIN_MPI
+    (void)isa; (void)bf16;
+    if (!by) return TT_OK;
+    return tt__fail(ctx, TT_ERR_UNSUPPORTED, "a launcher has started several processes (%s is %s), and this "
+                    "program was built without TINYTRAIN_MPI, so that each would train alone: build it with "
+                    "that (make MPI=1), or set TINYTRAIN_ALONE=1 where each is meant to", by, getenv(by));
+#else
+    int has = 0;
+    MPI_Initialized(&has);
+    if (!by && (!has || tt__trains_alone())) return TT_OK;
+    tt__net *n = (tt__net *)tt__calloc(ctx, sizeof *n);
+    if (!n) return TT_ERR_MEMORY;
+    pthread_mutex_init(&n->mutex, NULL);
+    n->ctx = ctx;
+    ctx->net = n;
+    tt_status status = tt__mpi_open(n);
+    if (status == TT_OK) n->note = (tt__note *)tt__calloc(ctx, sizeof *n->note * (size_t)n->processes);
+    if (status == TT_OK && !n->note) status = TT_ERR_MEMORY;
+    if (status == TT_OK) status = tt__net_hello(ctx, isa, bf16);
+    n->files = ctx->options.files;
+    if (status == TT_OK && n->me > 0) {
+        const tt_files unwritten = {
+            tt__unwritten_open, tt__unwritten_size, tt__unwritten_read, tt__unwritten_write,
+            tt__unwritten_sync, tt__unwritten_close, tt__unwritten_rename, tt__unwritten_remove,
+            tt__unwritten_folder, tt__unwritten_list, tt__unwritten_reason, n, NULL, NULL};
+        ctx->options.files = unwritten;
+    }
+    if (status == TT_OK && n->processes > 1) return TT_OK;
+    if (status != TT_OK) n->failed = 1; /* no message is waited for */
+    tt__net_close(ctx);
+    return status;
+#endif
+}

@@ -1,0 +1,389 @@
+#pragma once
+#include "../base/base.h"
+
+/* ------------------------------------------------------------------------------------- several processes
+   Processes that a launcher started together, as `mpirun` does, run one program: each calls the same
+   functions with the same arguments, and has as many ranks as the others, numbered on over the processes.
+
+   Messages go from one process to another (tt__wire), as MPI's own sums have an order of their own. What
+   ranks of one process have is summed there first, where that is a part of the tree (tt__net_group in >>run);
+   then each process sends each other what that one sums, once, and sends on what it has summed, once: of n
+   bytes on P processes (P - 1) n / P each way, which is the least, and no message waits for another. Halving
+   and doubling would move as much, in log2(P) turns of messages that wait for each other instead of one.
+
+   Where all must decide alike, processes agree: each sends each other a note with its status, and what the
+   others must know (tt__agree). An error of one is then an error of all, and they may go on from there. When
+   a rank fails between, its process tells the others, which wait for it somewhere; that ends all work
+   together for good. So does a process that has closed its context, or lets others wait longer than the
+   timeout. */
+
+/* What messages are about; of a collective's group: TT__DATA_TAG and on. */
+enum { TT__END_TAG = 1, TT__NOTE_TAG, TT__FETCH_TAG, TT__DATA_TAG = 16 };
+
+/* A message on its way. */
+typedef struct tt__request {
+    uint64_t handle;        /* the wire's */
+    int process;            /* that it goes to, or comes from */
+    bool done, comes;       /* comes: it is of an instruction of the other process */
+} tt__request;
+
+/* What carries messages between processes. Those of one tag from one process to another come in the order in
+   which they were sent. Functions return NULL, or what has failed. One thread calls them at a time. */
+typedef struct tt__wire {
+    const char *(*send)(struct tt__net *n, int to, int tag, const void *data, size_t bytes, tt__request *r);
+    const char *(*receive)(struct tt__net *n, int from, int tag, void *data, size_t bytes, tt__request *r);
+    const char *(*test)(struct tt__net *n, tt__request *r); /* sets r->done */
+    /* Receives a message of TT__END_TAG, if there is one; else *from is -1. */
+    const char *(*take_end)(struct tt__net *n, int *from, void *data, size_t bytes);
+    void (*close)(struct tt__net *n);
+} tt__wire;
+
+/* What a process tells the others when it stops: because a rank has failed, or as its context is closed. */
+typedef struct tt__end {
+    int status, failed;
+    char why[1000];
+} tt__end;
+
+enum { TT__NOTE = 2048 };   /* bytes that processes tell each other when they agree, at most */
+typedef struct tt__note {
+    char where[40];         /* the process is at */
+    int status, bytes;
+    unsigned char data[TT__NOTE + 1000]; /* `bytes` of them; behind these, of an error, its sentence */
+} tt__note;
+
+/* The processes. */
+typedef struct tt__net {
+    tt_context *ctx;
+    const tt__wire *wire;
+    int processes, me;
+    char host[TT__RANKS][64];
+    pthread_mutex_t mutex;  /* of the wire, and of what is said to be of the mutex below */
+    int failed;             /* atomic: they no longer work together, because of ... */
+    tt_status status;
+    char why[1100];         /* ... this */
+    tt__end end, ended[TT__RANKS]; /* own; of the mutex: those of processes that have closed their contexts */
+    bool has_ended[TT__RANKS];     /* of the mutex */
+    char heard[TT__RANKS][128];    /* of the mutex: the last instruction of each that sent a message */
+    int ranks;              /* of each process, in the program that ran last; 0: no program has memory yet */
+    tt__note *note;         /* of each process, as agreed last */
+    bool cuda_aware;        /* all: messages can begin and end in the memory of GPUs */
+    double sent, least;     /* of the mutex: bytes of collectives so far, and what no way to do the same needs
+                               less than */
+    tt_files files;         /* those of the context's options */
+#ifdef TINYTRAIN_MPI
+    MPI_Comm talk, data;    /* notes and ends; collectives */
+    char error[MPI_MAX_ERROR_STRING + 1];
+#endif
+} tt__net;
+
+/* "process 1 (host b)" */
+static const char *tt__process_name(const tt__net *n, int process, char to[96])
+{
+    snprintf(to, 96, "process %d (%s)", process, n->host[process]);
+    return to;
+}
+
+/* No process works with the others any more. With the mutex held. */
+static void tt__net_stop(tt__net *n, tt_status status, const char *why)
+{
+    if (n->failed) return;
+    n->status = status;
+    snprintf(n->why, sizeof n->why, "%s", why);
+    __atomic_store_n(&n->failed, 1, __ATOMIC_SEQ_CST);
+}
+
+static bool tt__net_has_failed(const tt__net *n) { return __atomic_load_n(&n->failed, __ATOMIC_SEQ_CST); }
+
+static tt_status tt__net_status(tt_context *ctx)
+{
+    const tt__net *n = ctx->net;
+    if (!n || !tt__net_has_failed(n)) return TT_OK;
+    return tt__fail(ctx, n->status, "%s", n->why);
+}
+
+/* Notes which processes have stopped. With the mutex held. */
+static const char *tt__net_ends(tt__net *n)
+{
+    tt__end end;
+    int from = -1;
+    char name[96], why[1100];
+    const char *error = n->wire->take_end(n, &from, &end, sizeof end);
+    if (error || from < 0) return error;
+    n->ended[from] = end;
+    n->has_ended[from] = true;
+    snprintf(why, sizeof why, "%s", end.why);
+    if (end.failed && strncmp(why, "process ", 8) != 0) /* where it names none yet */
+        snprintf(why, sizeof why, "%s: %s", tt__process_name(n, from, name), end.why);
+    if (end.failed) tt__net_stop(n, (tt_status)end.status, why);
+    return NULL;
+}
+
+/* Waits between two looks at messages. Others may need this processor to come. */
+static void tt__net_rest(double waited)
+{
+    const struct timespec pause = {0, 20000};
+    if (waited < 2e-3) sched_yield();
+    else nanosleep(&pause, NULL);
+}
+
+/* Waits until all of these messages are where they go to. False: somebody has failed; *late: the process
+   that has let this one wait for too long (-1: none), *why: the wire's error or NULL. `stop`, which may be
+   NULL, is looked at too: not 0 ends the wait. */
+static bool tt__net_wait(tt__net *n, const int *stop, tt__request *r, int count, int *late, const char **why)
+{
+    const double timeout = n->ctx->options.timeout, grace = fmin(2, timeout);
+    double since = tt__seconds(), now = since;
+    int left = count;
+    *late = -1;
+    *why = NULL;
+    for (int k = 0; k < count; k++) r[k].done = false;
+    while (left > 0) {
+        const int before = left;
+        int slow = -1, closed = -1; /* a process that is waited for; one that has closed its context */
+        pthread_mutex_lock(&n->mutex);
+        for (int k = 0; k < count && !*why; k++) {
+            if (r[k].done) continue;
+            *why = n->wire->test(n, &r[k]);
+            left -= r[k].done;
+            if (!r[k].done && slow < 0) slow = r[k].process;
+        }
+        if (!*why) *why = tt__net_ends(n);
+        for (int k = 0; k < count; k++)
+            if (!r[k].done && n->has_ended[r[k].process]) closed = r[k].process;
+        pthread_mutex_unlock(&n->mutex);
+        if (*why) return false;
+        if (!left) break;
+        if (tt__net_has_failed(n) || (stop && __atomic_load_n(stop, __ATOMIC_SEQ_CST))) return false;
+        now = tt__seconds();
+        if (left < before) since = now;
+        if (closed >= 0) slow = closed;
+        if (now - since > (closed >= 0 ? grace : timeout)) {
+            *late = slow;
+            return false;
+        }
+        tt__net_rest(now - since);
+    }
+    return true;
+}
+
+/* "rank 1, process 1 (host b),"; where a process has more, "one of the ranks 2 to 3, process 1 (host b)," */
+static const char *tt__ranks_name(const tt__net *n, int process, char to[160])
+{
+    char name[96];
+    const int first = process * n->ranks;
+    tt__process_name(n, process, name);
+    if (!n->ranks) snprintf(to, 160, "%s", name);
+    else if (n->ranks == 1) snprintf(to, 160, "rank %d, %s,", first, name);
+    else snprintf(to, 160, "one of the ranks %d to %d, %s,", first, first + n->ranks - 1, name);
+    return to;
+}
+
+/* Fails because tt__net_wait has; `where` is what waited. */
+static tt_status tt__net_waited(tt__net *n, const char *where, int late, const char *why)
+{
+    char name[160], heard[128];
+    tt_context *ctx = n->ctx;
+    if (why) return tt__fail(ctx, TT_ERR_DEVICE, "%s: MPI has failed: %s", where, why);
+    if (late < 0) return tt__net_status(ctx);
+    tt__ranks_name(n, late, name);
+    pthread_mutex_lock(&n->mutex);
+    const bool closed = n->has_ended[late];
+    const tt__end end = n->ended[late];
+    memcpy(heard, n->heard[late], sizeof heard);
+    pthread_mutex_unlock(&n->mutex);
+    if (closed)
+        return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has closed its context%s%s", where, name,
+                        end.why[0] ? ", after: " : "", end.why);
+    return tt__fail(ctx, TT_ERR_DEVICE, "%s: %s has not come for %g s%s%s", where, name, ctx->options.timeout,
+                    heard[0] ? "; its last message came in " : "", heard);
+}
+
+/* Sends own `end` to all, for so many seconds at most. False: it is not with all of them. */
+static bool tt__net_send_end(tt__net *n, double seconds)
+{
+    tt__request r[TT__RANKS];
+    const double begin = tt__seconds();
+    int count = 0, left = 1;
+    pthread_mutex_lock(&n->mutex);
+    for (int p = 0; p < n->processes; p++) {
+        if (p == n->me) continue;
+        r[count].done = false;
+        if (!n->wire->send(n, p, TT__END_TAG, &n->end, sizeof n->end, &r[count])) count++;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    while (left && tt__seconds() - begin < seconds) {
+        left = 0;
+        pthread_mutex_lock(&n->mutex);
+        for (int k = 0; k < count; k++) {
+            if (!r[k].done && n->wire->test(n, &r[k])) r[k].done = true; /* it will not hear of it */
+            left += !r[k].done;
+        }
+        pthread_mutex_unlock(&n->mutex);
+        tt__net_rest(tt__seconds() - begin);
+    }
+    return !left;
+}
+
+/* Ends the work of all processes together, for the context's error, which names a process then. */
+static tt_status tt__net_fail(tt_context *ctx, tt_status status)
+{
+    tt__net *n = ctx->net;
+    char name[96], why[sizeof ctx->error];
+    if (!n || status == TT_OK) return status;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    if (strncmp(ctx->error, "process ", 8) == 0) snprintf(why, sizeof why, "%s", ctx->error);
+    else snprintf(why, sizeof why, "%s: %.900s", tt__process_name(n, n->me, name), ctx->error);
+    pthread_mutex_lock(&n->mutex);
+    n->end.status = (int)status;
+    n->end.failed = 1;
+    snprintf(n->end.why, sizeof n->end.why, "%.999s", why);
+    tt__net_stop(n, status, why);
+    pthread_mutex_unlock(&n->mutex);
+    tt__net_send_end(n, fmin(2, ctx->options.timeout)); /* other messages stay where they are */
+    return tt__net_status(ctx);
+}
+
+/* All processes come here; `where` says what for, and each brings as many bytes, which tt__noted then has. An
+   error that one brings, the first, all return. */
+static tt_status tt__agree(tt_context *ctx, const char *where, tt_status status, const void *brought,
+                           size_t bytes)
+{
+    tt__net *n = ctx->net;
+    tt__request r[2 * TT__RANKS];
+    char name[96], text[sizeof ctx->error];
+    const char *why = NULL;
+    int count = 0, late = -1;
+    if (!n) return status;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    tt__note *own = &n->note[n->me];
+    memset(own, 0, sizeof *own);
+    snprintf(own->where, sizeof own->where, "%s", where);
+    own->status = (int)status;
+    own->bytes = (int)bytes;
+    const int length = snprintf((char *)own->data + bytes, 1000, "%.999s", status != TT_OK ? ctx->error : "");
+    const size_t size = offsetof(tt__note, data) + bytes + (size_t)length + 1;
+    if (bytes) memcpy(own->data, brought, bytes);
+    pthread_mutex_lock(&n->mutex);
+    for (int p = 0; p < n->processes && !why; p++) {
+        if (p == n->me) continue;
+        why = n->wire->receive(n, p, TT__NOTE_TAG, &n->note[p], sizeof n->note[p], &r[count]);
+        if (!why) why = n->wire->send(n, p, TT__NOTE_TAG, own, size, &r[count + 1]);
+        count += 2;
+    }
+    pthread_mutex_unlock(&n->mutex);
+    if (why || !tt__net_wait(n, NULL, r, count, &late, &why))
+        return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
+    const tt__note *failed = NULL, *elsewhere = NULL;
+    for (int p = n->processes - 1; p >= 0; p--) {
+        const tt__note *x = &n->note[p];
+        if (x->status != TT_OK) failed = x;
+        if (strcmp(x->where, where) != 0 || x->bytes != (int)bytes) elsewhere = x;
+    }
+    if (failed) {
+        tt__process_name(n, (int)(failed - n->note), name);
+        snprintf(text, sizeof text, "%s", (const char *)failed->data + failed->bytes);
+        const bool named = strncmp(text, "process ", 8) == 0; /* it was agreed on before */
+        status = tt__fail(ctx, (tt_status)failed->status, "%s%s%.900s", named ? "" : name, named ? "" : ": ",
+                          text);
+    } else if (elsewhere) {
+        tt__process_name(n, (int)(elsewhere - n->note), name);
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "%s has come to %s, and process %d to %s: all must call the "
+                          "same functions, in the same order", name, elsewhere->where, n->me, where);
+    }
+    return elsewhere ? tt__net_fail(ctx, status) : status;
+}
+
+/* What a process has brought when all agreed last; alone, this one brought `own`. */
+static const void *tt__noted(const tt_context *ctx, int process, const void *own)
+{
+    return ctx->net ? (const void *)ctx->net->note[process].data : own;
+}
+
+/* All processes come here, and get the bytes that one of them has. */
+static tt_status tt__net_fetch(tt_context *ctx, int owner, const char *where, void *data, size_t bytes)
+{
+    tt__net *n = ctx->net;
+    tt__request r[TT__RANKS];
+    const char *why = NULL;
+    int count = 0, late = -1;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    pthread_mutex_lock(&n->mutex);
+    if (n->me != owner) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, &r[count++]);
+    for (int p = 0; p < n->processes && n->me == owner && !why; p++)
+        if (p != owner) why = n->wire->send(n, p, TT__FETCH_TAG, data, bytes, &r[count++]);
+    pthread_mutex_unlock(&n->mutex);
+    if (!why && tt__net_wait(n, NULL, r, count, &late, &why)) return TT_OK;
+    return tt__net_fail(ctx, tt__net_waited(n, where, late, why));
+}
+
+/* What is on a rank goes to the first process. */
+static tt_status tt__net_move(tt_context *ctx, int owner, void *data, size_t bytes)
+{
+    tt__net *n = ctx->net;
+    tt__request r[1];
+    const char *why = NULL;
+    int late = -1;
+    if (owner == 0 || (n->me != 0 && n->me != owner)) return TT_OK;
+    if (tt__net_has_failed(n)) return tt__net_status(ctx);
+    pthread_mutex_lock(&n->mutex);
+    if (n->me == 0) why = n->wire->receive(n, owner, TT__FETCH_TAG, data, bytes, r);
+    else why = n->wire->send(n, 0, TT__FETCH_TAG, data, bytes, r);
+    pthread_mutex_unlock(&n->mutex);
+    if (!why && tt__net_wait(n, NULL, r, 1, &late, &why)) return TT_OK;
+    return tt__net_fail(ctx, tt__net_waited(n, "what a rank has", late, why));
+}
+
+/* Ends the work together: all processes come here when they close their contexts. */
+static void tt__net_close(tt_context *ctx)
+{
+    tt__net *n = ctx->net;
+    char name[96];
+    if (!n) return;
+    bool all = !tt__net_has_failed(n);
+    if (all) {
+        const double begin = tt__seconds();
+        int late = 0; /* the first process that has not come */
+        n->end.status = (int)ctx->status;
+        if (ctx->status != TT_OK) snprintf(n->end.why, sizeof n->end.why, "%.999s", ctx->error);
+        all = tt__net_send_end(n, ctx->options.timeout);
+        do {
+            pthread_mutex_lock(&n->mutex);
+            const bool failed = tt__net_ends(n) != NULL;
+            for (late = 0; late < n->processes && (late == n->me || n->has_ended[late]);) late++;
+            pthread_mutex_unlock(&n->mutex);
+            if (failed) all = false;
+            if (late < n->processes) tt__net_rest(tt__seconds() - begin);
+        } while (all && late < n->processes && tt__seconds() - begin < ctx->options.timeout);
+        if (late < n->processes) {
+            all = false;
+            tt__log(ctx, TT_LOG_ERROR, "close", "tt_close: %s has not come for %g s",
+                    tt__process_name(n, late, name), tt__seconds() - begin);
+        }
+    }
+    if (all) n->wire->close(n); /* else a process is gone, which closing would wait for */
+    ctx->net = NULL;
+    pthread_mutex_destroy(&n->mutex);
+    tt__free(ctx, n->note);
+    tt__free(ctx, n);
+}
+
+/* A launcher that has started this process as one of several; NULL: none has. */
+static const char *tt__launched_by(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                                        "MPI_LOCALNRANKS"};
+    for (int k = 0; k < TT__COUNT(sizes); k++) {
+        const char *size = getenv(sizes[k]);
+        if (size && strtol(size, NULL, 10) > 1) return sizes[k];
+    }
+    const char *rank = getenv("PMIX_RANK"), *tasks = getenv("SLURM_NTASKS");
+    const bool several = (rank && strtol(rank, NULL, 10) > 0) || (tasks && strtol(tasks, NULL, 10) > 1);
+    return rank && several ? "PMIX_RANK" : NULL;
+}
+
+/* Is each process to train alone, though a launcher has started several? */
+static bool tt__trains_alone(void)
+{
+    const char *alone = getenv("TINYTRAIN_ALONE");
+    return alone && *alone && strcmp(alone, "0") != 0;
+}

@@ -1,0 +1,164 @@
+#pragma once
+#include "../base/base.h"
+
+/* ===========================================================================================================
+   RANKS                                                                                             >>ranks
+   The ranks of a process, a thread each, and how they wait for each other and fail together. Uses base.
+
+   The tree of sums. What a step adds up over its micro-batches (gradients, and what losses count) has the
+   same bits for any number of data ranks: tt_parallel.groups says how many leaves a sum has, and micro-batch
+   m of a step belongs to leaf m % groups. Leaves are summed in pairs, (0 + 1) + (2 + 3) and so on, each sum
+   rounded to the dtype of what is summed, leaves without a micro-batch left out. Data rank r of n runs micro-
+   batches r, r + n, r + 2 n and so on, so that it has leaves r, r + n, ...: its slots. Slot k of all ranks
+   together is a part of the tree, which a collective sums; TT__OP_SUM_SLOTS then sums the slots.
+
+   Sums of a step (zero 0 and 1): a leaf is added up in place, in the products that make it, and the tree is
+   summed once, at the end of the step. Sums of micro-batches (zero 2 and 3, and tt_parallel.reduce_micros):
+   a leaf is one micro-batch, the tree is summed after each lap of `groups` micro-batches, and laps are added
+   one after another.
+   ======================================================================================================== */
+
+/* Ranks that run together: threads that wait for each other, and what ends them all. */
+typedef struct tt__world {
+    tt_context *ctx;
+    int ranks;
+    double timeout;          /* seconds */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    int sleepers;            /* threads that wait for `wake` */
+    int spins;               /* times that a rank looks for another before it sleeps */
+    int failed;              /* atomic: a rank has failed, and none waits any more */
+    int outside;             /* atomic: ranks that wait for messages of other processes, no longer than these
+                                may take. Who waits for such a rank has to wait as long */
+    const char *op[TT__RANKS], *on[TT__RANKS]; /* atomic; what each rank does, and on which value, or NULL */
+    uint64_t met[TT__RANKS][TT__RANKS]; /* atomic; [a][b]: how often a has come to meet b */
+    /* Atomic; of the micro-batches that a pipeline runs: how many values a rank has sent to the next stage
+       (0) and gradients to the one before (1), and how many it has taken of each from the other side. */
+    uint64_t sent[TT__RANKS][2], taken[TT__RANKS][2];
+} tt__world;
+
+/* Ranks first, first + stride, ...: `count` of them. */
+typedef struct tt__members { int first, stride, count; } tt__members;
+
+static tt__world *tt__world_new(tt_context *ctx, int ranks, double timeout)
+{
+    tt__world *w = (tt__world *)tt__calloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->ctx = ctx;
+    w->ranks = ranks;
+    w->timeout = timeout;
+    w->spins = ranks <= tt__usable_cpus() ? TT__SPINS : 0; /* the others need the processor to come */
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    return w;
+}
+
+static void tt__world_free(tt__world *w)
+{
+    if (!w) return;
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->mutex);
+    tt__free(w->ctx, w);
+}
+
+static void tt__world_wake(tt__world *w)
+{
+    pthread_mutex_lock(&w->mutex);
+    if (w->sleepers) pthread_cond_broadcast(&w->wake);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Ends all waiting. The rank has called tt__fail before. */
+static void tt__world_fail(tt__world *w)
+{
+    __atomic_store_n(&w->failed, 1, __ATOMIC_SEQ_CST);
+    tt__world_wake(w);
+}
+
+/* After a failure, with no rank running: all meet again from the start. */
+static void tt__world_reset(tt__world *w)
+{
+    memset(w->met, 0, sizeof w->met);
+    memset(w->sent, 0, sizeof w->sent);
+    memset(w->taken, 0, sizeof w->taken);
+    memset(w->op, 0, sizeof w->op);
+    memset(w->on, 0, sizeof w->on);
+    w->failed = 0;
+}
+
+/* Notes what a rank does, for the sentence of one that waits for it in vain. */
+static void tt__world_note(tt__world *w, int rank, const char *op, const char *on)
+{
+    __atomic_store_n(&w->op[rank], op, __ATOMIC_RELAXED);
+    __atomic_store_n(&w->on[rank], on, __ATOMIC_RELAXED);
+}
+
+static bool tt__has_come(const uint64_t *count, uint64_t times)
+{
+    return __atomic_load_n(count, __ATOMIC_SEQ_CST) >= times;
+}
+
+/* Sleeps until a rank's count is `times` or a rank has failed. False: neither within the timeout. */
+static bool tt__await(tt__world *w, const uint64_t *count, uint64_t times)
+{
+    double begin = tt__seconds();
+    bool done = false;
+    pthread_mutex_lock(&w->mutex);
+    __atomic_add_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
+    for (double left = w->timeout; !done && left > 0; left = begin + w->timeout - tt__seconds()) {
+        struct timespec until; /* a second at most, as somebody may set this clock */
+        clock_gettime(CLOCK_REALTIME, &until);
+        const double second = (double)until.tv_nsec * 1e-9 + fmin(left, 1);
+        until.tv_sec += (time_t)second;
+        until.tv_nsec = (long)((second - floor(second)) * 1e9);
+        done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+        if (!done) pthread_cond_timedwait(&w->wake, &w->mutex, &until);
+        if (__atomic_load_n(&w->outside, __ATOMIC_SEQ_CST)) begin = tt__seconds();
+    }
+    done = tt__has_come(count, times) || __atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&w->sleepers, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&w->mutex);
+    return done;
+}
+
+/* Waits until a count of `rank` is `times`. False: it is not in time, or a rank has failed. */
+static bool tt__wait_for(tt__world *w, int me, int rank, const uint64_t *count, uint64_t times)
+{
+    for (int i = 0; i < w->spins && !tt__has_come(count, times); i++) tt__pause();
+    const bool late = !tt__has_come(count, times) && !tt__await(w, count, times);
+    if (late && !__atomic_exchange_n(&w->failed, 1, __ATOMIC_SEQ_CST)) { /* the first that fails */
+        char where[2][128] = {"", ""};
+        for (int k = 0; k < 2; k++) {
+            const char *op = __atomic_load_n(&w->op[k ? rank : me], __ATOMIC_RELAXED);
+            const char *on = __atomic_load_n(&w->on[k ? rank : me], __ATOMIC_RELAXED);
+            if (!op || !on) continue;
+            snprintf(where[k], sizeof where[k], "%s%s '%.96s'", k ? "; it is at " : " to ", op, on);
+        }
+        tt__fail(w->ctx, TT_ERR_DEVICE, "rank %d has waited %g s for rank %d, which has not come%s%s", me,
+                 w->timeout, rank, where[0], where[1]);
+        tt__world_wake(w);
+    }
+    return !__atomic_load_n(&w->failed, __ATOMIC_SEQ_CST);
+}
+
+/* Adds one to a count of this rank's, for which another may wait. */
+static void tt__count_on(tt__world *w, uint64_t *count)
+{
+    __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
+}
+
+/* Waits until all members have come here as often as rank `me`, one of them, has come to meet each. What any
+   of them wrote before, all see afterwards. False: a rank has failed, or one has not come in time. */
+static bool tt__meet(tt__world *w, int me, tt__members members)
+{
+    bool come = true;
+    for (int k = 0; k < members.count; k++)
+        __atomic_add_fetch(&w->met[me][members.first + k * members.stride], 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&w->sleepers, __ATOMIC_SEQ_CST)) tt__world_wake(w);
+    for (int k = 0; k < members.count && come; k++) {
+        const int rank = members.first + k * members.stride;
+        come = tt__wait_for(w, me, rank, &w->met[rank][me], w->met[me][rank]);
+    }
+    return come;
+}

@@ -1,0 +1,48 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../context/memory.h"
+#include "../compile/program.h"
+#include "../run/ranks.h"
+
+/* The text of a program, or of a stage of one. */
+static void tt__print_program(const tt_program *p, tt__text *to)
+{
+    const tt_tape *t = p->built.t;
+    tt__text text = *to;
+    char what[256];
+    for (int k = 0; k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        char op[48];
+        snprintf(op, sizeof op, "%s%s", tt__instr_name(i), i->on_host ? " on the host" : "");
+        tt__print(&text, "%4d %-24s", k, op);
+        for (int j = 0; j < TT__MAX_OUT; j++) {
+            const tt__value *x = &t->values[t->values[i->out[j]].base];
+            const tt_param *param = x->storage == TT__PARAMETER ? p->ctx->params[x->param] : NULL;
+            const tt__arena *own = p->arena;
+            const tt__arena *a = param ? tt__home_arena(own->kind, p->arena, param, own->stage, own->stages)
+                                       : NULL;
+            if (!i->out[j]) continue;
+            tt__print(&text, " %s%s @%zu", tt__describe(t, i->out[j], what, sizeof what), i->add >> j & 1 ?
+                      " +=" : "", a ? tt__home_in(a, x->param)->offset : x->place);
+        }
+        tt__print(&text, " <-");
+        for (int j = 0; j < TT__MAX_IN; j++)
+            if (i->in[j]) tt__print(&text, " '%s'", t->values[i->in[j]].name);
+        tt__print(&text, "%s\n", i->with_next ? " ..." : "");
+    }
+    *to = text;
+}
+
+size_t tt_program_text(const tt_program *p, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    if (capacity) to[0] = 0;
+    for (int s = 0; s < tt__stages(p); s++) {
+        tt_program room;
+        if (p->stage) tt__print(&text, "stage %d\n", s);
+        tt__print_program(tt__stage_view(p, s, &room), &text);
+    }
+    return text.length;
+}

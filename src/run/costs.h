@@ -1,0 +1,333 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../ops/rules.h"
+#include "../passes/overlap.h"
+#include "../context/memory.h"
+#include "../context/cpu.h"
+#include "../context/devices.h"
+#include "../context/context.h"
+#include "../compile/program.h"
+
+/* -------------------------------------------------------------------------------------------------- costs
+   tt_measure_costs has a block of a transformer train, in a context of its own, and times each launch: first
+   with so few rows and columns that what it takes to start launches is most of it, and then with more, until
+   steps are long. */
+
+/* Seconds of a step that is long enough, for which steps of a program go on, and of a copy; the least and the
+   most rows and columns, and bytes of a copy. */
+#define TT__STEP_LONG 0.06
+#define TT__STEPS_LONG 0.15
+#define TT__COPY_LONG 0.002
+enum { TT__LEAST_WIDTH = 64, TT__MOST_WIDTH = 2048, TT__LEAST_COPY = 1 << 20, TT__MOST_COPY = 1 << 26 };
+
+/* A block of `width` rows and columns, in a program that trains, and its inputs. */
+typedef struct tt__sample {
+    tt_program *p;
+    tt_value x, y, starts;
+    int width, seqs;
+    int32_t *start;
+    float *numbers;         /* of x, and of y */
+} tt__sample;
+
+/* A parameter with a name that no other has: of out x in numbers, or, with out 0, of `in`. */
+static tt_param *tt__sample_param(tt_tape *t, int64_t out, int64_t in, tt_init_kind kind)
+{
+    char name[32];
+    const tt_init init = {kind, 0.05f};
+    const int64_t dims[] = {out ? out : in, in};
+    snprintf(name, sizeof name, "%d", t->ctx->n_params);
+    tt_param *p = tt_param_new(t->ctx, name, out ? 2 : 1, dims, init);
+    if (!p) tt__out_of_memory(t);
+    return p;
+}
+
+static tt_value tt__sample_linear(tt_tape *t, tt_value x, int64_t out)
+{
+    tt_param *w = tt__sample_param(t, out, tt_value_width(t, x), TT_INIT_UNIFORM);
+    return tt_linear(t, x, w, tt__sample_param(t, 0, out, TT_INIT_ZEROS));
+}
+
+static tt_value tt__sample_norm(tt_tape *t, tt_value x)
+{
+    const int64_t n = tt_value_width(t, x);
+    tt_param *w = tt__sample_param(t, 0, n, TT_INIT_ONES);
+    return tt_layernorm(t, x, w, tt__sample_param(t, 0, n, TT_INIT_ZEROS), 1e-5f);
+}
+
+static tt_status tt__sample_new(tt_context *ctx, tt__sample *s, const char *device, const char *precision,
+                                int width)
+{
+    const int64_t n = width, elements = n * n;
+    memset(s, 0, sizeof *s);
+    s->width = width;
+    s->seqs = width > 128 ? width / 128 : 1;
+    s->start = (int32_t *)tt__alloc(ctx, sizeof *s->start * (size_t)(s->seqs + 1));
+    s->numbers = (float *)tt__alloc(ctx, sizeof *s->numbers * (size_t)elements);
+    tt_tape *t = s->start && s->numbers ? tt_tape_new(ctx) : NULL;
+    if (!t) return TT_ERR_MEMORY;
+    for (int k = 0; k <= s->seqs; k++) s->start[k] = k * width / s->seqs;
+    for (int64_t k = 0; k < elements; k++) s->numbers[k] = (float)(k % 251) / 251 - 0.5f;
+    const tt_attention_options heads = tt_attention_options_default(width / 64);
+    s->x = tt_input(t, "x", TT_F32, n, n);
+    s->y = tt_input(t, "y", TT_F32, n, n);
+    s->starts = tt_seq_start(t, "starts", s->seqs);
+    tt_value h = tt__sample_norm(t, tt__sample_linear(t, s->x, n));
+    tt_value q = tt__sample_linear(t, h, n), k = tt__sample_linear(t, h, n), v = tt__sample_linear(t, h, n);
+    h = tt_add(t, h, tt__sample_linear(t, tt_attention(t, q, k, v, s->starts, &heads), n));
+    v = tt_gelu(t, tt__sample_linear(t, tt__sample_norm(t, h), 4 * n));
+    h = tt_add(t, h, tt__sample_linear(t, v, n));
+    const tt_value none = {0}, loss = tt_mean_squared_error(t, h, s->y, none);
+    tt_compile_options o = tt_compile_options_default();
+    o.device = device;
+    o.precision = precision;
+    o.optimizer.clip_norm = 1;
+    s->p = tt_compile(t, loss, &o);
+    tt_tape_free(t);
+    return s->p ? tt_allocate(s->p) : ctx->status;
+}
+
+static void tt__sample_free(tt_context *ctx, tt__sample *s)
+{
+    tt_program_free(s->p);
+    tt__free(ctx, s->start);
+    tt__free(ctx, s->numbers);
+}
+
+/* A step; *seconds: what it took. */
+static tt_status tt__sample_step(tt__sample *s, double *seconds)
+{
+    tt_status status = TT_OK;
+    for (int d = 0; d < s->p->arena->data && status == TT_OK; d++) {
+        status = tt_set_rank(s->p, d, s->x, s->numbers, s->width);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->y, s->numbers, s->width);
+        if (status == TT_OK) status = tt_set_rank(s->p, d, s->starts, s->start, s->seqs + 1);
+    }
+    *seconds = tt__seconds();
+    if (status == TT_OK) status = tt_step(s->p, 0, NULL);
+    *seconds = tt__seconds() - *seconds;
+    return status;
+}
+
+/* What the launches of a step take and do, by what limits them. */
+typedef struct tt__profile {
+    double seconds[TT__COST_KINDS], work[TT__COST_KINDS];
+    int launches[TT__COST_KINDS];
+} tt__profile;
+
+/* Runs some steps, of which the fastest of each launch counts: what else the machine does meanwhile slows
+   steps down, and seldom all of these. *seconds: of a step, so. */
+static tt_status tt__sample_profile(tt_context *ctx, tt__sample *s, tt__profile *to, double *seconds)
+{
+    const tt_tape *t = s->p->built.t;
+    double now, all = 0;
+    tt_status status = tt__sample_step(s, &now); /* the first also touches memory and finds kernels */
+    double *each = (double *)tt__alloc(ctx, sizeof *each * (size_t)t->n_code);
+    if (!each) return TT_ERR_MEMORY;
+    for (int k = 0; k < t->n_code; k++) each[k] = INFINITY;
+    ctx->profile = each;
+    for (int k = 0; status == TT_OK && (k < 2 || (all < TT__STEPS_LONG && k < 6)); k++) {
+        status = tt__sample_step(s, &now);
+        all += now;
+    }
+    ctx->profile = NULL;
+    memset(to, 0, sizeof *to);
+    for (int k = 0, first = 0; k < t->n_code; k++) { /* first: of those that run together */
+        const tt__cost cost = tt__cost_of(&t->code[k]);
+        if (isfinite(each[first])) to->work[cost] += tt__work_of(t, &t->code[k]);
+        if (k == first && isfinite(each[k])) {
+            to->launches[cost]++;
+            to->seconds[cost] += each[k];
+        }
+        if (!t->code[k].with_next) first = k + 1;
+    }
+    *seconds = 0;
+    for (int c = 0; c < TT__COST_KINDS; c++) *seconds += to->seconds[c];
+    if (now > 8 * TT__STEP_LONG) *seconds = now; /* it is long enough for whoever waits */
+    tt__free(ctx, each);
+    return status;
+}
+
+/* The rates by which a profile takes longer than a smaller one of as many launches (all 0: there is none).
+   Of collectives also what it takes to begin. */
+static void tt__rates_of(const tt__profile *x, const tt__profile *small, bool single, tt_costs *to)
+{
+    for (int c = 0; c < TT__COST_KINDS; c++) {
+        const double more = x->work[c] - small->work[c], longer = x->seconds[c] - small->seconds[c];
+        if (!(x->work[c] > 0)) continue;
+        double *rate = tt__rate_of(to, (tt__cost)c, single);
+        *rate = more > 0 && longer > 0 ? more / longer : x->work[c] / fmax(x->seconds[c], 1e-9);
+        if (c == TT__COST_RANKS)
+            to->meeting = fmax(0, small->seconds[c] - small->work[c] / *rate) / x->launches[c];
+    }
+}
+
+/* What it takes to start an op: of the fastest of some steps that are not timed launch by launch, or of
+   `least` seconds where they were, what their work by the rates leaves. */
+static tt_status tt__measure_launch(tt__sample *s, double least, tt_costs *costs)
+{
+    double seconds;
+    int launches = 0;
+    tt__replay work;
+    tt_status status = TT_OK;
+    for (int k = 0; k < 5 && status == TT_OK; k++) {
+        status = tt__sample_step(s, &seconds);
+        least = fmin(least, seconds);
+    }
+    const tt_tape *t = s->p->built.t;
+    for (int k = 0; k < t->n_code; k++) launches += !t->code[k].with_next;
+    costs->launch = 0;
+    if (status == TT_OK) status = tt__replay_of(t, costs, &work);
+    if (status == TT_OK) costs->launch = fmax(0, least - work.step.compute - work.step.exposed) / launches;
+    return status;
+}
+
+/* Bytes that an instruction by hand reads or writes a second: of a copy, or of a product with 1. */
+static tt_status tt__measure_copy(tt_context *ctx, const tt__crew *c, int op, void *from, void *to,
+                                  double *rate)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__instr i = tt__new_instr(op);
+    double seconds = 0;
+    tt__launch l;
+    tt_status status = TT_OK;
+    i.attr.scale = 1;
+    memset(&l, 0, sizeof l);
+    l.device = c->device[0];
+    l.instr = &i;
+    for (int64_t n = TT__LEAST_COPY; n <= TT__MOST_COPY && status == TT_OK; n *= 4) {
+        if (seconds >= TT__COPY_LONG) break;
+        const tt__mat m = {from, TT_F32, n / 4096, 1024, 1024};
+        l.in[0] = l.out[0] = m;
+        l.out[0].data = to;
+        for (int k = 0; k < 4 && status == TT_OK; k++) {
+            double begin = tt__seconds();
+            status = b->launch(&l, 1);
+            if (status == TT_OK) status = b->wait(l.device);
+            begin = tt__seconds() - begin;
+            seconds = k > 1 ? fmin(seconds, begin) : begin; /* the first touches its memory */
+        }
+        *rate = (double)n / fmax(seconds, 1e-9);
+    }
+    return tt__device_status(ctx, c, 0, status);
+}
+
+/* Bytes that each of so many ranks reads and writes a second when Adam updates in the host's memory. */
+static tt_status tt__measure_update(tt_context *ctx, int ranks, double *rate)
+{
+    const int64_t n = (int64_t)(TT__MOST_COPY / 16);
+    const tt__clipped clipped = {1, 1};
+    const tt_optimizer_options o = tt_optimizer_options_default();
+    tt__instr i = tt__new_instr(TT__OP_ADAM);
+    tt__run run;
+    tt__launch l;
+    double seconds = INFINITY;
+    memset(&l, 0, sizeof l);
+    memset(&run, 0, sizeof run);
+    const tt__mat factor = {(void *)(uintptr_t)&clipped, TT_F32, 1, 2, 2};
+    const tt__mat settings = {&run, TT_U8, 1, sizeof run, sizeof run};
+    const size_t scratch = tt__cpu_workspace(ctx->cpu.pool->threads, NULL, &i);
+    float *x = (float *)tt__calloc(ctx, 4 * sizeof *x * (size_t)n + scratch);
+    if (!x) return TT_ERR_MEMORY;
+    i.attr.beta1 = o.beta1;
+    i.attr.beta2 = o.beta2;
+    i.attr.eps = o.eps;
+    l.device = (tt__device *)(void *)&ctx->cpu;
+    l.instr = &i;
+    l.workspace = x + 4 * n;
+    for (int k = 0; k < 4; k++) {
+        const tt__mat m = {x + k * n, TT_F32, 1, n, n};
+        *(k ? &l.out[k - 1] : &l.in[0]) = m;
+    }
+    l.in[1] = factor;
+    l.in[TT__RUN_IN] = settings;
+    for (int k = 0; k < 3; k++) {
+        const double begin = tt__seconds();
+        tt__cpu_launch(&l, 1);
+        seconds = fmin(seconds, tt__seconds() - begin);
+    }
+    *rate = 28 * (double)n / fmax(seconds, 1e-9) / ranks; /* g is read; p, m and v are read and written */
+    tt__free(ctx, x);
+    return TT_OK;
+}
+
+/* Memory and links of rank 0. */
+static tt_status tt__measure_links(tt_context *ctx, const tt__crew *c, tt_costs *costs)
+{
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[0];
+    void *x = b->allocate(d, TT__MOST_COPY), *y = x ? b->allocate(d, TT__MOST_COPY) : NULL;
+    void *host = y ? b->allocate_host(d, TT__MOST_COPY) : NULL;
+    tt_status status = host ? TT_OK : tt__device_status(ctx, c, 0, TT_ERR_MEMORY);
+    if (status == TT_OK) status = tt__device_status(ctx, c, 0, b->fill(d, x, 0, TT__MOST_COPY));
+    if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_SCALE, x, y, &costs->memory);
+    if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, x, host, &costs->to_host);
+    if (status == TT_OK) status = tt__measure_copy(ctx, c, TT__OP_COPY, host, x, &costs->from_host);
+    costs->memory *= 2; /* read and written */
+    if (host) b->release_host(d, host);
+    if (y) b->release(d, y);
+    if (x) b->release(d, x);
+    return status;
+}
+
+/* Rows and columns with which a step that took so long will be long enough; the same: it is. */
+static int tt__next_width(int width, double seconds)
+{
+    const double times = fmin(4, cbrt(TT__STEP_LONG / fmax(seconds, 1e-9)));
+    const int next = (int)(times * width) / 64 * 64;
+    return times < 1.2 || next <= width ? width : next < TT__MOST_WIDTH ? next : TT__MOST_WIDTH;
+}
+
+/* Of one precision, which is fp32 or not. *least: the seconds of the smallest step. */
+static tt_status tt__measure_precision(tt_context *ctx, const char *device, bool single, double *least,
+                                       tt_costs *costs)
+{
+    tt__profile now, small;
+    memset(&small, 0, sizeof small);
+    for (int width = TT__LEAST_WIDTH, before = 0; width != before;) {
+        tt__sample s;
+        double seconds = 0;
+        ctx->profiles = true;
+        tt_status status = tt__sample_new(ctx, &s, device, single ? "32-true" : "bf16-true", width);
+        if (status == TT_OK) status = tt__sample_profile(ctx, &s, &now, &seconds);
+        ctx->profiles = false;
+        tt__sample_free(ctx, &s);
+        if (status == TT_ERR_MEMORY && before) return TT_OK; /* the smaller ones have to do */
+        if (status != TT_OK) return status;
+        tt__rates_of(&now, &small, single, costs);
+        if (!before) small = now, *least = seconds;
+        before = width;
+        width = tt__next_width(width, seconds);
+    }
+    return TT_OK;
+}
+
+tt_status tt_measure_costs(tt_context *ctx, const char *device, tt_costs *costs)
+{
+    tt_context_options o = ctx->options;
+    tt_costs found = tt_costs_default();
+    tt_status status = tt_device_text(ctx, device, NULL, 0);
+    if (status != TT_OK) return status;
+    o.threads = tt_threads(ctx);
+    o.isa = tt_isa(ctx);
+    o.bf16 = tt__bf16_name[ctx->cpu.bf16];
+    o.verify = false;
+    o.logger.log = NULL; /* what it would tell, the caller's context has told */
+    tt_context *own = tt_open(&o);
+    if (!own) return tt__fail(ctx, TT_ERR_MEMORY, "tt_measure_costs: no memory or threads for a context");
+    tt__sample s; /* as programs are: with streams, and graphs of launches */
+    double least, least_16;
+    status = tt__sample_new(own, &s, device, "32-true", TT__LEAST_WIDTH);
+    if (status == TT_OK) status = tt__measure_links(own, tt__find_devices(own, device), &found);
+    if (status == TT_OK) status = tt__measure_update(own, s.p->settings.crew->local, &found.update_host);
+    if (status == TT_OK) status = tt__measure_precision(own, device, true, &least, &found);
+    if (status == TT_OK) status = tt__measure_precision(own, device, false, &least_16, &found);
+    if (status == TT_OK) status = tt__measure_launch(&s, least, &found);
+    tt__sample_free(own, &s);
+    if (status == TT_OK) status = tt__check_costs(own, &found);
+    if (status == TT_OK) *costs = found;
+    else tt__fail(ctx, status, "tt_measure_costs: %s", tt_error(own));
+    tt_close(own);
+    return status;
+}

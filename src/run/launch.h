@@ -1,0 +1,283 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../ops/linear/rules.h"
+#include "../ops/elementwise/rules.h"
+#include "../passes/precision.h"
+#include "../plan/place.h"
+#include "../ranks/threads.h"
+#include "../ranks/processes.h"
+#include "../context/memory.h"
+#include "../context/devices.h"
+#include "../compile/program.h"
+#include "ranks.h"
+#include "memory.h"
+#include "inputs.h"
+#include "collectives.h"
+#include "processes.h"
+#include "stages.h"
+
+/* How far a rank has come in a segment. */
+typedef struct tt__progress {
+    tt__launch like;        /* what all launches have in common */
+    bool absent;            /* the rank has no micro-batch, and runs only what all ranks do together */
+    /* Ranks along this axis have waited for each other on this stream, and done nothing since: known alike on
+       all of them, also on those without a micro-batch. */
+    tt__over met;
+    int met_stream;
+} tt__progress;
+
+static bool tt__is_left_out(const tt_program *p, const tt__progress *at, const tt__instr *i)
+{
+    return (at->absent && !i->always) || (i->later && !p->later);
+}
+
+/* Notes what the launch of instruction k on rank 0 has taken, when it is done. */
+static tt_status tt__note_time(const tt_program *p, int k, double begin)
+{
+    const tt__crew *c = p->settings.crew;
+    double *least = &p->ctx->profile[k];
+    tt_status status = tt__device_status(p->ctx, c, 0, c->kind->backend->wait(c->device[0]));
+    *least = fmin(*least, tt__seconds() - begin);
+    return status;
+}
+
+/* Is instruction k launched in one call with the next, which is of another op and reads its result? A kernel
+   of the device does both at once where it can. Not where something is done in between. */
+static bool tt__leads_to_next(const tt_program *p, int k)
+{
+    const tt__instr *i = &p->built.t->code[k], *next = i + 1;
+    const bool alone = p->settings.kind->host || p->poison || p->ctx->profile || p->arena->paging || p->stage;
+    if (alone || k + 1 >= tt__segment_first(p->built.t, i->segment + 1u)) return false;
+    if (i->stream || next->stream || i->on_host || next->on_host) return false;
+    if (i->with_next || next->with_next || i->later || next->later) return false;
+    return i->always == next->always && next->in[0] == i->out[0] && tt__has_kernel_of_both(i, next);
+}
+
+/* Launches the instructions from number k on that run together, in one call. */
+static tt_status tt__launch_together(tt_program *p, int rank, tt__progress *at, int k)
+{
+    tt_status status = TT_OK;
+    const tt__rank *r = &p->rank[rank];
+    const tt__instr *i = &p->built.t->code[k];
+    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const bool pair = i->move.from != i->move.to, together = tt__is_collective(i);
+    const bool nothing = i->move.over && tt__present(p, i, 1) == 0;
+    const bool met = at->met == i->move.over && at->met_stream == i->stream && !pair;
+    const bool timed = p->ctx->profile && rank == 0;
+    const double begin = timed ? tt__seconds() : 0;
+    int some = 0; /* that have something to do */
+    if (p->settings.crew->world)
+        tt__world_note(p->settings.crew->world, rank, tt__instr_name(i),
+                       p->built.t->values[i->out[0] ? i->out[0] : i->in[0]].name);
+    for (int n = 0; n == 0 || i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {
+        tt__launch *l = &r->launches[some];
+        if (tt__is_left_out(p, at, &i[n])) continue;
+        *l = at->like;
+        tt__set_launch(p, rank, &i[n], l, r->peers + (size_t)some * peers);
+        const bool empty = tt__is_empty(&l->in[0]) || tt__is_empty(&l->out[0]);
+        if (together || !empty) some++;
+        else if (status == TT_OK) status = tt__sum_nothing(p, rank, l);
+    }
+    if (status != TT_OK) return status;
+    if (some > 1 && tt__is(i, TT__PRODUCT)) some = tt__join_launches(r->launches, some);
+    if (some && pair && i->move.over == TT__OVER_STAGES)
+        status = tt__pass_on(p, rank, r->launches);
+    else if (some && !nothing && together)
+        status = tt__launch_collective(p, rank, r->launches, some, met);
+    else if (some && !nothing)
+        status = tt__launch_alone(p, rank, r->launches, some);
+    at->met = together && !pair && !nothing ? i->move.over : TT__ALONE;
+    at->met_stream = i->stream;
+    return timed && status == TT_OK ? tt__note_time(p, k, begin) : status;
+}
+
+/* Work of other streams is done at its WAIT, as late as it may be. */
+static bool tt__runs_late(const tt_program *p) { return p->ctx->late && p->settings.kind->host; }
+
+/* Starts instruction k, of another stream, behind all that computation was given so far. */
+static tt_status tt__start(tt_program *p, int rank, tt__progress *at, int k)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__device *d = c->device[rank];
+    tt__rank *r = &p->rank[rank];
+    const int stream = p->built.t->code[k].stream;
+    tt__started *x = r->started;
+    if (tt__is_left_out(p, at, &p->built.t->code[k])) { /* what ranks that do start it know of `met` */
+        if (!tt__runs_late(p)) at->met = TT__ALONE;
+        return TT_OK;
+    }
+    while (x->at) x++;
+    tt_status status = b->mark(d, TT__COMPUTE_STREAM, &r->ready);
+    if (status == TT_OK) status = b->after(d, stream, r->ready);
+    status = tt__device_status(p->ctx, c, rank, status);
+    if (status == TT_OK && !tt__runs_late(p)) status = tt__launch_together(p, rank, at, k);
+    if (status != TT_OK) return status;
+    x->at = k + 1;
+    return tt__device_status(p->ctx, c, rank, b->mark(d, stream, &x->done));
+}
+
+/* Computation goes on when what WAIT number k waits for is done. */
+static tt_status tt__finish(tt_program *p, int rank, tt__progress *at, int k)
+{
+    const tt__crew *c = p->settings.crew;
+    const tt__instr *code = p->built.t->code;
+    tt__rank *r = &p->rank[rank];
+    tt__started *x = r->started, *const end = x + p->built.under_way;
+    while (x < end && !(x->at && code[x->at - 1].out[0] == code[k].in[0])) x++;
+    at->met = TT__ALONE;
+    if (x == end) return TT_OK; /* this rank has not started it */
+    const int started = x->at - 1;
+    x->at = 0;
+    if (tt__runs_late(p)) return tt__launch_together(p, rank, at, started);
+    return tt__device_status(p->ctx, c, rank,
+                             c->kind->backend->after(c->device[rank], TT__COMPUTE_STREAM, x->done));
+}
+
+/* Launches the instructions of a segment on a rank. A rank without a micro-batch runs what all ranks do
+   together. */
+static tt_status tt__launch_segment(tt_program *p, int rank, const tt__launch *like, tt__segment segment)
+{
+    tt_status status = TT_OK;
+    const bool absent = segment <= TT__EACH_BACKWARD && tt__data_rank(p, rank) >= p->present;
+    const int end = tt__segment_first(p->built.t, segment + 1u);
+    tt__progress at = {*like, absent, TT__ALONE, TT__COMPUTE_STREAM};
+    tt__windows windows = {tt__segment_first(p->built.t, segment), end, {0}, 0, 0};
+    for (int k = 0; k < p->built.under_way; k++) p->rank[rank].started[k].at = 0; /* a failure has left it */
+    for (int k = tt__segment_first(p->built.t, segment), n; k < end && status == TT_OK; k += n) {
+        const tt__instr *i = &p->built.t->code[k];
+        if ((status = tt__enter_window(p, &windows, k)) != TT_OK) return status; /* may cut with_next */
+        if (p->stage) tt__go_on_passing(p, rank);
+        for (n = 1; i[n - 1].with_next || (n == 1 && tt__leads_to_next(p, k)); n++) {}
+        if (tt__is(i, TT__WAITS)) status = tt__finish(p, rank, &at, k);
+        else if (i->stream != TT__COMPUTE_STREAM) status = tt__start(p, rank, &at, k);
+        else status = tt__launch_together(p, rank, &at, k);
+        for (int j = 0; j < n && p->poison && status == TT_OK; j++) tt__poison(p, rank, k + j);
+    }
+    return status;
+}
+
+/* Records the launches of r's segment. After an error x is without a recording, and `why` is the first. */
+static void tt__record_segment(tt_program *p, int rank, tt__launch *l, tt__recording *x, char why[512])
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    tt_status status = b->capture(d);
+    const bool began = status == TT_OK;
+    if (began) status = tt__launch_segment(p, rank, l, x->segment);
+    if (status != TT_OK) snprintf(why, 512, "%s", b->error(d)); /* which captured may replace */
+    if (began) x->made = b->captured(d);                        /* in any case, to end it */
+    if (status == TT_OK && !x->made) snprintf(why, 512, "%s", b->error(d));
+    if (status == TT_OK || !x->made) return;
+    b->forget(d, x->made);
+    x->made = NULL;
+}
+
+/* Notes what a segment is about to write on all ranks. */
+static void tt__overwrite_segment(const tt_program *p, tt__segment segment)
+{
+    const tt_tape *t = p->built.t;
+    const tt_program *reader = segment == TT__EACH_MICRO ? p : NULL; /* the update reads no inputs */
+    const int first = tt__segment_first(t, segment), end = tt__segment_first(t, segment + 1u);
+    for (int k = 0; k < p->built.n_boxes; k++) {
+        const tt__box *box = &p->built.box[k];
+        if (box->space != TT__DEVICE || box->first >= end || box->last < first) continue;
+        for (int r = 0; r < p->settings.crew->ranks && !p->stage; r++) /* a pipeline's wait on the host */
+            tt__overwrite(p->arena, reader, r, box->place, box->bytes);
+    }
+}
+
+/* Must the launches of a segment be made one by one? In between, ranks wait for each other in a collective,
+   and the host runs its own. */
+static bool tt__needs_host(const tt_program *p, tt__segment segment)
+{
+    const int end = tt__segment_first(p->built.t, segment + 1u);
+    for (int k = tt__segment_first(p->built.t, segment); k < end; k++) {
+        const tt__instr *i = &p->built.t->code[k];
+        if (i->on_host || (p->settings.crew->ranks > 1 && tt__is_collective(i))) return true;
+    }
+    return false;
+}
+
+/* Writes the step's settings and, where it is new, the loss scale to a rank. */
+static tt_status tt__write_settings(tt_program *p, int rank)
+{
+    const tt_tape *t = p->built.t;
+    tt__run run = p->run;
+    tt_status status = TT_OK;
+    run.micro = p->round * p->arena->data + tt__data_rank(p, rank);
+    if (t->run) status = tt__write_value(p, rank, t->run, &run, sizeof run);
+    if (status == TT_OK && t->scale && !p->scale_set)
+        status = tt__write_value(p, rank, t->results, &p->results, sizeof p->results);
+    return status;
+}
+
+/* A segment that all ranks run. */
+typedef struct tt__segment_job { tt_program *p; tt__segment segment; } tt__segment_job;
+
+/* Runs a segment on a rank. A device that can records it at the second such run, and replays that from then
+   on. One that cannot, but can run the instructions one by one, is never asked to record again. */
+static tt_status tt__run_rank(void *arg, int rank)
+{
+    const tt__segment_job *job = (const tt__segment_job *)arg;
+    tt_program room, *p = tt__rank_view(job->p, rank, &room);
+    const tt__segment segment = job->segment;
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__rank *r = &p->rank[rank];
+    tt__launch l;
+    char why[512] = "";
+    tt__float_mode mode = tt__float_default();
+    memset(&l, 0, sizeof l);
+    l.device = c->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.tuned = p->tunes;
+    l.resident = p->arena->memory[rank];
+    tt_status status = tt__write_settings(p, rank);
+    if (status == TT_OK && segment == TT__EACH_MICRO) status = tt__take_arrivals(p, rank);
+    if (status == TT_OK) {
+        const bool absent = segment == TT__EACH_MICRO && tt__data_rank(p, rank) >= p->present;
+        /* No graph prefetches managed memory. */
+        const bool can_record = b->capture && !r->never_records && !p->arena->paging && !p->ctx->profiles;
+        const bool records = can_record && !absent && !tt__needs_host(p, segment);
+        tt__recording *x = records ? tt__recording_of(p, rank, segment) : NULL;
+        if (x && !x->made) tt__record_segment(p, rank, &l, x, why);
+        if (x && x->made) status = tt__device_status(p->ctx, c, rank, b->replay(l.device, x->made));
+        else status = tt__launch_segment(p, rank, &l, segment);
+    }
+    if (status == TT_OK && *why) {
+        r->never_records = true;
+        snprintf(r->why, sizeof r->why, "%.255s", why);
+    }
+    tt__float_restore(mode);
+    return status;
+}
+
+/* Tells the logger which devices cannot record. */
+static void tt__tell_graphs(tt_program *p)
+{
+    char device[32];
+    const tt__crew *c = p->settings.crew;
+    for (int r = c->first; r < c->first + c->local; r++) {
+        if (!p->rank[r].why[0]) continue;
+        tt__log(p->ctx, TT_LOG_WARNING, "graph", "device '%s' cannot record the launches of a step, which "
+                "this program makes one by one from now on, more slowly: %s",
+                tt__device_name(c->kind, c->index[r], device), p->rank[r].why);
+        p->rank[r].why[0] = 0;
+    }
+}
+
+/* All processes agree that the inputs of a micro-batch are right, and count its operations. */
+static tt_status tt__agree_flops(tt_program *p, tt_status status)
+{
+    const tt__crew *c = p->settings.crew;
+    double flops = 0;
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) flops += p->rank[r].flops;
+    status = tt__agree(p->ctx, "a micro-batch", status, &flops, sizeof flops);
+    for (int k = 0; k < c->ranks / c->local && status == TT_OK; k++)
+        p->flops += *(const double *)tt__noted(p->ctx, k, &flops);
+    return status;
+}

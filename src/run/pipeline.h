@@ -1,0 +1,172 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../passes/precision.h"
+#include "../plan/place.h"
+#include "../ranks/processes.h"
+#include "../context/memory.h"
+#include "../context/devices.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "ranks.h"
+#include "inputs.h"
+#include "stages.h"
+#include "launch.h"
+#include "results.h"
+
+/* ---- a pipeline: micro-batches wait, and run together */
+
+/* Action k of a stage, of two for each of `micros` micro-batches: the number of the micro-batch, and whether
+   it is its backward. `ahead`: forwards before that with which forwards and backwards begin to alternate. */
+static int64_t tt__pipeline_action(int64_t k, int64_t micros, int64_t ahead, bool *backward)
+{
+    const int64_t first = tt__min(ahead, micros), both = 2 * (micros - first);
+    *backward = k >= first && (k >= first + both || (k - first) % 2 == 1);
+    if (k < first) return k;
+    return k >= first + both ? k - micros : *backward ? (k - first) / 2 : first + (k - first) / 2;
+}
+
+/* The same as tt__micro for a pipeline, which only takes the micro-batches: checks them, and keeps them. */
+static tt_status tt__feed(tt_program *p)
+{
+    const int most = p->settings.options.parallel.micros;
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK && p->settings.options.train && most && p->round >= most) {
+        tt__forget_inputs(p);
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "a step has more than parallel.micros = %d micro-batches on "
+                        "a data rank, for which the pipeline was planned", most);
+    }
+    if (status == TT_OK) status = tt__inputs_ready(p);
+    if (status != TT_OK) return status;
+    for (int d = 0; d < p->present; d++) { /* axes that passes have made are parts of these */
+        const int64_t *rows = p->rank[tt__first_of(p, d)].axis_rows;
+        memcpy(p->fed[p->round * p->arena->data + d].rows, rows, sizeof *rows * (size_t)p->n_axes);
+    }
+    status = tt__check_whole(p->ctx, p->arena);
+    if (status == TT_OK) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    tt__forget_inputs(p);
+    status = tt__agree_flops(p, status);
+    if (status == TT_OK) tt__begin_micro(p);
+    return status;
+}
+
+/* Writes the inputs of a micro-batch to a rank. */
+static tt_status tt__write_fed(tt_program *p, int rank)
+{
+    const tt__fed *f = &p->fed[p->round * p->arena->data + tt__data_rank(p, rank)];
+    tt_status status = TT_OK;
+    if (tt__data_rank(p, rank) >= p->present) return TT_OK;
+    for (int32_t v = 1; v < p->n_recorded && status == TT_OK; v++) {
+        const tt__value *x = &p->built.t->values[v];
+        if (x->storage != TT__INPUT || x->base != v || x->place == TT__NO_PLACE) continue;
+        const size_t row = (size_t)x->shape.cols * tt_dtype_bytes(x->shape.dtype);
+        status = tt__write_value(p, rank, v, f->inputs + p->fed_at[v],
+                                 (size_t)tt__actual_rows(p, rank, v) * row);
+    }
+    return status;
+}
+
+/* Runs all micro-batches on a rank of a pipeline's stage. arg: the program. */
+static tt_status tt__run_stage(void *arg, int rank)
+{
+    const tt_program *head = (const tt_program *)arg;
+    const bool train = head->settings.options.train;
+    const int64_t micros = head->round, slots = tt__slots(head);
+    tt_program room, *p = tt__rank_view(head, rank, &room);
+    tt_status status = TT_OK;
+    tt__launch l;
+    tt__float_mode mode = tt__float_default();
+    memset(&l, 0, sizeof l);
+    l.device = p->settings.crew->device[rank];
+    l.tape = p->built.t;
+    l.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    l.resident = p->arena->memory[rank];
+    for (int64_t k = 0; k < (train ? 2 : 1) * micros && status == TT_OK; k++) {
+        bool backward = false;
+        p->round = train ? tt__pipeline_action(k, micros, p->settings.in_flight - 1, &backward) : k;
+        p->present = p->round == micros - 1 ? head->present : p->arena->data;
+        p->later = p->round >= slots;
+        const tt__segment segment = backward ? TT__EACH_BACKWARD : TT__EACH_MICRO;
+        status = tt__await_taken(p, rank, segment);
+        if (status == TT_OK && !backward) status = tt__write_fed(p, rank);
+        if (status == TT_OK) status = tt__write_settings(p, rank);
+        p->scale_set = true;
+        if (status == TT_OK) status = tt__launch_segment(p, rank, &l, segment);
+    }
+    for (int k = 0; k < 2 * p->settings.in_flight && status == TT_OK; k++)
+        if (p->rank[rank].passed[k / 2].parts[k % 2]) status = tt__await_passed(p, rank, k % 2, k / 2);
+    tt__float_restore(mode);
+    return status;
+}
+
+/* Runs the micro-batches that a pipeline has been fed. */
+static tt_status tt__run_pipeline(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    tt_status status = tt__check_whole(p->ctx, p->arena);
+    if (status == TT_OK) status = tt__zero_states(p);
+    p->arena->results_of = NULL;
+    if (status != TT_OK) return status;
+    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_stage, p);
+    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++)
+        c->kind->backend->wait(c->device[r]);
+    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
+    p->scale_set = true;
+    p->arena->results_of = p;
+    p->last_round = p->round - 1;
+    return TT_OK;
+}
+
+/* Forward, and backward of a program that trains, of a micro-batch on each of the first data ranks. Results
+   that the device has yet to compute are read if the caller wants them, else not waited for: a loss that is
+   not finite shows when the step ends. */
+static tt_status tt__micro(tt_program *p, bool wanted)
+{
+    const bool train = p->settings.options.train;
+    int bad = 0; /* the first data rank with a loss that is not finite */
+    if (p->stage) return tt__feed(p);
+    tt_status status = tt_allocate(p);
+    if (status == TT_OK) status = tt__inputs_ready(p);
+    if (status != TT_OK) return status;
+    tt__begin_micro(p);
+    status = tt__run_segment(p, TT__EACH_MICRO);
+    tt__forget_inputs(p);
+    if (status == TT_OK && (wanted || p->settings.kind->host)) {
+        status = train ? tt__read_counts(p, &bad) : tt__read_results(p);
+    }
+    const int64_t number = p->round * p->arena->data + bad; /* of the micro-batch in the step */
+    return status == TT_OK && train ? tt__check_loss(p, number) : status;
+}
+
+/* Sums the slots of a lap, in programs that do so after each. */
+static tt_status tt__run_lap(tt_program *p)
+{
+    const tt_tape *t = p->built.t;
+    const bool any = tt__segment_first(t, TT__EACH_LAP) < tt__segment_first(t, TT__EACH_STEP);
+    return any ? tt__run_segment(p, TT__EACH_LAP) : TT_OK;
+}
+
+/* Ends a round: sums the tree of a lap where that is over. */
+static tt_status tt__end_round(tt_program *p)
+{
+    p->round++;
+    return p->round % tt__slots(p) ? TT_OK : tt__run_lap(p);
+}
+
+tt_status tt_run(tt_program *p, tt_stats *stats)
+{
+    if (p->settings.options.train)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_run: this program trains: use tt_step, or compile with "
+                        "train = false");
+    tt__begin_step(p);
+    tt_status status = tt__micro(p, true);
+    if (status == TT_OK && p->stage) {
+        p->round++;
+        status = tt__run_pipeline(p);
+        if (status == TT_OK) status = tt__read_results(p);
+        p->round = 0;
+    }
+    if (status == TT_OK) tt__give_stats(p, stats, 0);
+    return status;
+}

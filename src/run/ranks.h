@@ -1,0 +1,208 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../ranks/threads.h"
+#include "../context/memory.h"
+#include "../context/devices.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "../compile/build.h"
+
+/* ===========================================================================================================
+   RUN                                                                                                   >>run
+   Allocates a program's memory, takes inputs, runs micro-batches and updates, and gives results. Uses all
+   above.
+   ======================================================================================================== */
+
+/* The first rank of a data rank, of the program's stage. */
+static int tt__first_of(const tt_program *p, int data_rank)
+{
+    return tt__first_rank(p->arena) + data_rank * p->arena->tensor;
+}
+
+static int tt__data_rank(const tt_program *p, int rank)
+{
+    return rank / p->arena->tensor % p->arena->data;
+}
+
+/* The program as its stage number s has it: itself, or *room, where it has several. */
+static tt_program *tt__stage_view(const tt_program *p, int s, tt_program *room)
+{
+    if (!p->stage) return (tt_program *)(uintptr_t)p;
+    const tt_program *q = p->stage[s];
+    *room = *p;
+    room->settings = q->settings;
+    room->built = q->built;
+    room->arena = q->arena;
+    return room;
+}
+
+static tt_program *tt__rank_view(const tt_program *p, int rank, tt_program *room)
+{
+    return tt__stage_view(p, rank / tt__stage_ranks(p->arena), room);
+}
+
+/* The last stage, which has the loss. */
+static tt_program *tt__last_view(const tt_program *p, tt_program *room)
+{
+    return tt__stage_view(p, tt__stages(p) - 1, room);
+}
+
+/* Has this process such a rank, and a rank of such a data rank? */
+static bool tt__is_here(const tt_program *p, int rank) { return tt__is_local(p->settings.crew, rank); }
+
+static bool tt__has_data_rank(const tt_program *p, int data_rank)
+{
+    const tt__crew *c = p->settings.crew;
+    bool has = false;
+    for (int s = 0; s < tt__stages(p); s++) {
+        const int first = s * tt__stage_ranks(p->arena) + data_rank * p->arena->tensor;
+        has = has || (first < c->first + c->local && first + p->arena->tensor > c->first);
+    }
+    return has;
+}
+
+/* The ranks that take part in a collective of this rank, and which of them it is. */
+static tt__members tt__members_of(const tt_program *p, int rank, const tt__move *move, int *me)
+{
+    const int tensor = p->arena->tensor, each = tt__stage_ranks(p->arena), place = rank % each;
+    const tt__members data = {rank - place + rank % tensor, tensor, p->arena->data};
+    const tt__members of_tensor = {rank - rank % tensor, 1, tensor};
+    const tt__members stages = {(p->arena->stages - 1) * each + place, -each, p->arena->stages};
+    const tt__members tied = {move->from * each + place, (move->to - move->from) * each, 2};
+    const tt__members m = move->over == TT__OVER_DATA ? data : move->over == TT__OVER_STAGES ? stages
+                        : move->over == TT__OVER_TIED ? tied : of_tensor;
+    *me = (rank - m.first) / m.stride;
+    return m;
+}
+
+/* Is a collective between two of its members? */
+static bool tt__is_pair(const tt__instr *i)
+{
+    return i->move.from != i->move.to && i->move.over != TT__OVER_TIED;
+}
+
+/* The rank of a neighbouring stage at the same place, and which way instruction i moves something: to the
+   next stage (0) or to the one before (1). */
+static int tt__neighbour(const tt_program *p, int rank, const tt__instr *i, int *way)
+{
+    int me;
+    const tt__members all = tt__members_of(p, rank, &i->move, &me);
+    *way = i->move.to > i->move.from;
+    return all.first + all.stride * (i->out[0] ? i->move.from : i->move.to);
+}
+
+/* Leaves of the tree of sums that a data rank has (see >>ranks), and in which the round at hand is. */
+static int tt__slots(const tt_program *p)
+{
+    return p->settings.options.parallel.groups / p->settings.options.parallel.data;
+}
+
+static int tt__slot(const tt_program *p) { return (int)(p->round % tt__slots(p)); }
+
+/* How many slots, from the first on, have contents when a segment sums them. */
+static int tt__slots_used(const tt_program *p, tt__segment segment)
+{
+    const int64_t slots = tt__slots(p);
+    return (int)(segment == TT__EACH_LAP ? (p->round + slots - 1) % slots + 1 : tt__min(p->round, slots));
+}
+
+/* The rows of each axis in the coming run on a rank; of a pipeline, in the micro-batch at hand. */
+static const int64_t *tt__run_rows(const tt_program *p, int rank)
+{
+    if (p->rows_in_place) return p->rows_in_place;
+    if (!p->stage) return p->rank[rank].axis_rows;
+    return p->fed[p->round * p->arena->data + tt__data_rank(p, rank)].rows;
+}
+
+/* The rows that a rank has of an axis in the coming run; *first: the number of the first. */
+static int64_t tt__axis_rows(const tt_program *p, int rank, int32_t axis, int64_t *first)
+{
+    const tt__axis *a = &p->built.t->axes[axis];
+    const int64_t *rows = tt__run_rows(p, rank);
+    *first = 0;
+    if (!a->parts) return rows[axis];
+    return tt__piece(rows[a->of], 1, false, rank % p->arena->tensor, a->parts, first);
+}
+
+static int64_t tt__actual_rows(const tt_program *p, int rank, int32_t id)
+{
+    const tt__shape *s = &p->built.t->values[id].shape;
+    int64_t first;
+    return s->axis ? tt__axis_rows(p, rank, s->axis, &first) + s->extra : s->rows;
+}
+
+/* Parameters of another program must have memory there, and be what this one takes them for. */
+static tt_status tt__params_ready(const tt_program *p)
+{
+    const tt_tape *t = p->built.t;
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < t->n_values && status == TT_OK; v++) {
+        if (t->values[v].storage != TT__PARAMETER || t->values[v].base != v) continue;
+        const tt_param *param = p->ctx->params[t->values[v].param];
+        const tt__arena *a = tt__home_arena(p->settings.kind, p->arena, param, p->arena->stage,
+                                            p->arena->stages);
+        if (!a)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "the program that held parameter '%s' was freed before "
+                            "it was allocated: compile this one again", param->name);
+        if (a != p->arena && !a->allocated)
+            return tt__fail(p->ctx, TT_ERR_ARGUMENT, "parameter '%s' lives in a program that is not "
+                            "allocated: allocate that one first, or compile with `share`", param->name);
+        status = tt__check_home(p, a, v);
+    }
+    return status;
+}
+
+/* Where in a rank's memory on the device the places of storages such as x begin. */
+static size_t tt__region(const tt_program *p, const tt__value *x)
+{
+    if (!x->persistent) return p->arena->persistent;
+    return x->part.root ? p->arena->persistent + p->arena->transient : 0;
+}
+
+/* Bytes of a rank's values in the host's memory, and where those of storages such as x begin. */
+static size_t tt__host_size(const tt_program *p, int rank)
+{
+    const tt__built *b = &p->built;
+    const bool first = rank - tt__first_rank(p->arena) < p->arena->tensor;
+    return b->host_persistent + b->host_transient + (first ? b->host_of_first : 0);
+}
+
+static size_t tt__host_region(const tt_program *p, const tt__value *x)
+{
+    if (!x->persistent) return p->built.host_persistent;
+    return x->part.root ? p->built.host_persistent + p->built.host_transient : 0;
+}
+
+/* Where a storage is on a rank; NULL: in another process. */
+static char *tt__storage_memory(const tt_program *p, int rank, const tt__value *x)
+{
+    if (!tt__is_here(p, rank)) return NULL;
+    if (x->storage == TT__PARAMETER) return tt__param_memory(p->ctx->params[x->param], rank);
+    if (x->space == TT__HOST) return p->rank[rank].host + tt__host_region(p, x) + x->place;
+    return p->arena->memory[rank] + tt__region(p, x) + x->place;
+}
+
+/* Optimizer state and accumulated gradients begin at 0: once, right before they are first used, so that until
+   then nothing but parameters takes memory where pages that nobody has touched take none. */
+static tt_status tt__zero_states(tt_program *p)
+{
+    const tt__arena *a = p->arena;
+    tt_status status = TT_OK;
+    for (int s = 1; s < tt__stages(p) && status == TT_OK; s++) status = tt__zero_states(p->stage[s]);
+    for (int r = tt__near_rank(a); r < tt__near_end(a) && !p->zeroed && status == TT_OK; r++) {
+        for (int32_t v = 1; v < p->built.t->n_values && status == TT_OK; v++) {
+            const tt__value *x = &p->built.t->values[v];
+            const bool elsewhere = x->storage == TT__PARAMETER || x->space == TT__HOST;
+            if (!x->persistent || x->base != v || elsewhere || x->storage == TT__INPUT) continue;
+            if (x->part.root && tt__data_rank(p, r)) continue;
+            char *memory = tt__storage_memory(p, r, x);
+            status = a->kind->backend->fill(a->crew->device[r], memory, 0, tt__storage_bytes(x));
+        }
+        if (p->rank[r].host) memset(p->rank[r].host, 0, tt__host_size(p, r));
+        status = tt__device_status(p->ctx, a->crew, r, status);
+    }
+    p->zeroed = status == TT_OK;
+    return status;
+}

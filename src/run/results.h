@@ -1,0 +1,280 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../ops/cpu_launch.h"
+#include "../ranks/processes.h"
+#include "../context/memory.h"
+#include "../context/devices.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "ranks.h"
+#include "inputs.h"
+#include "launch.h"
+#include "tune.h"
+
+/* Runs a segment on all ranks. */
+static tt_status tt__run_segment(tt_program *p, tt__segment segment)
+{
+    tt__segment_job job = {p, segment};
+    const tt__crew *c = p->settings.crew;
+    const bool micro = segment == TT__EACH_MICRO;
+    tt_status status = tt__check_whole(p->ctx, p->arena);
+    if (p->ctx->net) p->ctx->net->ranks = c->local;
+    if (status == TT_OK && micro) status = tt__on_ranks(p->ctx, p->settings.crew, tt__check_inputs, p);
+    if (status == TT_OK) status = tt__zero_states(p);
+    if (micro) status = tt__agree_flops(p, status);
+    for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
+        if (q != p || micro) status = tt__read_unread(q); /* while its memory is as it left it */
+    if (status == TT_OK) status = tt__tune_products(p);
+    if (micro || p->arena->results_of != p) p->arena->results_of = NULL;
+    if (status != TT_OK) return status;
+    tt__overwrite_segment(p, segment);
+    p->later = tt__adds_later(p, segment);
+    const bool may_tear = p->built.t->early || (segment == TT__EACH_STEP && c->ranks > 1);
+    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = may_tear;
+    status = tt__on_ranks(p->ctx, p->settings.crew, tt__run_rank, &job);
+    tt__tell_graphs(p);
+    for (int r = c->first; r < c->first + c->local && status != TT_OK; r++) /* no device goes on to read */
+        c->kind->backend->wait(c->device[r]); /* another's memory, no stream to use what nobody waits for */
+    if (status != TT_OK) return c->local < c->ranks ? tt__net_fail(p->ctx, status) : status;
+    for (int s = 0; s < tt__stages(p); s++) tt__stage_of(p, s)->arena->torn = false;
+    p->scale_set = true;
+    if (micro) p->arena->results_of = p;
+    return TT_OK;
+}
+
+/* Reads what a step has found on a rank, for which it waits. */
+static tt_status tt__read_rank(tt_program *p, int rank)
+{
+    const tt_tape *t = p->built.t;
+    tt__rank *r = &p->rank[rank];
+    tt_status status = TT_OK;
+    const tt__arena *a = p->arena;
+    const tt__crew *c = a->crew;
+    if (!t->results) return tt__device_status(p->ctx, c, rank, a->kind->backend->wait(c->device[rank]));
+    const void *from = tt__resolve(p, rank, t->results).data;
+    if (t->values[t->results].space == TT__DEVICE) { /* by memory that it can copy to while others work */
+        status = tt__read_memory(p->ctx, a, rank, TT__DEVICE, a->bounce[rank], TT_U8, from, TT_U8,
+                                 sizeof r->results);
+        from = a->bounce[rank];
+    }
+    if (status == TT_OK) memcpy(&r->results, from, sizeof r->results);
+    if (!t->scale) r->results.scale = p->results.scale;
+    return status;
+}
+
+/* What data ranks of a process have found, for the others. */
+typedef struct tt__found { tt__totals totals; double flops; } tt__found;
+typedef char tt__found_fits_a_note[sizeof(tt__found) * TT__RANKS <= TT__NOTE ? 1 : -1];
+
+/* What the runs of other processes have found, on the first ranks of their data ranks. */
+static tt_status tt__exchange_results(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    const int data = p->arena->data;
+    tt_program room, *last = tt__last_view(p, &room);
+    tt__found found[TT__RANKS]; /* of data ranks, if they are of this process */
+    tt_status status = TT_OK;
+    memset(found, 0, sizeof found);
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
+        const int d = tt__data_rank(p, r);
+        if (d >= p->present) continue;
+        if (r == tt__first_of(last, d)) status = tt__read_rank(last, r);
+        if (r == tt__first_of(last, d)) found[d].totals = p->rank[r].results.totals;
+        found[d].flops += p->rank[r].flops;
+    }
+    status = tt__agree(p->ctx, "what a run has found", status, found, sizeof *found * (size_t)data);
+    for (int d = 0; d < p->present && status == TT_OK; d++) {
+        const int first = tt__first_of(last, d);
+        for (int r = 0; r < c->ranks; r++) if (tt__data_rank(p, r) == d) p->rank[r].flops = 0;
+        for (int k = 0; k < c->ranks / c->local; k++) {
+            const tt__found *x = (const tt__found *)tt__noted(p->ctx, k, found) + d;
+            if (k == tt__process_of(c, first)) p->rank[first].results.totals = x->totals;
+            p->rank[first].flops += x->flops;
+        }
+    }
+    return status;
+}
+
+/* What the update has found on a rank, which another process may have. */
+static tt_status tt__read_first(tt_program *p, int rank)
+{
+    const tt__crew *c = p->settings.crew;
+    const int own = tt__is_here(p, rank) ? rank : c->first;
+    tt__results *results = &p->rank[rank].results;
+    tt_program room;
+    tt_status status = tt__read_rank(tt__rank_view(p, own, &room), own); /* waits for it, too */
+    if (status != TT_OK) return tt__net_fail(p->ctx, status);
+    const int process = tt__process_of(c, rank);
+    return tt__net_fetch(p->ctx, process, "what a step has found", results, sizeof *results);
+}
+
+/* The same, of all ranks together: after the update on any of them, else (train = false) on those that
+   ran. */
+static tt_status tt__read_results(tt_program *p)
+{
+    const bool trains = p->settings.options.train, net = p->settings.crew->local < p->settings.crew->ranks;
+    tt_program room, *q = tt__last_view(p, &room);
+    if (!trains && net) {
+        tt_status found = tt__exchange_results(p);
+        memset(&p->results.totals, 0, sizeof p->results.totals);
+        for (int d = 0; d < p->present && found == TT_OK; d++) {
+            const tt__totals *own = &p->rank[tt__first_of(q, d)].results.totals;
+            p->results.totals.loss += own->loss;
+            p->results.totals.targets += own->targets;
+            p->results.totals.correct += own->correct;
+        }
+        return found;
+    }
+    tt_status status = net ? tt__read_first(p, tt__first_of(q, 0)) : tt__read_rank(q, tt__first_of(q, 0));
+    p->results = q->rank[tt__first_of(q, 0)].results;
+    for (int d = 1; d < p->present && !trains && status == TT_OK; d++) {
+        const tt__totals *own = &q->rank[tt__first_of(q, d)].results.totals;
+        status = tt__read_rank(q, tt__first_of(q, d));
+        p->results.totals.loss += own->loss;
+        p->results.totals.targets += own->targets;
+        p->results.totals.correct += own->correct;
+    }
+    return status;
+}
+
+/* Sums what losses have counted in the micro-batches of the step so far; of several ranks, where the tree of
+   sums has not been summed yet. Notes the first data rank whose loss is not finite (0: maybe none). */
+static tt_status tt__read_counts(tt_program *head, int *bad)
+{
+    tt_program room, *p = tt__last_view(head, &room);
+    const tt_tape *t = p->built.t;
+    const tt__value *x = &t->values[t->counted];
+    const tt__crew *c = p->settings.crew;
+    const int data = p->arena->data, leaves = tt__slots(p) * data;
+    tt__totals all = {0, 0, 0}, some[TT__RANKS]; /* of all leaves, those of this process */
+    tt_status status = t->counted ? TT_OK : tt__read_results(head);
+    *bad = 0;
+    if (!t->counted) return status;
+    memset(some, 0, sizeof some);
+    for (int k = 0; k < leaves && status == TT_OK; k++) {
+        const int rank = tt__first_of(p, k % data);
+        if (!tt__is_here(p, rank) || k % data >= p->in_slot[k / data]) continue;
+        const char *from = tt__storage_memory(p, rank, x) + (size_t)(k / data) * tt__slot_bytes(x);
+        status = tt__read_memory(p->ctx, p->arena, rank, x->space, &some[k], TT_U8, from, TT_U8,
+                                 sizeof *some);
+    }
+    status = tt__agree(p->ctx, "what losses have counted", status, some, sizeof *some * (size_t)leaves);
+    for (int k = 0; k < leaves && status == TT_OK; k++) { /* in this order, whatever the ranks */
+        const int d = k % data;
+        const int process = tt__process_of(c, tt__first_of(p, d));
+        const tt__totals *own = (const tt__totals *)tt__noted(p->ctx, process, some) + k;
+        if (d >= p->in_slot[k / data]) continue;
+        if (isfinite(all.loss) && !isfinite(own->loss)) *bad = d;
+        all.loss += own->loss;
+        all.targets += own->targets;
+        all.correct += own->correct;
+    }
+    head->results.totals = all;
+    return status;
+}
+
+static void tt__give_stats(const tt_program *p, tt_stats *stats, double norm)
+{
+    if (!stats) return;
+    stats->loss = p->results.totals.targets > 0 ? p->results.totals.loss / p->results.totals.targets : 0;
+    stats->targets = p->results.totals.targets;
+    stats->correct = p->results.totals.correct;
+    stats->grad_norm = norm;
+    stats->flops = p->flops;
+    stats->step = p->run.step;
+    stats->loss_scale = p->results.scale.scale;
+    stats->skipped = (int64_t)p->results.scale.skipped;
+}
+
+static void tt__begin_step(tt_program *p)
+{
+    memset(&p->results.totals, 0, sizeof p->results.totals);
+    memset(&p->results.clipped, 0, sizeof p->results.clipped);
+    p->flops = 0;
+    p->round = 0;
+    memset(p->in_slot, 0, sizeof p->in_slot);
+    p->norm_known = p->micro_failed = false;
+    p->outcome = TT__UPDATED;
+}
+
+/* The largest magnitude of a value on a rank; infinite if one of its numbers is not finite. Returns 0 where
+   the device does not let itself be read: what it says of that matters more. */
+static float tt__largest_of(tt_program *p, int rank, int32_t v)
+{
+    const tt__arena *a = p->arena;
+    const tt__space space = p->built.t->values[v].space;
+    tt__mat m = tt__resolve(p, rank, v);
+    float x[256], largest = 0;
+    for (int64_t r = 0; r < m.rows; r++)
+        for (int64_t c = 0, n; c < m.cols; c += n) {
+            n = tt__min(TT__COUNT(x), m.cols - c);
+            const char *at = (const char *)tt__at(&m, r) + (size_t)c * tt_dtype_bytes(m.dtype);
+            if (tt__read_memory(p->ctx, a, rank, space, x, TT_F32, at, m.dtype, (size_t)n) != TT_OK) return 0;
+            for (int64_t k = 0; k < n; k++) {
+                if (!isfinite(x[k])) return INFINITY;
+                largest = fmaxf(largest, fabsf(x[k]));
+            }
+        }
+    return largest;
+}
+
+/* Of a program whose results are not finite: writes which parameter of this process is at fault, and why:
+   the first that is not finite, or else the one with the largest numbers, if those are larger than any that
+   training gives. Returns false, and writes an empty text, where there is none. */
+static bool tt__bad_parameter(tt_program *p, char *to, size_t capacity)
+{
+    const float huge = 1e10f;
+    const char *name = NULL;
+    float largest = huge;
+    for (int s = 0; s < tt__stages(p) && isfinite(largest); s++) {
+        tt_program room, *q = tt__stage_view(p, s, &room);
+        for (int32_t v = 1; v < q->built.t->n_values && isfinite(largest); v++) {
+            const tt__value *x = &q->built.t->values[v];
+            for (int r = tt__near_rank(q->arena); r < tt__near_end(q->arena); r++) {
+                const float most = x->storage == TT__PARAMETER && x->base == v ? tt__largest_of(q, r, v) : 0;
+                if (!(most > largest)) continue;
+                largest = most;
+                name = x->name;
+            }
+        }
+    }
+    to[0] = 0;
+    if (name && isfinite(largest))
+        snprintf(to, capacity, "parameter '%.200s' has numbers as large as %g", name, (double)largest);
+    else if (name) snprintf(to, capacity, "parameter '%.200s' has a number that is not finite", name);
+    return name != NULL;
+}
+
+/* Fails if the loss is not finite, and says whether a parameter is the cause. micro: the number of the micro-
+   batch in the step; -1: any of them. */
+static tt_status tt__check_loss(tt_program *p, int64_t micro)
+{
+    char which[64] = "", cause[300];
+    if (isfinite(p->results.totals.loss)) return TT_OK;
+    const bool bad = tt__bad_parameter(p, cause, sizeof cause);
+    if (micro >= 0) snprintf(which, sizeof which, ", micro-batch %lld", (long long)micro);
+    p->outcome = TT__NOT_FINITE;
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld%s: the loss '%s' is not finite; nothing was updated: "
+                    "%s", (long long)p->run.step, which, p->built.t->values[p->built.root].name,
+                    bad ? cause : "check the inputs, or lower the learning rate");
+}
+
+/* Notes what the step must know of a round, which is ready to run. */
+static void tt__begin_micro(tt_program *p)
+{
+    tt_program room;
+    const tt_program *last = tt__last_view(p, &room);
+    const tt_tape *t = last->built.t;
+    if (t->accumulate && !p->norm_known) { /* a power of two near the targets' number: undoing it is exact */
+        int exponent = 0;
+        for (int k = 0; k < t->n_code; k++)
+            if (tt__is(&t->code[k], TT__LOSS))
+                frexp((double)tt__actual_rows(last, tt__first_of(last, 0), t->code[k].in[0]), &exponent);
+        p->run.loss_norm = ldexp(1.0, exponent);
+        p->norm_known = true;
+    }
+    int *in_slot = &p->in_slot[tt__slot(p)];
+    *in_slot = p->present > *in_slot ? p->present : *in_slot;
+}

@@ -1,0 +1,129 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../passes/step.h"
+#include "../passes/update.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "../compile/compile.h"
+
+/* ---- what those who train a program ask of it */
+
+int tt_program_inputs(const tt_program *p, tt_input_info *to, int capacity)
+{
+    int n = 0;
+    for (int32_t v = 1; v < p->built.t->n_values; v++) {
+        const tt__value *x = &p->built.t->values[v];
+        if (x->storage != TT__INPUT || x->base != v || x->persistent) continue;
+        tt_input_info info = {x->name, tt__handle(p->built.t, v), x->shape.dtype, x->shape.rows,
+                              x->shape.cols, (int)x->shape.axis, tt__reads_input(p, v)};
+        if (n++ < capacity) to[n - 1] = info;
+    }
+    return n;
+}
+
+/* Which values of a recorded tape v depends on: a flag for each, to be freed; NULL without memory. */
+static bool *tt__needed_for(const tt_tape *t, tt_value v)
+{
+    bool *needed = (bool *)tt__calloc(t->ctx, (size_t)t->n_values);
+    if (!needed) return NULL;
+    needed[t->values[v.id].base] = true;
+    for (int k = t->n_code - 1; k >= 0; k--) {
+        const tt__instr *i = &t->code[k];
+        bool needs = false;
+        for (int j = 0; j < TT__MAX_OUT; j++)
+            needs = needs || (i->out[j] && needed[t->values[i->out[j]].base]);
+        for (int j = 0; j < TT__MAX_IN && needs; j++) if (i->in[j]) needed[t->values[i->in[j]].base] = true;
+    }
+    return needed;
+}
+
+/* Forgets the micro-batches of the step at hand: the next is the first of a step. */
+static void tt__discard_step(tt_program *p) { p->round = 0; }
+static bool tt__within_step(const tt_program *p) { return p->round > 0; }
+int64_t tt_program_steps(const tt_program *p) { return p->run.step; }
+
+/* Hashes on over the attributes of what updates parameter v, if the tape does. */
+static bool tt__hash_update(const tt_tape *t, int32_t v, uint64_t *hash)
+{
+    for (int k = tt__segment_first(t, TT__EACH_STEP); k < t->n_code; k++) {
+        const tt__instr *i = &t->code[k];
+        if (!tt__is(i, TT__WITH_RUN | TT__RMW) || t->values[i->out[0]].param != t->values[v].param) continue;
+        *hash = tt__attr_hash(*hash, &i->attr);
+        return true;
+    }
+    return false;
+}
+
+/* Hashes on over the attributes of what updates: the global norm's instruction, those of parameters in the
+   tape's order, wherever they stand, and the loss scale's. */
+static uint64_t tt__updates_hash(const tt_program *p, uint64_t hash)
+{
+    const tt_tape *t = p->built.t;
+    const int step = tt__segment_first(t, TT__EACH_STEP), first = t->early ? 0 : step;
+    const int count = t->n_code - first, next = t->early ? count - 1 : 1; /* to search on: mostly its place */
+    int at = t->early ? count - 1 : 0;
+    for (int k = step; k < t->n_code; k++)
+        if (t->code[k].out[0] == t->clipped) hash = tt__attr_hash(hash, &t->code[k].attr);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        bool found = !tt__is_trained(t, v);
+        if (p->stage) {
+            found = !tt__is_listed(t, v);
+            for (int s = 0; s < tt__stages(p) && !found; s++)
+                found = tt__hash_update(p->stage[s]->built.t, v, &hash);
+        }
+        for (int k = 0; k < count && !found; k++, at = (at + next) % count) {
+            const tt__instr *i = &t->code[first + at];
+            const bool it = t->values[i->out[0]].param == t->values[v].param;
+            found = it && tt__is(i, TT__WITH_RUN | TT__RMW);
+            if (found) hash = tt__attr_hash(hash, &i->attr);
+        }
+    }
+    for (int k = step; k < t->n_code && t->scale; k++)
+        if (t->code[k].out[0] == t->scale) hash = tt__attr_hash(hash, &t->code[k].attr);
+    return hash;
+}
+
+/* What decides a training's numbers: what was recorded, its precision and products, loss scaling, and how the
+   optimizer's instructions update. How the program is placed, recomputed or run does not, nor its device. */
+static uint64_t tt__program_hash(const tt_program *p)
+{
+    const tt_loss_scale *s = &p->settings.options.loss_scale;
+    const bool scales = p->settings.scales;
+    const int how[] = {(int)p->settings.precision.kind, p->settings.precision.residual_f32,
+                       (int)p->settings.matmul, scales ? s->interval : 0};
+    const float scaling[] = {scales ? s->growth : 0, scales ? s->backoff : 0};
+    uint64_t hash = tt__hash_on(p->built.recorded, how, sizeof how);
+    hash = tt__hash_on(hash, scaling, sizeof scaling);
+    const tt_parallel *ranks = &p->settings.options.parallel;
+    const bool micros = ranks->zero > 1 || ranks->reduce_micros; /* of one micro-batch the sums are alike */
+    const int leaves[] = {ranks->groups, micros};
+    if (ranks->groups > 1 || micros) hash = tt__hash_on(hash, leaves, sizeof leaves);
+    const tt__attr none = tt__new_instr(0).attr;
+    for (int32_t v = 1; v < p->built.t->n_values; v++)
+        if (tt__is_listed(p->built.t, v)) hash = tt__attr_hash(hash, &none); /* of its sum of squares */
+    return tt__updates_hash(p, hash);
+}
+
+enum { TT__STATE_VERSION = 5 };
+#define TT__MOST_STEPS ((int64_t)1 << 62) /* more were not done: counting on would overflow */
+
+/* What a state has beside tensors, and what it must be of to go on in a program: "tinytrain.run", all of 8
+   bytes, as I64. Optimizer and precision: numbers of tt_optimizer_kind and tt__precision_kind. */
+typedef struct tt__state_header {
+    int64_t version, seed, step, good_steps, skipped;
+    double loss_scale;
+    int64_t optimizer, precision, program;
+} tt__state_header;
+
+static tt__state_header tt__state_header_of(const tt_program *p)
+{
+    const tt__settings *set = &p->settings;
+    const tt__scale *s = &p->results.scale;
+    const tt__state_header h = {TT__STATE_VERSION, (int64_t)p->run.seed, p->run.step,
+                                (int64_t)s->good_steps, (int64_t)s->skipped, s->scale,
+                                (int64_t)set->options.optimizer.kind, (int64_t)set->precision.kind,
+                                (int64_t)tt__program_hash(p)};
+    return h;
+}

@@ -1,0 +1,328 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../tape/record.h"
+#include "../passes/step.h"
+#include "../passes/update.h"
+#include "../context/memory.h"
+#include "../context/devices.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "ranks.h"
+#include "memory.h"
+#include "inputs.h"
+#include "tune.h"
+#include "results.h"
+#include "pipeline.h"
+
+/* What the last run of a program that does not train has found on one data rank. */
+static void tt__rank_stats(const tt_program *head, int data_rank, tt_stats *stats)
+{
+    tt_program room;
+    const tt_program *p = tt__last_view(head, &room);
+    const tt__totals *own = &p->rank[tt__first_of(p, data_rank)].results.totals;
+    tt__give_stats(p, stats, 0);
+    stats->loss = own->targets > 0 ? own->loss / own->targets : 0;
+    stats->targets = own->targets;
+    stats->correct = own->correct;
+    stats->flops = 0;
+    for (int s = 0; s < tt__stages(head); s++) {
+        p = tt__stage_view(head, s, &room);
+        for (int k = 0; k < p->arena->tensor; k++)
+            stats->flops += p->rank[tt__first_of(p, data_rank) + k].flops;
+    }
+}
+
+static tt_status tt__check_lr(tt_program *p, float lr)
+{
+    if (lr >= 0 && isfinite(lr)) return TT_OK;
+    return tt__fail(p->ctx, TT_ERR_ARGUMENT, "learning rate %g is not a finite number >= 0", lr);
+}
+
+/* Fails, and names the gradient that is the cause of a norm that is not finite. */
+static tt_status tt__norm_failed(tt_program *head)
+{
+    const int first = head->settings.crew->first;
+    tt_program own, *p = tt__rank_view(head, first, &own);
+    const tt_tape *t = p->built.t;
+    const char *lowest = p->settings.scales ? " at the lowest loss scale" : "";
+    const long long step = (long long)head->run.step;
+    const char *at = (const char *)tt__resolve(p, first, t->squares).data;
+    int n, parted;
+    int32_t *list = tt__trained(t, &n, &parted), bad = 0;
+    float square = 0;
+    bool finite = true;
+    char cause[300];
+    tt_status status = list ? TT_OK : TT_ERR_MEMORY;
+    for (int k = 0; k < n && !bad && status == TT_OK; k++) {
+        status = tt__read_memory(p->ctx, p->arena, first, TT__DEVICE, &square, TT_F32, at + (size_t)k * 4,
+                                 TT_F32, 1);
+        if (status == TT_OK && !isfinite(square)) bad = list[k];
+    }
+    tt__free(p->ctx, list);
+    if (status != TT_OK) return status;
+    head->outcome = t->early && bad ? TT__HALF_UPDATED : TT__NOT_FINITE;
+    if (t->early && bad) /* the gradient's memory has other contents now */
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the gradient of '%s' is not finite, or the sum "
+                        "of its squares overflows; it was not updated, but with update 'backward' others may "
+                        "have been: load the last state", step, p->ctx->params[t->values[bad].param]->name);
+    for (int s = 0; s < tt__stages(p) && bad; s++) {
+        tt_program room, *q = tt__stage_view(p, s, &room);
+        const int end = tt__is_trained(q->built.t, bad) ? tt__near_end(q->arena) : 0;
+        for (int r = tt__near_rank(q->arena); r < end; r++)
+            finite = finite && isfinite(tt__largest_of(q, r, q->built.t->values[bad].grad));
+    }
+    const char *because = tt__bad_parameter(head, cause, sizeof cause) ? ": " : "";
+    if (bad)
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the %sgradient of '%s' %s%s; nothing was "
+                        "updated%s%s", step, finite ? "sum of squares of the " : "",
+                        p->ctx->params[t->values[bad].param]->name,
+                        finite ? "overflows" : "is not finite", lowest, because, cause);
+    return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: the global gradient norm overflows%s; nothing was "
+                    "updated%s%s", step, lowest, because, cause);
+}
+
+/* Fails unless the results of a step that were read are finite; else the step counts. one: it had one micro-
+   batch. skipped: tt__scale's before it. */
+static tt_status tt__judge_step(tt_program *p, bool one, double skipped)
+{
+    p->outcome = TT__NO_TARGET;
+    if (!(p->results.totals.targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: no target counts (all are ignored or have weight "
+                        "0); nothing was updated", (long long)p->run.step);
+    p->outcome = TT__UPDATED;
+    tt_status status = tt__check_loss(p, one ? 0 : -1);
+    if (status != TT_OK) return status;
+    const bool finite = isfinite(p->results.clipped.norm), lowered = p->results.scale.skipped != skipped;
+    if (!finite && !lowered) return tt__norm_failed(p); /* else the loss scale has fallen */
+    if (finite) p->run.step++;
+    tt__give_stats(p, &p->done, finite ? p->results.clipped.norm : 0);
+    p->reads++;
+    return TT_OK;
+}
+
+/* Reads what the last step has found, if nobody has. The step at hand, which has launched nothing yet, stays
+   as it is. */
+static tt_status tt__read_unread(tt_program *p)
+{
+    const int rank = tt__first_of(p, 0);
+    const tt__crew *c = p->settings.crew;
+    tt__rank *r = &p->rank[rank];
+    const tt__results now = p->results;
+    const double flops = p->flops;
+    if (!p->unread.any) return TT_OK;
+    p->unread.any = false;
+    p->run.step--; /* until it is known to be done */
+    tt_status status = c->kind->backend->after(c->device[rank], TT__HOST_STREAM, r->has_found);
+    status = tt__device_status(p->ctx, c, rank, status);
+    if (status != TT_OK) return status;
+    r->results = *r->found;
+    r->results.scale = now.scale;
+    p->results = r->results;
+    p->flops = p->unread.flops;
+    status = tt__judge_step(p, p->unread.one, now.scale.skipped);
+    p->results = now;
+    p->flops = flops;
+    return status;
+}
+
+/* Has the results of a step copied to the host, to be read later. */
+static tt_status tt__leave_unread(tt_program *p, bool one)
+{
+    const int rank = tt__first_of(p, 0);
+    const tt__crew *c = p->settings.crew;
+    const tt__backend *b = c->kind->backend;
+    tt__rank *r = &p->rank[rank];
+    const void *from = tt__resolve(p, rank, p->built.t->results).data;
+    tt_status status = b->copy(c->device[rank], TT__COMPUTE_STREAM, r->found, from, sizeof *r->found);
+    if (status == TT_OK) status = b->mark(c->device[rank], TT__COMPUTE_STREAM, &r->has_found);
+    if (status != TT_OK) return tt__device_status(p->ctx, c, rank, status);
+    p->unread.any = true;
+    p->unread.one = one;
+    p->unread.flops = p->flops;
+    p->run.step++;
+    return TT_OK;
+}
+
+/* Counts a step that failed and updated nothing as one that is skipped. */
+static void tt__skip_step(tt_program *p)
+{
+    p->results.scale.skipped++;
+    p->done.skipped = (int64_t)p->results.scale.skipped;
+    p->scale_set = false;
+}
+
+tt_status tt_wait(tt_program *p, tt_stats *stats)
+{
+    tt_status status = tt__read_unread(p);
+    if (stats) *stats = p->done;
+    return status;
+}
+
+/* The update, which leaves all as it is where a loss or gradient is not finite. */
+static tt_status tt__finish_step(tt_program *p, float lr, tt_stats *stats)
+{
+    const double skipped = p->results.scale.skipped;
+    const bool one = p->round == 1 && p->arena->data == 1;
+    p->run.lr = lr;
+    tt_status status = p->stage ? tt__run_pipeline(p) : p->round % tt__slots(p) ? tt__run_lap(p) : TT_OK;
+    if (status == TT_OK) status = tt__run_segment(p, TT__EACH_STEP);
+    if (status != TT_OK) return status;
+    if (!stats && tt__reads_later(p) && p->rank[tt__first_of(p, 0)].found) return tt__leave_unread(p, one);
+    status = tt__read_results(p);
+    if (status == TT_OK) status = tt__judge_step(p, one, skipped);
+    if (status == TT_OK && stats) *stats = p->done;
+    return status;
+}
+
+tt_status tt_step(tt_program *p, float lr, tt_stats *stats)
+{
+    if (!p->settings.options.train)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "this program was compiled with train = false: use tt_run");
+    tt_status status = tt__check_lr(p, lr);
+    if (status != TT_OK) return status;
+    tt__begin_step(p);
+    p->run.lr = lr; /* the micro-batch may update */
+    status = tt__micro(p, false);
+    if (status == TT_OK) status = tt__end_round(p);
+    if (status == TT_OK) status = tt__finish_step(p, lr, stats);
+    p->round = 0;
+    return status;
+}
+
+tt_status tt_micro_step(tt_program *p, tt_stats *stats)
+{
+    if (!p->settings.options.train || !p->settings.options.accumulate)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_micro_step needs a program compiled with train and "
+                        "accumulate");
+    if (p->round == 0) tt__begin_step(p);
+    if (p->micro_failed)
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "an earlier micro-batch of this step failed: tt_update ends "
+                        "the step without updating");
+    tt_status status = tt__micro(p, stats != NULL);
+    if (status == TT_OK) status = tt__end_round(p);
+    if (status != TT_OK && p->round > 0) p->micro_failed = true; /* gradients may hold half of it */
+    if (status != TT_OK) return status;
+    tt__give_stats(p, stats, 0);
+    return TT_OK;
+}
+
+tt_status tt_update(tt_program *p, float lr, tt_stats *stats)
+{
+    if (!p->settings.options.train || !p->settings.options.accumulate)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update needs a program compiled with train and "
+                        "accumulate");
+    if (p->round == 0)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_update: no micro-batch was run in this step");
+    tt_status status = tt__check_lr(p, lr);
+    if (status != TT_OK) return status;
+    if (!p->micro_failed) status = tt__finish_step(p, lr, stats);
+    else status = tt__fail(p->ctx, TT_ERR_NUMERIC, "step %lld: a micro-batch failed; nothing was updated",
+                           (long long)p->run.step);
+    p->round = 0;
+    return status;
+}
+
+enum { TT__LEAF_PIECE = 256 };
+
+/* a += b, rounded to a dtype. */
+static void tt__add_rounded(tt_dtype dtype, float *a, const float *b, int64_t n)
+{
+    uint16_t half[TT__LEAF_PIECE];
+    for (int64_t k = 0; k < n; k++) a[k] += b[k];
+    if (dtype == TT_F32) return;
+    tt__convert(half, dtype, a, TT_F32, (size_t)n);
+    tt__convert(a, TT_F32, half, dtype, (size_t)n);
+}
+
+/* Reads elements [at, at + n) of a slot of gradient v as floats. */
+static tt_status tt__read_slot(tt_program *p, int rank, int32_t v, int slot, int64_t at, float *to, int64_t n)
+{
+    const tt__value *x = &p->built.t->values[v];
+    const char *from = tt__storage_memory(p, rank, x);
+    if (from) from += (size_t)slot * tt__slot_bytes(x) + (size_t)at * tt_dtype_bytes(x->shape.dtype);
+    return tt__fetch_memory(p->ctx, p->arena, rank, x->space, to, TT_F32, from, x->shape.dtype, (size_t)n);
+}
+
+/* The gradient of a parameter as it is so far, in what may be several storages, which are stored alike. Sums
+   of a step: the leaves of all data ranks in one. Sums of micro-batches, which ranks have summed: a total,
+   and where ranks have several slots, those that the lap at hand has filled. */
+typedef struct tt__so_far {
+    int32_t leaves, total; /* 0: no such storage */
+    int slots;
+    tt__part part;         /* what ranks have of them */
+} tt__so_far;
+
+/* Adds them up as the tree of sums will. */
+static tt_status tt__sum_so_far(tt_program *p, const tt__so_far *g, const tt__stored *stored, float *to)
+{
+    const int data = p->built.t->sums_micros ? 1 : p->arena->data;
+    const tt_dtype dtype = p->built.t->values[g->leaves ? g->leaves : g->total].shape.dtype;
+    const int64_t size = stored->rows * stored->cols;
+    const size_t bytes = sizeof(float[TT__LEAF_PIECE]) * (size_t)(g->slots * data + 1);
+    float (*leaf)[TT__LEAF_PIECE] = (float (*)[TT__LEAF_PIECE])tt__alloc(p->ctx, bytes);
+    tt_status status = leaf ? TT_OK : TT_ERR_MEMORY;
+    for (int64_t e = 0, n; e < size && status == TT_OK; e += n) {
+        int rank, many = 0;
+        const int64_t at = tt__stored_at(stored, e, &rank, &n);
+        n = tt__min(n, TT__LEAF_PIECE);
+        for (int l = 0; l < g->slots * data && status == TT_OK; l++) {
+            const int slot = l / data, of = tt__first_of(p, l % data) + rank;
+            if (data > 1 && l % data >= p->in_slot[slot]) continue;
+            status = tt__read_slot(p, of, g->leaves, slot, at, leaf[many++], n);
+        }
+        for (int s = 1; s < many; s *= 2)
+            for (int l = 0; l + s < many; l += 2 * s) tt__add_rounded(dtype, leaf[l], leaf[l + s], n);
+        if (g->total && status == TT_OK) status = tt__read_slot(p, rank, g->total, 0, at, leaf[many++], n);
+        if (g->total && many > 1) tt__add_rounded(dtype, leaf[0], leaf[many - 1], n);
+        if (status == TT_OK) memcpy(to + e, leaf[0], sizeof(float) * (size_t)n);
+    }
+    tt__free(p->ctx, leaf);
+    return status;
+}
+
+/* Where a parameter's gradient is so far. False: it has none. */
+static bool tt__find_gradient(const tt_program *p, const tt_param *param, tt__so_far *g)
+{
+    const tt_tape *t = p->built.t;
+    const int slots = tt__slots(p);
+    bool found = false;
+    memset(g, 0, sizeof *g);
+    for (int32_t v = 1; v < t->n_values; v++) {
+        const tt__value *x = &t->values[v];
+        const bool gradient = x->storage == TT__GRADIENT && x->base == v && x->persistent;
+        if (!gradient || x->param != param->index || param->ctx != p->ctx) continue;
+        g->part = x->part;
+        found = true;
+        if (t->sums_micros && x->slots <= 1) g->total = p->round >= slots ? v : 0;
+        else g->leaves = v;
+    }
+    if (g->leaves) g->slots = t->sums_micros ? (int)(p->round % slots) : (int)tt__min(p->round, slots);
+    return found;
+}
+
+tt_status tt_get_gradient(tt_program *p, const tt_param *param, float *to)
+{
+    const tt__results *of = &p->results;
+    tt__so_far g;
+    int bad;
+    if (p->stage)
+        return tt__fail(p->ctx, TT_ERR_UNSUPPORTED, "tt_get_gradient: a pipeline runs the micro-batches of a "
+                        "step together with its update, and keeps no gradients before");
+    if (!p->settings.options.train || !p->settings.options.accumulate || p->round == 0)
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: gradients are kept between tt_micro_step "
+                        "and tt_update of a program compiled with accumulate");
+    tt_status status = tt__read_counts(p, &bad);
+    if (status != TT_OK) return status;
+    if (!(of->totals.targets > 0))
+        return tt__fail(p->ctx, TT_ERR_NUMERIC, "tt_get_gradient: no target counted so far (all are ignored "
+                        "or have weight 0), so there is no mean");
+    if (!tt__find_gradient(p, param, &g))
+        return tt__fail(p->ctx, TT_ERR_ARGUMENT, "tt_get_gradient: parameter '%s' has no gradient in this "
+                        "program: it is frozen or not used", param->name);
+    const tt__stored stored = tt__stored_of(param, &g.part, p->arena);
+    status = tt__sum_so_far(p, &g, &stored, to);
+    for (int64_t k = 0; k < param->size && status == TT_OK; k++)
+        to[k] = (float)(to[k] * (p->run.loss_norm / of->totals.targets / of->scale.scale));
+    return status;
+}

@@ -1,0 +1,224 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../ops/linear/rules.h"
+#include "../passes/precision.h"
+#include "../passes/overlap.h"
+#include "../ranks/processes.h"
+#include "../context/memory.h"
+#include "../context/devices.h"
+#include "../compile/program.h"
+#include "ranks.h"
+#include "processes.h"
+#include "stages.h"
+#include "launch.h"
+
+/* ---- products that are made in the fastest way (tt_compile_options.tune) */
+
+/* The choices of products of a rank's device, as text that the caller frees. NULL: out of memory. */
+static char *tt__tuned_text(const tt_program *p, int rank)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    const size_t length = b->tuned_text(d, NULL, 0);
+    char *text = (char *)tt__alloc(p->ctx, length + 1);
+    if (text) b->tuned_text(d, text, length + 1);
+    return text;
+}
+
+/* A rank's device takes over what a text says of products; `from`: where the text is from. */
+static tt_status tt__learn(const tt_program *p, int rank, const char *text, const char *from)
+{
+    const tt__backend *b = p->settings.kind->backend;
+    tt__device *d = p->settings.crew->device[rank];
+    int line = 0;
+    const tt_status status = b->learn(d, text, &line);
+    if (status == TT_OK) return TT_OK;
+    return tt__fail(p->ctx, status, "%s, line %d: %s", from, line, b->error(d));
+}
+
+/* All ranks' devices take over the text, but those of another kind, which know nothing then. */
+static tt_status tt__learn_on_ranks(const tt_program *p, const char *text, const char *from)
+{
+    const tt__crew *c = p->settings.crew;
+    tt_status status = TT_OK;
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++) {
+        status = tt__learn(p, r, text, from);
+        if (status == TT_ERR_UNSUPPORTED && r > c->first) status = TT_OK;
+    }
+    return status;
+}
+
+/* Has a rank's device meet the products of the program, at full capacity, and time those of which it knows
+   nothing (`times`). *untimed grows by those that there was no memory for. */
+static tt_status tt__tune_rank(tt_program *of, int rank, bool times, int *untimed)
+{
+    tt_program room, *p = tt__rank_view(of, rank, &room);
+    const tt_tape *t = p->built.t;
+    const tt__rank *r = &p->rank[rank];
+    const tt__backend *b = p->settings.kind->backend;
+    const size_t peers = 2 * (size_t)tt__max(p->settings.crew->ranks, tt__slots(p));
+    const bool later = p->later;
+    const int64_t round = p->round, rounds = t->accumulate ? tt__slots(p) : 0; /* before what adds adds */
+    int64_t *rows = (int64_t *)tt__alloc(p->ctx, sizeof *rows * (size_t)(t->n_axes + 1));
+    tt_status status = rows ? TT_OK : TT_ERR_MEMORY;
+    tt__launch like;
+    memset(&like, 0, sizeof like);
+    like.device = p->settings.crew->device[rank];
+    like.tape = t;
+    like.tf32 = p->settings.matmul == TT__MATMUL_TF32;
+    like.tuned = true;
+    like.resident = p->arena->memory[rank];
+    const tt__progress at = {like, false, TT__ALONE, TT__COMPUTE_STREAM};
+    for (int32_t k = 0; k < t->n_axes && rows; k++) rows[k] = t->axes[k].capacity;
+    p->rows_in_place = rows;
+    for (p->round = 0; p->round <= rounds; p->round++) { /* gradients of each slot, which then are added to */
+        p->later = p->round && p->round == rounds;
+        for (int k = 0, n; k < t->n_code && status == TT_OK; k += n) {
+            const tt__instr *i = &t->code[k];
+            int some = 0;
+            for (n = 1; i[n - 1].with_next; n++) {}
+            if (i->on_host || tt__cost_of(i) != TT__COST_PRODUCT) continue;
+            for (int j = 0; j < n; j++) {
+                tt__launch *l = &r->launches[some];
+                if (tt__is_left_out(p, &at, &i[j])) continue;
+                *l = like;
+                tt__set_launch(p, rank, &i[j], l, r->peers + (size_t)some * peers);
+                some += !tt__is_empty(&l->in[0]) && !tt__is_empty(&l->out[0]);
+            }
+            if (some > 1 && tt__is(i, TT__PRODUCT)) some = tt__join_launches(r->launches, some);
+            if (some)
+                status = tt__device_status(p->ctx, p->settings.crew, rank,
+                                           b->tune(r->launches, some, times, untimed));
+        }
+    }
+    p->rows_in_place = NULL;
+    p->round = round;
+    p->later = later;
+    tt__free(p->ctx, rows);
+    return status;
+}
+
+/* tt__tune_rank of all programs of the arena that are to be tuned. */
+static tt_status tt__tune_arena(tt_program *p, int rank, bool times, int *untimed)
+{
+    tt_status status = TT_OK;
+    for (tt_program *q = p->arena->programs; q && status == TT_OK; q = q->next)
+        if (q->tunes) status = tt__tune_rank(q, rank, times, untimed);
+    return status;
+}
+
+/* The ranks of this process time one after another, each what those before it have not, and all processes do
+   so one after another. *text, which is replaced, is what is known before, and at the end. */
+static tt_status tt__tune_in_turn(tt_program *p, char **text, int *untimed)
+{
+    tt_context *ctx = p->ctx;
+    const tt__crew *c = p->settings.crew;
+    tt_status status = TT_OK;
+    for (int process = 0; process < tt_processes(ctx) && status == TT_OK; process++) {
+        uint64_t bytes = 0;
+        for (int r = c->first; r < c->first + c->local && process == tt_process(ctx); r++) {
+            if (status == TT_OK && *text) status = tt__learn(p, r, *text, "what other ranks have timed");
+            if (status == TT_ERR_UNSUPPORTED) { status = TT_OK; continue; }
+            if (status == TT_OK) status = tt__tune_arena(p, r, true, untimed);
+            if (status != TT_OK) break;
+            tt__free(ctx, *text);
+            if (!(*text = tt__tuned_text(p, r))) status = TT_ERR_MEMORY;
+        }
+        if (!ctx->net) continue;
+        if (*text) bytes = strlen(*text) + 1;
+        status = tt__agree(ctx, "timing products", status, &bytes, sizeof bytes);
+        if (status != TT_OK) return status;
+        bytes = *(const uint64_t *)tt__noted(ctx, process, &bytes);
+        if (process != tt_process(ctx)) {
+            tt__free(ctx, *text);
+            *text = (char *)tt__alloc(ctx, bytes);
+        }
+        if (bytes && *text) status = tt__net_fetch(ctx, process, "the fastest products", *text, bytes);
+        else if (bytes) status = tt__net_fail(ctx, TT_ERR_MEMORY);
+    }
+    return status;
+}
+
+/* Reads a file of products, if it is there, as text to be freed. */
+static tt_status tt__read_tuned(tt_context *ctx, const char *path, char **text)
+{
+    char folder[1024];
+    const char *slash = strrchr(path, '/');
+    const size_t length = slash ? (size_t)(slash - path) + (slash == path) : 1;
+    tt__file_bytes file;
+    bool there = false;
+    if (length >= sizeof folder) return tt__fail(ctx, TT_ERR_ARGUMENT, "tune: the path is too long");
+    memcpy(folder, slash ? path : ".", length);
+    folder[length] = 0;
+    tt_status status = tt__folder_has(ctx, folder, slash ? slash + 1 : path, &there);
+    if (status == TT_OK && there) status = tt__file_open(ctx, path, &file);
+    if (status == TT_OK && there) *text = file.bytes;
+    return status;
+}
+
+static tt_status tt__write_tuned(tt_context *ctx, const char *path, const char *text)
+{
+    tt__writer *w = (tt__writer *)tt__alloc(ctx, sizeof *w);
+    if (!w) return TT_ERR_MEMORY;
+    tt_status status = tt__writer_begin(w, ctx, path);
+    if (status == TT_OK) tt__write(w, text, strlen(text));
+    if (status == TT_OK) status = tt__writer_end(w);
+    tt__free(ctx, w);
+    return status;
+}
+
+/* Before the first run of an arena: finds the fastest ways to make the products of its programs. Nothing that
+   a program sees is written. */
+static tt_status tt__tune_products(tt_program *p)
+{
+    tt_context *ctx = p->ctx;
+    tt__arena *a = p->arena;
+    const tt__crew *c = p->settings.crew;
+    char *text = NULL, from[1100];
+    int untimed = 0;
+    const double begin = tt__seconds();
+    tt_status status = TT_OK;
+    if (a->tuned || !p->tunes || !p->settings.kind->backend->tune) return TT_OK;
+    for (tt_program *q = a->programs; q && status == TT_OK; q = q->next)
+        if (q->tunes) status = tt_allocate(q);
+    if (status == TT_OK && !a->learnt && p->tune_file && tt_process(ctx) == 0) {
+        status = tt__read_tuned(ctx, p->tune_file, &text);
+        snprintf(from, sizeof from, "tune: '%s'", p->tune_file);
+        if (status == TT_OK && text) status = tt__learn(p, c->first, text, from);
+    }
+    const size_t before = text ? strlen(text) : 0;
+    status = tt__agree(ctx, "what products to time", status, NULL, 0);
+    if (status == TT_OK && !a->learnt) status = tt__tune_in_turn(p, &text, &untimed);
+    if (status == TT_OK && text) status = tt__learn_on_ranks(p, text, "what ranks have timed");
+    for (int r = c->first; r < c->first + c->local && status == TT_OK; r++)
+        status = tt__tune_arena(p, r, false, &untimed);
+    const bool more = text && strlen(text) > before;
+    if (status == TT_OK && more && p->tune_file && tt_process(ctx) == 0)
+        status = tt__write_tuned(ctx, p->tune_file, text);
+    status = tt__agree(ctx, "the end of timing products", status, NULL, 0);
+    if (status == TT_OK && more)
+        tt__log(ctx, TT_LOG_INFO, "tune", "the products of matrices were timed in %.2f s",
+                tt__seconds() - begin);
+    if (status == TT_OK && untimed)
+        tt__log(ctx, TT_LOG_WARNING, "tune", "%d products were not timed, as the device has no memory left "
+                "for it: cuBLASLt's first offer makes them", untimed);
+    a->tuned = status == TT_OK;
+    tt__free(ctx, text);
+    return status;
+}
+
+/* The recordings of the programs of an arena are made anew. */
+static void tt__forget_recordings(tt_program *p)
+{
+    const tt__crew *c = p->settings.crew;
+    for (tt_program *q = p->arena->programs; q; q = q->next)
+        for (int r = c->first; r < c->first + c->local; r++)
+            for (int k = 0; k < TT__RECORDINGS; k++) {
+                tt__recording *x = &q->rank[r].recordings[k];
+                if (x->made) c->kind->backend->forget(c->device[r], x->made);
+                x->made = NULL;
+            }
+}
+
+static tt_status tt__read_unread(tt_program *p);

@@ -1,0 +1,134 @@
+#pragma once
+#include "../base/base.h"
+#include "tape.h"
+#include "record.h"
+
+/* --------------------------------------------------------------------------------------------------- editing
+   How passes rewrite code in one sweep: instructions keep their numbers until tt__settle. tt__index counts
+   who writes and reads what; drop, put and insert keep the counts. A dropped instruction has op -1 and no
+   operands. */
+
+/* Adds what instruction k reads and writes to the counts, or (by: -1) takes it away. */
+static void tt__count(tt_tape *t, int k, int by)
+{
+    const tt__instr *i = &t->code[k];
+    for (int j = 0; j < TT__MAX_IN; j++) if (i->in[j]) t->values[t->values[i->in[j]].base].uses += by;
+    for (int j = 0; j < TT__MAX_OUT; j++) {
+        tt__value *y = &t->values[i->out[j]];
+        if (!i->out[j]) continue;
+        t->values[y->base].writes += by;
+        if (by > 0 && k > t->values[y->base].writer) t->values[y->base].writer = k;
+        if (by > 0 && (!y->producer || k < y->producer)) y->producer = k + 1;
+        if (by < 0 && y->producer == k + 1) y->producer = 0;
+    }
+}
+
+/* Counts anew; returns the number of instructions. */
+static int tt__index(tt_tape *t)
+{
+    for (int32_t v = 0; v < t->n_values; v++) {
+        tt__value *x = &t->values[v];
+        x->producer = x->uses = x->writes = x->views = x->reader = x->writer = x->instead = 0;
+    }
+    for (int32_t v = 1; v < t->n_values; v++) t->values[t->values[v].base].views += t->values[v].base != v;
+    for (int k = 0; k < t->n_code; k++) {
+        tt__count(t, k, 1);
+        for (int j = 0; j < TT__MAX_IN; j++) t->values[t->values[t->code[k].in[j]].base].reader = k;
+    }
+    return t->n_code;
+}
+
+static int tt__uses(const tt_tape *t, int32_t v) { return t->values[t->values[v].base].uses; }
+static int tt__producer(const tt_tape *t, int32_t v) { return t->values[v].producer - 1; } /* -1: none */
+
+/* v is read once, and nothing else needs its contents afterwards. */
+static bool tt__only_use(const tt_tape *t, int32_t v, int32_t root)
+{
+    const tt__value *x = &t->values[v];
+    const bool kept = v == root || x->keep || x->ends;
+    return v && !kept && x->base == v && x->storage == TT__TRANSIENT && x->uses == 1;
+}
+
+/* Instruction `at`, alone in writing its out[0], may run at `later`: until then none writes what it reads. */
+static bool tt__may_wait(const tt_tape *t, int at, int later)
+{
+    bool written = false; /* after `at`: only then is there something to search */
+    if (t->values[t->code[at].out[0]].writes != 1) return false;
+    for (int j = 0; j < TT__MAX_IN; j++) written |= t->values[t->values[t->code[at].in[j]].base].writer > at;
+    for (int k = at + 1; k <= later && written; k++)
+        for (int o = 0; o < TT__MAX_OUT; o++)
+            for (int j = 0; j < TT__MAX_IN && t->code[k].out[o]; j++) {
+                int32_t in = t->code[at].in[j];
+                if (in && t->values[in].base == t->values[t->code[k].out[o]].base) return false;
+            }
+    return true;
+}
+
+static void tt__drop(tt_tape *t, int k)
+{
+    tt__count(t, k, -1);
+    t->code[k] = tt__new_instr(-1);
+}
+
+/* `i` in the place of instruction k. */
+static void tt__put(tt_tape *t, int k, const tt__instr *i)
+{
+    tt__drop(t, k);
+    t->code[k] = *i;
+    tt__count(t, k, 1);
+}
+
+/* Drops instruction `at`; `merged`, which does its work and k's, stands at k and writes what k wrote. */
+static void tt__merge(tt_tape *t, int at, int k, tt__instr merged)
+{
+    merged.out[0] = t->code[k].out[0];
+    merged.add = t->code[k].add;
+    merged.add_later = t->code[k].add_later;
+    tt__drop(t, at);
+    tt__put(t, k, &merged);
+}
+
+/* `i` right before instruction `before`, after what was inserted there already. Returns the number behind all
+   others that it has until tt__settle; 0: out of memory. */
+static int tt__insert(tt_tape *t, int before, const tt__instr *i)
+{
+    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) return tt__out_of_memory(t);
+    t->code[t->n_code] = *i;
+    t->code[t->n_code].before = before;
+    tt__count(t, t->n_code, 1);
+    return t->n_code++;
+}
+
+/* Takes out what was dropped, and puts what was inserted behind the first n instructions in its place. */
+static tt_status tt__settle(tt_tape *t, int n)
+{
+    int kept = 0;
+    if (t->n_code == n) {
+        while (kept < n && t->code[kept].op >= 0) kept++; /* these stay where they are */
+        for (int k = kept; k < n; k++) if (t->code[k].op >= 0) t->code[kept++] = t->code[k];
+        t->n_code = kept;
+        return TT_OK;
+    }
+    tt__instr *code = (tt__instr *)tt__alloc(t->ctx, sizeof *code * (size_t)t->n_code);
+    int *place = (int *)tt__calloc(t->ctx, sizeof *place * (size_t)(n + 1)); /* how many; then where */
+    if (code && place) {
+        for (int k = n; k < t->n_code; k++) place[t->code[k].before] += t->code[k].op >= 0;
+        for (int k = 0; k <= n; k++) {
+            int many = place[k];
+            place[k] = kept;
+            kept += many;
+            if (k < n && t->code[k].op >= 0) code[kept++] = t->code[k];
+        }
+        for (int k = n; k < t->n_code; k++)
+            if (t->code[k].op >= 0) code[place[t->code[k].before]++] = t->code[k];
+        tt__instr *old = t->code;
+        t->code = code;
+        t->cap_code = t->n_code;
+        t->n_code = kept;
+        code = old;
+    }
+    bool ok = place && code;
+    tt__free(t->ctx, code);
+    tt__free(t->ctx, place);
+    return ok ? TT_OK : TT_ERR_MEMORY;
+}

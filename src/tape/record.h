@@ -1,0 +1,379 @@
+#pragma once
+#include "../base/base.h"
+#include "tape.h"
+
+/* ---------------------------------------------------------------------------------------------- recording */
+
+/* Marks the tape with its first error. Returns false, which as the number of a value is none. */
+TT_PRINTF(3, 4)
+static bool tt__tape_fail(tt_tape *t, tt_status status, const char *format, ...)
+{
+    va_list args;
+    if (t->status != TT_OK) return false;
+    t->status = status;
+    va_start(args, format);
+    vsnprintf(t->error, sizeof t->error, format, args);
+    va_end(args);
+    tt__fail(t->ctx, status, "%s", t->error);
+    return false;
+}
+
+tt_status tt_tape_status(const tt_tape *t) { return t->status; }
+
+void tt_tape_free(tt_tape *t)
+{
+    if (!t) return;
+    tt__free(t->ctx, t->values);
+    tt__free(t->ctx, t->code);
+    tt__free(t->ctx, t->axes);
+    tt__free(t->ctx, t->lists);
+    tt__free(t->ctx, t->params);
+    tt__free(t->ctx, t);
+}
+
+static bool tt__out_of_memory(tt_tape *t)
+{
+    return tt__tape_fail(t, TT_ERR_MEMORY, "out of memory while recording a tape");
+}
+
+/* A new value with storage of its own; 0 after tt__tape_fail. The arguments may point into the tape. */
+TT_PRINTF(4, 5)
+static int32_t tt__new_value(tt_tape *t, const tt__shape *shape, tt__storage storage, const char *format, ...)
+{
+    tt__value v;
+    va_list args;
+    memset(&v, 0, sizeof v);
+    v.shape = *shape;
+    v.ld = shape->cols;
+    v.storage = storage;
+    v.base = t->n_values;
+    v.param = -1;
+    va_start(args, format);
+    if (strcmp(format, "%s") == 0) { /* most are; a plan tries thousands of programs */
+        const char *name = va_arg(args, const char *);
+        const size_t length = strlen(name);
+        memcpy(v.name, name, length < sizeof v.name ? length : sizeof v.name - 1);
+    } else {
+        vsnprintf(v.name, sizeof v.name, format, args);
+    }
+    va_end(args);
+    if (shape->rows > TT__MOST_ELEMENTS / shape->cols)
+        return tt__tape_fail(t, TT_ERR_SHAPE, "'%s': %lld rows of width %lld are 2^47 elements or more, "
+                             "which no memory holds", v.name, (long long)shape->rows, (long long)shape->cols);
+    if (!TT__GROW(t->ctx, t->values, t->n_values, t->cap_values)) return tt__out_of_memory(t);
+    t->values[t->n_values] = v;
+    return t->n_values++;
+}
+
+/* A view of rows [0, rows) and columns [from, from + cols) of v, or (whole, contiguous) another shape. */
+static int32_t tt__new_view(tt_tape *t, int32_t of, const tt__shape *shape, int64_t offset, int64_t ld,
+                            const char *name)
+{
+    int32_t id = tt__new_value(t, shape, t->values[of].storage, "%s", name);
+    if (!id) return 0;
+    tt__value *v = &t->values[id], *b = &t->values[of];
+    v->base = b->base;
+    v->offset = b->offset + offset;
+    v->ld = ld;
+    v->needs_grad = b->needs_grad; /* views made by autodiff */
+    v->persistent = b->persistent;
+    v->space = b->space;
+    v->part = b->part;
+    v->param = b->param;
+    return id;
+}
+
+static tt__instr tt__new_instr(int op)
+{
+    tt__instr i;
+    memset(&i, 0, sizeof i);
+    i.op = op;
+    return i;
+}
+
+static tt__instr *tt__append(tt_tape *t, int op)
+{
+    if (!TT__GROW(t->ctx, t->code, t->n_code, t->cap_code)) { tt__out_of_memory(t); return NULL; }
+    tt__instr *i = &t->code[t->n_code++];
+    *i = tt__new_instr(op);
+    if (tt__is(i, TT__RANDOM)) i->random = ++t->n_random;
+    return i;
+}
+
+tt_tape *tt_tape_new(tt_context *ctx)
+{
+    tt_tape *t = (tt_tape *)tt__calloc(ctx, sizeof *t);
+    if (!t) return NULL;
+    t->ctx = ctx;
+    /* The address tells tapes of other contexts. Axes have but 30 bits of the number, which are not 0. */
+    t->number = ((uint32_t)((uintptr_t)ctx >> 6) * 2654435761u + ++ctx->n_tapes * 8) | 4;
+    t->alignment = TT__ALIGN;
+    t->data = t->slots = 1;
+    if (!TT__GROW(ctx, t->values, t->n_values, t->cap_values) ||
+        !TT__GROW(ctx, t->axes, t->n_axes, t->cap_axes)) {
+        tt_tape_free(t);
+        return NULL;
+    }
+    memset(&t->values[t->n_values++], 0, sizeof *t->values);
+    memset(&t->axes[t->n_axes++], 0, sizeof *t->axes);
+    return t;
+}
+
+/* An axis as a number of rows: negative, so that it cannot be taken for a fixed number, and with the number
+   of its tape. */
+static int64_t tt__axis_code(const tt_tape *t, int32_t axis, int32_t extra)
+{
+    return -((int64_t)(t->number >> 2) << 32 | ((int64_t)axis * 4 + extra)) - 1;
+}
+
+static bool tt__decode_rows(tt_tape *t, int64_t rows, tt__shape *shape)
+{
+    shape->axis = shape->extra = 0;
+    shape->rows = rows;
+    if (rows > 0) return true;
+    const int64_t tape = -(rows + 1) >> 32, code = -(rows + 1) & 0xffffffff;
+    if (rows < 0 && tape && tape != t->number >> 2)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "the rows are an axis of another tape: make one on this "
+                             "tape (tt_axis)");
+    if (rows == 0 || !tape || code / 4 < 1 || code / 4 >= t->n_axes) return false;
+    shape->axis = (int32_t)(code / 4);
+    shape->extra = (int32_t)(code % 4);
+    shape->rows = t->axes[shape->axis].capacity + shape->extra;
+    return true;
+}
+
+int64_t tt_axis(tt_tape *t, const char *name, int64_t capacity)
+{
+    if (t->status != TT_OK) return 0;
+    if (capacity < 1 || capacity > INT32_MAX)
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld is not in 1..2^31-1", name,
+                             (long long)capacity);
+    for (int32_t k = 1; k < t->n_axes && name[0]; k++) {
+        if (strncmp(t->axes[k].name, name, sizeof t->axes[k].name - 1) != 0) continue;
+        if (t->axes[k].capacity == capacity) return tt__axis_code(t, k, 0);
+        return tt__tape_fail(t, TT_ERR_ARGUMENT, "axis '%s': capacity %lld, and this tape has an axis of "
+                             "that name with capacity %lld: give one of them another name", name,
+                             (long long)capacity, (long long)t->axes[k].capacity);
+    }
+    if (!TT__GROW(t->ctx, t->axes, t->n_axes, t->cap_axes)) return tt__out_of_memory(t);
+    tt__axis *a = &t->axes[t->n_axes];
+    memset(a, 0, sizeof *a);
+    snprintf(a->name, sizeof a->name, "%s", name);
+    a->capacity = capacity;
+    return tt__axis_code(t, t->n_axes++, 0);
+}
+
+/* The first instruction of a segment; for TT__SEGMENTS, their number. */
+static int tt__segment_first(const tt_tape *t, unsigned segment)
+{
+    int from = 0, to = t->n_code;
+    while (from < to) {
+        int middle = (from + to) / 2;
+        if ((unsigned)t->code[middle].segment < segment) from = middle + 1;
+        else to = middle;
+    }
+    return from;
+}
+
+/* Is v a view that has a rank's own rows of a storage that is whole? */
+static bool tt__is_own_rows(const tt_tape *t, int32_t v)
+{
+    return t->values[v].part.split != t->values[t->values[v].base].part.split;
+}
+
+/* Bytes from one slot of a storage to the next, and of all together. */
+static size_t tt__slot_bytes(const tt__value *v)
+{
+    return tt__align_up((size_t)v->shape.rows * (size_t)v->shape.cols * tt_dtype_bytes(v->shape.dtype));
+}
+
+static size_t tt__storage_bytes(const tt__value *v)
+{
+    return tt__slot_bytes(v) * (v->slots > 1 ? (size_t)v->slots : 1) *
+           (v->copies > 1 ? (size_t)v->copies : 1);
+}
+
+static tt_value tt__handle(const tt_tape *t, int32_t id)
+{
+    tt_value v;
+    v.id = id;
+    v.tape = t->number;
+    return v;
+}
+
+static bool tt__has_value(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.id < t->n_values && v.tape == t->number;
+}
+
+/* Tells why a value cannot be what an error calls `what`. */
+static const char *tt__why_no_value(const tt_tape *t, tt_value v)
+{
+    return v.id > 0 && v.tape != t->number ? "is a value of another tape: record what computes it on this one"
+           : v.id ? "is not a value of this tape" : "is no value (id 0)";
+}
+
+/* Of a function that takes one value. */
+static bool tt__refuse_value(tt_tape *t, const char *function, tt_value v)
+{
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: the value %s", function, tt__why_no_value(t, v));
+}
+
+/* "'h' f32 (tokens<=8192, 768)" */
+static const char *tt__describe(const tt_tape *t, int32_t id, char *to, size_t capacity)
+{
+    const tt__shape *x = &t->values[id].shape;
+    char rows[112];
+    snprintf(rows, sizeof rows, "%s%s%s%lld", x->axis ? t->axes[x->axis].name : "",
+             x->axis && x->extra ? "+1" : "", x->axis ? "<=" : "", (long long)x->rows);
+    if (!id) snprintf(to, capacity, "nothing");
+    else snprintf(to, capacity, "'%s' %s (%s, %lld)", t->values[id].name, tt_dtype_name(x->dtype), rows,
+                  (long long)x->cols);
+    return to;
+}
+
+tt_value tt_input(tt_tape *t, const char *name, tt_dtype dtype, int64_t rows, int64_t width)
+{
+    tt__shape shape;
+    shape.dtype = dtype;
+    shape.cols = width;
+    if (t->status != TT_OK) return tt__handle(t, 0);
+    if (tt__decode_rows(t, rows, &shape) && width >= 1 && (unsigned)dtype < TT_DTYPE_COUNT)
+        return tt__handle(t, tt__new_value(t, &shape, TT__INPUT, "%s", name));
+    tt__tape_fail(t, TT_ERR_SHAPE, "input '%s': %lld rows of width %lld, dtype %d, is no tensor; rows and "
+                  "width must be at least 1", name, (long long)rows, (long long)width, (int)dtype);
+    return tt__handle(t, 0);
+}
+
+tt_value tt_seq_start(tt_tape *t, const char *name, int64_t seqs)
+{
+    tt__shape shape;
+    if (t->status == TT_OK && seqs < 0 && tt__decode_rows(t, seqs, &shape) && shape.extra == 0)
+        return tt_input(t, name, TT_I32, tt__axis_code(t, shape.axis, 1), 1);
+    if (seqs > 0 && seqs < INT64_MAX) return tt_input(t, name, TT_I32, seqs + 1, 1);
+    tt__tape_fail(t, TT_ERR_SHAPE, "sequence starts '%s': %lld is neither a positive number nor an axis",
+                  name, (long long)seqs);
+    return tt__handle(t, 0);
+}
+
+int64_t tt_value_rows(const tt_tape *t, tt_value v)
+{
+    return tt__has_value(t, v) ? t->values[v.id].shape.rows : 0;
+}
+
+int64_t tt_value_axis(const tt_tape *t, tt_value v)
+{
+    const tt__shape *x = tt__has_value(t, v) ? &t->values[v.id].shape : NULL;
+    return x && x->axis ? tt__axis_code(t, x->axis, x->extra) : x ? x->rows : 0;
+}
+
+int64_t tt_value_width(const tt_tape *t, tt_value v)
+{
+    return tt__has_value(t, v) ? t->values[v.id].shape.cols : 0;
+}
+
+void tt_name(tt_tape *t, tt_value v, const char *format, ...)
+{
+    va_list args;
+    if (!tt__has_value(t, v)) return;
+    va_start(args, format);
+    vsnprintf(t->values[v.id].name, sizeof t->values[v.id].name, format, args);
+    t->values[v.id].named = true;
+    va_end(args);
+}
+
+void tt_output(tt_tape *t, tt_value v)
+{
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].keep = t->values[v.id].keep = true;
+    else tt__refuse_value(t, "tt_output", v);
+}
+
+void tt_block_end(tt_tape *t, tt_value v)
+{
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].block_end = true;
+    else tt__refuse_value(t, "tt_block_end", v);
+}
+
+void tt_offload(tt_tape *t, tt_value v)
+{
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].offload = true;
+    else tt__refuse_value(t, "tt_offload", v);
+}
+
+static void tt__mark_value(tt_tape *t, const char *what, tt_value v, tt__mark mark)
+{
+    if (tt__has_value(t, v)) t->values[t->values[v.id].base].mark = mark;
+    else tt__refuse_value(t, what, v);
+}
+
+void tt_keep(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_keep", v, TT__MARKED_KEEP); }
+void tt_recompute(tt_tape *t, tt_value v) { tt__mark_value(t, "tt_recompute", v, TT__MARKED_AGAIN); }
+
+/* v is on the tape, as operand `number` of what an error calls `what`. */
+static bool tt__on_tape(tt_tape *t, const char *what, int number, tt_value v)
+{
+    if (t->status != TT_OK || tt__has_value(t, v)) return t->status == TT_OK;
+    return tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: operand %d %s", what, number, tt__why_no_value(t, v));
+}
+
+/* The value of parameter p on this tape, as operand `number` of `what`; 0 after tt__tape_fail. */
+static int32_t tt__param_id(tt_tape *t, const char *what, int number, const tt_param *p)
+{
+    if (t->status != TT_OK) return 0;
+    if (!p) tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter operand %d is NULL%s%s", what, number,
+                          t->ctx->unmade[0] ? ": " : "", t->ctx->unmade);
+    else if (p->ctx != t->ctx)
+        tt__tape_fail(t, TT_ERR_ARGUMENT, "%s: parameter '%s' belongs to another context", what, p->name);
+    if (t->status != TT_OK) return 0;
+    while (t->n_params <= p->index) {
+        if (!TT__GROW(t->ctx, t->params, t->n_params, t->cap_params)) return tt__out_of_memory(t);
+        t->params[t->n_params++] = 0;
+    }
+    if (t->params[p->index]) return t->params[p->index];
+    const int64_t rows = p->ndim > 1 ? p->dims[0] : 1;
+    const tt__shape shape = {TT_F32, rows, p->size / rows, 0, 0};
+    int32_t id = tt__new_value(t, &shape, TT__PARAMETER, "%s", p->name);
+    if (!id) return 0;
+    t->values[id].param = p->index;
+    t->values[id].persistent = true;
+    return t->params[p->index] = id;
+}
+
+tt_value tt_param_value(tt_tape *t, tt_param *p)
+{
+    return tt__handle(t, tt__param_id(t, "param_value", 0, p));
+}
+
+/* -------------------------------------------------------------------------------------------------- views */
+
+tt_value tt_slice(tt_tape *t, tt_value x, int64_t from, int64_t width)
+{
+    char what[256];
+    if (!tt__on_tape(t, "slice", 0, x)) return tt__handle(t, 0);
+    tt__shape shape = t->values[x.id].shape;
+    if (from < 0 || width < 1 || from > shape.cols - width)
+        return tt__handle(t, tt__tape_fail(t, TT_ERR_SHAPE, "slice: %lld columns from column %lld of %s",
+                                        (long long)width, (long long)from,
+                                        tt__describe(t, x.id, what, sizeof what)));
+    shape.cols = width;
+    return tt__handle(t, tt__new_view(t, x.id, &shape, from, t->values[x.id].ld, t->values[x.id].name));
+}
+
+tt_value tt_reshape(tt_tape *t, tt_value x, int64_t rows, int64_t width)
+{
+    char what[256];
+    tt__shape to;
+    if (!tt__on_tape(t, "reshape", 0, x)) return tt__handle(t, 0);
+    tt__value *v = &t->values[x.id];
+    bool ok = width >= 1 && tt__decode_rows(t, rows, &to) && v->ld == v->shape.cols;
+    const tt__shape *from = &v->shape;
+    if (ok && from->axis) ok = to.axis == from->axis && to.extra == from->extra && width == from->cols;
+    else if (ok) ok = !to.axis && to.rows <= INT64_MAX / width && to.rows * width == from->rows * from->cols;
+    to.dtype = v->shape.dtype;
+    to.cols = width;
+    if (ok) return tt__handle(t, tt__new_view(t, x.id, &to, 0, width, v->name));
+    tt__tape_fail(t, TT_ERR_SHAPE, "reshape: %s to (%lld, %lld): the number of elements must stay, rows of "
+                  "an axis cannot be split, and a slice cannot be reshaped",
+                  tt__describe(t, x.id, what, sizeof what), (long long)rows, (long long)width);
+    return tt__handle(t, 0);
+}

@@ -1,0 +1,63 @@
+// tinytrain_cuda.cu - tinytrain's backend for NVIDIA GPUs.
+//
+//     nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -c tinytrain_cuda.cu
+//     cc -O2 -DTINYTRAIN_CUDA program.c tinytrain_cuda.o -lcublasLt -lcudart -lstdc++ -lm -lpthread
+//
+// Compile a program with device = "cuda" and it runs here: the same tape, passes and plan as on the CPU,
+// other kernels.
+//
+// Sections: portability, device, numbers, rows, losses, optimizers, collectives, attention, matmuls, table.
+//
+// Rules that all kernels keep. Sums are f32 at least and in a fixed order, with no atomics on floats: the
+// same bits in every run. All that changes from step to step (seed, step, learning rate, loss scale) is read
+// from values on the device and never an argument, so that a captured step can be replayed. Nobody waits for
+// another block. Where the CPU backend draws random numbers, these are the same.
+#include "cuda/system.cuh"
+
+#ifndef TT__PORTABILITY_ONLY // what the emulator's own tests want of this file
+#define TINYTRAIN_BACKEND
+#include "tinytrain.h"
+#endif
+
+#include "cuda/portability.cuh"
+
+#ifndef TT__PORTABILITY_ONLY
+
+#include "cuda/handle.cuh"
+
+namespace {
+
+#include "cuda/device.cuh"
+#include "cuda/numbers.cuh"
+#include "cuda/groups.cuh"
+#include "ops/elementwise/cuda.cuh"
+#include "ops/rows/cuda.cuh"
+#include "ops/norm/cuda.cuh"
+#include "ops/embedding/cuda.cuh"
+#include "ops/losses/cuda.cuh"
+#include "ops/optimizers/cuda.cuh"
+#include "ops/collectives/cuda.cuh"
+#include "ops/collectives/cuda_peers.cuh"
+#include "ops/attention/cuda_shared.cuh"
+#include "ops/attention/cuda_f32.cuh"
+#include "ops/attention/cuda_cores.cuh"
+#include "ops/attention/cuda_forward_wide.cuh"
+#include "ops/attention/cuda_backward.cuh"
+#include "ops/attention/cuda_backward_wide.cuh"
+#include "ops/attention/cuda.cuh"
+#include "ops/linear/cuda_products.cuh"
+#include "ops/linear/cuda_tuned.cuh"
+#include "ops/linear/cuda.cuh"
+#include "ops/fp8/cuda.cuh"
+#include "ops/kernels.cuh"
+
+} // namespace
+
+extern "C" const tt__backend tt__cuda_backend = {
+    cuda_open, cuda_close, cuda_error, cuda_allocate, cuda_release, cuda_allocate_managed, cuda_keep,
+        cuda_prefetch, cuda_allocate_host, cuda_release_host, cuda_copy, cuda_fill, cuda_init, cuda_read,
+        cuda_wait, cuda_mark, cuda_after, cuda_release_event, cuda_launch, cuda_capture, cuda_captured,
+        cuda_replay, cuda_forget, cuda_refuses, cuda_describe, cuda_peer, cuda_stage, cuda_available,
+        cuda_tune, cuda_tuned_text, cuda_learn, };
+
+#endif // TT__PORTABILITY_ONLY

@@ -1,0 +1,269 @@
+#pragma once
+#include "../base/base.h"
+#include "../ranks/processes.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "../compile/compile.h"
+#include "../run/ranks.h"
+#include "../run/inputs.h"
+#include "../run/results.h"
+#include "../run/step.h"
+#include "../text/vocabulary.h"
+#include "trainer.h"
+
+/* Runs the batches that are set on the first data ranks, and adds them to the evaluation in their order, as
+   one rank would. */
+static tt_status tt__evaluate_round(tt_trainer *r, int batches, tt_stats *stats)
+{
+    tt_stats s;
+    tt_status status = tt_run(r->eval, NULL);
+    if (status != TT_OK) return status;
+    for (int rank = 0; rank < batches; rank++) {
+        tt__rank_stats(r->eval, rank, &s);
+        const double targets = stats->targets + s.targets;
+        if (targets > 0) stats->loss = (stats->loss * stats->targets + s.loss * s.targets) / targets;
+        stats->targets = targets;
+        stats->correct += s.correct;
+        stats->flops += s.flops;
+    }
+    stats->step = tt_trainer_steps(r);
+    return TT_OK;
+}
+
+tt_status tt_evaluate_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats)
+{
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__set_batch(r, r->eval, 0, b, false);
+    return status == TT_OK ? tt__evaluate_round(r, 1, stats) : status;
+}
+
+/* Has the trainer room for all of a source? Asked before the first micro-batch: a large one may come late. */
+static tt_status tt__source_fits(const tt_trainer *r, const tt_source *s, const char *what)
+{
+    const tt_train_options *o = &r->options;
+    if (!s || !s->seek || !s->next || s->steps < 1)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source %s %s", what, !s ? "is NULL" :
+                        s->seek && s->next ? "has tt_source.steps < 1: count the steps of an epoch" :
+                        "needs the functions `seek` and `next`");
+    bool tokens_fit = r->model.same_length || s->max_tokens <= o->max_tokens;
+    if (tokens_fit && s->max_seqs <= o->max_seqs) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_SHAPE, "micro-batches %s have up to %d sequences and %d tokens, and the "
+                    "trainer has max_seqs = %d and max_tokens = %d: make it for the largest of all its "
+                    "sources (tt_train_options_make_room)", what, s->max_seqs, s->max_tokens, o->max_seqs,
+                    o->max_tokens);
+}
+
+/* What all processes must have in common of a source, in lines that say what it is for: hashes of its
+   examples and classes, and what its batches depend on. NULL: none. */
+static void tt__source_lines(const tt_source *s, const char *what, tt__text *text)
+{
+    char own[TT__NOTE / 4] = "";
+    uint64_t classes = TT__HASH_BEGIN;
+    if (!s || !s->next) return;
+    if (s->describe) s->describe(s->self, own, sizeof own);
+    own[sizeof own - 1] = 0;
+    for (const char *line = own; *line; line += strcspn(line, "\n"), line += *line == '\n')
+        tt__print(text, "%.*s %s\n", (int)strcspn(line, "\n"), line, what);
+    for (int c = 0; c < s->classes; c++)
+        classes = tt__hash_on(classes, s->class_names[c], strlen(s->class_names[c]) + 1);
+    tt__print(text, "%lld steps %s\n%d classes with hash %016llx %s\nexamples with hash %016llx %s\n",
+              (long long)s->steps, what, s->classes, (unsigned long long)classes, what,
+              (unsigned long long)(s->hash ? s->hash(s->self) : 0), what);
+}
+
+/* What a function of the caller's returned, before which ctx->error was emptied: an error gets a sentence
+   where the function left none. */
+static tt_status tt__returned(tt_context *ctx, tt_status status, const char *what, int64_t epoch,
+                              int64_t step)
+{
+    if (status == TT_OK || ctx->error[0]) return status;
+    return tt__fail(ctx, status, "epoch %lld, step %lld: %s failed (%s)", (long long)epoch + 1,
+                    (long long)step + 1, what, tt_status_name(status));
+}
+
+/* Gets the next micro-batch, which is of this step if there is one. b NULL: goes to the step instead. */
+static tt_status tt__from_source(tt_context *ctx, const tt_source *s, int64_t epoch, int64_t step,
+                                 tt_batch *b, bool *more)
+{
+    if (b) memset(b, 0, sizeof *b);
+    ctx->error[0] = 0;
+    tt_status status = b ? s->next(s->self, b, more) : s->seek(s->self, epoch, step);
+    status = tt__returned(ctx, status, "the source", epoch, step);
+    if (status != TT_OK) return tt__net_fail(ctx, status); /* other processes may have got theirs */
+    if (!b || !*more || step < s->steps) return status;
+    return tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld: the source gives a step %lld, and has tt_source.steps "
+                    "= %lld", (long long)epoch + 1, (long long)step + 1, (long long)s->steps);
+}
+
+/* Tells a source which data ranks are of this process. */
+static void tt__deal(const tt_trainer *r, const tt_source *s, bool by_step)
+{
+    const tt_program *p = r->eval;
+    int first = 0, end = r->data;
+    if (!s->deal || !r->ctx->net) return;
+    while (first < end && !tt__has_data_rank(p, first)) first++;
+    while (end > first && !tt__has_data_rank(p, end - 1)) end--;
+    s->deal(s->self, r->data, first, end, by_step);
+}
+
+/* What the unit of the model counts. */
+static int tt__items(const tt_batch *b) { return b->rows ? b->rows : b->seqs; }
+
+/* What tt_confusion counts, and of the batches that are set on each data rank their labels. */
+typedef struct tt__confusion {
+    int64_t *counts;
+    float *logits;            /* (max_seqs, classes) */
+    int32_t *labels;          /* (data ranks, max_seqs) */
+    int seqs[TT__RANKS];
+} tt__confusion;
+
+static tt_status tt__confusion_set(tt_trainer *r, tt__confusion *c, int rank, const tt_batch *b)
+{
+    const int32_t *labels = b->labels;
+    int64_t n = b->seqs;
+    for (int k = 0; k < b->n_arrays; k++)
+        if (strcmp(b->arrays[k].input, "labels") == 0)
+            labels = (const int32_t *)b->arrays[k].data, n = b->arrays[k].rows;
+    if (!labels || n > r->options.max_seqs)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion: the batch has %s",
+                        labels ? "more labels than max_seqs" : "no labels");
+    memcpy(c->labels + (size_t)rank * (size_t)r->options.max_seqs, labels, sizeof *labels * (size_t)n);
+    c->seqs[rank] = (int)n;
+    return TT_OK;
+}
+
+/* After a run of the batches that are set. */
+static tt_status tt__confusion_count(tt_trainer *r, tt__confusion *c, int batches)
+{
+    const int classes = r->model.classes;
+    tt_status status = TT_OK;
+    for (int rank = 0; rank < batches && status == TT_OK; rank++) {
+        const size_t room = (size_t)c->seqs[rank] * (size_t)classes;
+        status = tt_get_rank(r->eval, rank, r->output, c->logits, room);
+        for (int s = 0; s < c->seqs[rank] && status == TT_OK; s++) {
+            const float *x = c->logits + (size_t)s * (size_t)classes;
+            const int32_t label = c->labels[(size_t)rank * (size_t)r->options.max_seqs + (size_t)s];
+            int best = 0;
+            for (int k = 1; k < classes; k++) if (x[k] > x[best]) best = k;
+            if (label >= 0 && label < classes) c->counts[(int64_t)label * classes + best]++;
+        }
+    }
+    return status;
+}
+
+/* Adds epoch 0 of the source up; stops early where *stop is not 0. c may be NULL. */
+static tt_status tt__evaluate(tt_trainer *r, const tt_source *source, const volatile int *stop,
+                              tt_stats *stats, double *items, tt__confusion *c)
+{
+    tt_batch b;
+    bool more = true;
+    int64_t step = 0;
+    int set = 0; /* batches, on so many data ranks */
+    memset(stats, 0, sizeof *stats);
+    tt_status status = tt__none_staged(r);
+    tt__deal(r, source, false);
+    if (status == TT_OK) status = tt__from_source(r->ctx, source, 0, 0, NULL, NULL);
+    while (status == TT_OK && more && !(stop && *stop)) {
+        status = tt__from_source(r->ctx, source, 0, step, &b, &more);
+        if (status == TT_OK && more) {
+            if (c) status = tt__confusion_set(r, c, set, &b);
+            if (status == TT_OK) status = tt__set_batch(r, r->eval, set++, &b, false);
+            *items += tt__items(&b);
+            step += b.last_of_step;
+        }
+        if (status != TT_OK || !set || (more && set < r->data)) continue;
+        status = tt__evaluate_round(r, set, stats);
+        if (c && status == TT_OK) status = tt__confusion_count(r, c, set);
+        set = 0;
+    }
+    if (set) tt__forget_inputs(r->eval); /* of a round that was stopped, or failed */
+    if (status != TT_OK || (stop && *stop) || stats->targets > 0) return status;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the source to evaluate gives no target that counts");
+}
+
+static tt_status tt__evaluate_all(tt_trainer *r, const tt_source *source, tt_stats *stats, tt__confusion *c)
+{
+    double items = 0;
+    memset(stats, 0, sizeof *stats);
+    tt_status status = tt__source_fits(r, source, "to evaluate");
+    char lines[TT__NOTE] = {0};
+    tt__text text = {lines, sizeof lines, 0};
+    if (r->ctx->net && status == TT_OK) tt__source_lines(source, "to evaluate", &text);
+    status = tt__agree_lines(r->ctx, "tt_evaluate", status, lines);
+    return status == TT_OK ? tt__evaluate(r, source, NULL, stats, &items, c) : status;
+}
+
+tt_status tt_evaluate(tt_trainer *r, const tt_source *source, tt_stats *stats)
+{
+    return tt__evaluate_all(r, source, stats, NULL);
+}
+
+tt_status tt_confusion(tt_trainer *r, const tt_source *source, tt_stats *stats, int64_t *counts)
+{
+    const size_t classes = (size_t)r->model.classes, seqs = (size_t)r->options.max_seqs;
+    tt_stats own;
+    tt__confusion c;
+    if (!classes)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "tt_confusion needs a model with classes");
+    memset(&c, 0, sizeof c);
+    c.counts = counts;
+    for (size_t k = 0; k < classes * classes; k++) counts[k] = 0;
+    c.logits = (float *)tt__alloc(r->ctx, sizeof *c.logits * seqs * classes);
+    if (c.logits) c.labels = (int32_t *)tt__alloc(r->ctx, sizeof *c.labels * seqs * (size_t)r->data);
+    tt_status status = c.labels ? tt__evaluate_all(r, source, stats ? stats : &own, &c) : TT_ERR_MEMORY;
+    tt__free(r->ctx, c.labels);
+    tt__free(r->ctx, c.logits);
+    return status;
+}
+
+tt_status tt_forward(tt_trainer *r, const tt_batch *b, float *to, size_t capacity)
+{
+    if (!r->output.id)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the model gives no output: its `record` set none");
+    tt_status status = tt__none_staged(r);
+    if (status == TT_OK) status = tt__set_batch(r, r->eval, 0, b, true);
+    if (status == TT_OK) status = tt_run(r->eval, NULL);
+    return status == TT_OK ? tt_get_rank(r->eval, 0, r->output, to, capacity) : status;
+}
+
+tt_status tt_predict(tt_trainer *r, const tt_batch *b, float *probabilities)
+{
+    int classes = r->model.classes;
+    if (!classes)
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "tt_predict needs a model with classes; tt_forward gives any output");
+    tt_status status = tt_forward(r, b, probabilities, (size_t)b->seqs * (size_t)classes);
+    for (int s = 0; s < b->seqs && status == TT_OK; s++) {
+        float *x = probabilities + (size_t)s * (size_t)classes, most = x[0];
+        double sum = 0;
+        for (int c = 1; c < classes; c++) most = x[c] > most ? x[c] : most;
+        for (int c = 0; c < classes; c++) sum += x[c] = expf(x[c] - most);
+        if (!isfinite(sum)) {
+            char cause[300];
+            const bool bad = tt__bad_parameter(r->eval, cause, sizeof cause);
+            return tt__fail(r->ctx, TT_ERR_NUMERIC, "the prediction for sequence %d is not finite%s%s", s,
+                            bad ? ": " : "", cause);
+        }
+        for (int c = 0; c < classes; c++) x[c] = (float)(x[c] / sum);
+    }
+    return status;
+}
+
+tt_status tt_predict_text(tt_trainer *r, const tt_tokenizer *k, const char *text, float *probabilities)
+{
+    int most = (int)tt__min(r->model.max_length, r->options.max_tokens);
+    int32_t *ids = (int32_t *)tt__calloc(r->ctx, sizeof *ids * 3 * (size_t)most), start[2] = {0, 0};
+    tt_batch b;
+    memset(&b, 0, sizeof b);
+    if (!ids) return TT_ERR_MEMORY;
+    b.seqs = 1;
+    b.rows = start[1] = tt_tokenize(k, text, strlen(text), ids, most);
+    for (int32_t row = 0; row < b.rows; row++) ids[most + row] = row;
+    b.ids = ids;
+    b.positions = ids + most;
+    b.types = ids + 2 * most;
+    b.seq_start = start;
+    tt_status status = tt_predict(r, &b, probabilities);
+    tt__free(r->ctx, ids);
+    return status;
+}

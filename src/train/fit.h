@@ -1,0 +1,598 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../ranks/processes.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "../compile/compile.h"
+#include "../run/step.h"
+#include "../run/state.h"
+#include "../files/lists.h"
+#include "../files/json.h"
+#include "trainer.h"
+#include "evaluate.h"
+#include "state.h"
+#include "progress.h"
+#include "picture.h"
+
+/* Has the run made a step, be it a skipped one? */
+static bool tt__fit_has_steps(const tt__fit *f) { return f->p.epoch > 0 || f->p.step > 0; }
+
+static tt_status tt__fit_save_metrics(const tt__fit *f)
+{
+    char path[TT__PATH];
+    tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
+    return status == TT_OK ? tt__write_text(f->r->ctx, path, f->csv) : status;
+}
+
+/* Has the training loss diverged? It has where the mean of the last steps is more than ten times the loss of
+   the first one, and 1 more than that. */
+static bool tt__fit_has_diverged(const tt__fit *f)
+{
+    enum { LAST = 4 };
+    double first = INFINITY, sum = 0;
+    int n = 0;
+    for (int k = f->points - 1; k >= 0; k--) {
+        if (f->point[k].validation || isnan(f->point[k].value[TT__FIT_LOSS])) continue;
+        first = f->point[k].value[TT__FIT_LOSS];
+        if (n < LAST) sum += first, n++;
+    }
+    return sum / n > first + 9 * fabs(first) + 1;
+}
+
+/* Is the state at hand worth going back to? It is not where the loss has diverged, nor where the last
+   validation or the last step was not finite. */
+static bool tt__fit_is_sound(const tt__fit *f)
+{
+    const tt__fit_point *last = f->points ? &f->point[f->points - 1] : NULL;
+    const bool finite = !last || !last->validation || !isnan(last->value[TT__FIT_LOSS]);
+    return finite && !f->not_finite && !tt__fit_has_diverged(f);
+}
+
+/* The metrics first: what is in them beyond the state is dropped when it is resumed. Once the loss has
+   diverged, the state is written beside the last one from before. If the loss recovers, one state is left. */
+static tt_status tt__fit_save(tt__fit *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    if (!f->o.folder) return TT_OK;
+    tt_status status = tt__fit_save_metrics(f);
+    if (status == TT_OK) status = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
+    status = tt__agree(ctx, "saving metrics", status, NULL, 0);
+    if (status == TT_OK && tt__fit_has_steps(f)) {
+        const bool sound = tt__fit_is_sound(f), beside = !sound && f->has_state && f->state_is_sound;
+        /* Of three files on the disk, one would be none that a resumed run takes. */
+        if (beside && f->has_diverged) files->remove(files->user, f->diverged);
+        status = tt_trainer_save(f->r, beside ? f->diverged : f->state, &f->p);
+        if (!sound && !f->told_diverged)
+            tt__log(ctx, TT_LOG_WARNING, "fit", "the loss %s by step %lld: %s%s%s",
+                    f->not_finite ? "is not finite any more" : "has diverged",
+                    (long long)tt_trainer_steps(f->r),
+                    beside ? "its state is '" : "a lower learning rate may help", beside ? f->diverged : "",
+                    beside ? "', beside that from before, which a resumed run takes where you remove this one"
+                           : "");
+        f->told_diverged = !sound;
+        if (status == TT_OK && !beside) {
+            if (f->has_diverged) files->remove(files->user, f->diverged);
+            f->state_is_sound = sound;
+        }
+        if (status == TT_OK) {
+            f->has_diverged = beside;
+            f->has_state = true;
+        }
+    }
+    f->saved = tt__seconds();
+    return status;
+}
+
+/* Ends a run whose steps give nothing finite any more, as its weights have blown up: what is saved is the
+   state from before the loss diverged, and the error's sentence says what helps. */
+static void tt__fit_give_up(tt__fit *f)
+{
+    char error[sizeof f->r->ctx->error];
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    const tt_status status = ctx->status;
+    memcpy(error, ctx->error, sizeof error);
+    tt_status saved = f->o.folder ? tt__fit_save_metrics(f) : TT_OK;
+    if (saved == TT_OK && f->o.folder)
+        saved = tt__save_printed(ctx, f->o.folder, "loss.svg", tt__fit_draw, f);
+    if (saved != TT_OK) tt__log(ctx, TT_LOG_WARNING, "fit", "nor could metrics be saved: %s", ctx->error);
+    if (f->has_diverged) files->remove(files->user, f->diverged);
+    int64_t steps = -1;
+    if (f->has_state && tt__state_steps(ctx, f->state, &steps) != TT_OK) steps = -1;
+    f->r->saved_steps = steps;
+    const bool at_fault = steps >= 0 && !f->has_diverged && (!f->updated || !f->state_is_sound);
+    if (steps < 0 && !f->updated)
+        tt__fail(ctx, status, "%.850s; no step has updated anything: the weights that it began with, or the "
+                 "data, are at fault", error);
+    else if (steps < 0 || at_fault)
+        tt__fail(ctx, status, "%.850s; %s begin anew with a lower learning rate", error,
+                 steps < 0 ? "no state was saved before:" : "the state that was saved has blown up too:");
+    else
+        tt__fail(ctx, status, "%.850s; the state of step %lld is kept: resume it with a lower learning rate",
+                 error, (long long)steps);
+}
+
+static void tt__fit_report(const tt__fit *f, const tt_stats *validation, bool best)
+{
+    tt_fit_event e;
+    tt_stats epoch; /* so far */
+    if (!f->o.report) return;
+    memset(&e, 0, sizeof e);
+    memset(&epoch, 0, sizeof epoch);
+    double seconds = tt__seconds() - f->started;
+    int64_t done = f->p.epoch * f->steps + f->p.step;
+    epoch.loss = f->p.targets > 0 ? f->p.loss_sum / f->p.targets : 0;
+    epoch.targets = f->p.targets;
+    epoch.correct = f->p.correct;
+    e.epoch = f->p.epoch;
+    e.epochs = f->o.epochs;
+    e.step = f->p.step;
+    e.steps = f->steps;
+    e.loss = epoch.loss;
+    e.metric_name = f->metric.name;
+    if (e.metric_name && (validation || epoch.targets > 0))
+        e.metric = f->metric.of(validation ? validation : &epoch);
+    e.unit = f->unit;
+    e.per_second = seconds > 0 ? f->items / seconds : 0;
+    e.of_peak = seconds > 0 && f->peak > 0 ? f->flops / seconds / f->peak : 0;
+    if (e.of_peak > 1) e.of_peak = 0; /* the machine was busier when the peak was measured than it is now */
+    double each = done > f->first_step ? seconds / (double)(done - f->first_step) : 0;
+    e.seconds_left = each * (double)(f->o.epochs * f->steps - done);
+    e.validation = validation;
+    e.best = best;
+    f->o.report(f->o.user, &e);
+}
+
+/* Warns once if the first step of an epoch had fewer micro-batches than there are data ranks. */
+static void tt__fit_tell_idle(tt__fit *f, int micros)
+{
+    if (f->p.step > 0 || micros >= f->r->data || f->told_idle) return;
+    f->told_idle = true;
+    tt__log(f->r->ctx, TT_LOG_WARNING, "fit", "the steps of the source have %d micro-batch%s for %d data "
+            "ranks, so that some have nothing to do: give the loader the trainer's tt_parallel", micros,
+            micros > 1 ? "es" : "", f->r->data);
+}
+
+/* Counts the step that was trained last, if what it has found is known. */
+static tt_status tt__fit_count_step(tt__fit *f)
+{
+    const tt_program *p = f->r->train;
+    const tt_stats *s = &p->done;
+    if (!f->last.any || p->reads == f->last.reads) return TT_OK;
+    f->last.any = false;
+    f->in_row = f->not_finite = 0;
+    f->updated++;
+    f->items += f->last.items;
+    f->flops += s->flops;
+    f->p.step++;
+    f->p.loss_sum += s->loss * s->targets;
+    f->p.targets += s->targets;
+    f->p.correct += s->correct;
+    const double now = tt__seconds();
+    tt_status status = tt__fit_metrics(f, s, false, f->last.lr, f->last.items, now - f->began);
+    tt__fit_report(f, NULL, false);
+    f->began = now;
+    return status;
+}
+
+/* Fails, as so many steps in a row were skipped. */
+static tt_status tt__fit_stuck(const tt__fit *f)
+{
+    return tt__fail(f->r->ctx, TT_ERR_NUMERIC, "%d step%s in a row updated nothing; the last: %.800s",
+                    f->in_row, f->in_row > 1 ? "s" : "", f->why);
+}
+
+/* Goes on behind a step that failed and updated nothing, since none of its targets counts or its loss or
+   gradient is not finite. It is counted as loss scaling counts those that it skips. Fails where it is one of
+   too many in a row. status: that it failed with; lr: its learning rate. */
+static tt_status tt__fit_skip(tt__fit *f, tt_status status, float lr)
+{
+    enum { MOST_IN_A_ROW = 10 };
+    tt_context *ctx = f->r->ctx;
+    tt_program *p = f->r->train;
+    tt_stats s;
+    if (status != TT_ERR_NUMERIC || (p->outcome != TT__NO_TARGET && p->outcome != TT__NOT_FINITE)) {
+        f->not_finite += status == TT_ERR_NUMERIC;
+        return status;
+    }
+    memcpy(f->why, ctx->error, sizeof f->why);
+    tt__skip_step(p);
+    tt__trainer_discard_step(f->r);
+    f->r->step_failed = f->last.any = false;
+    f->p.step++;
+    f->in_row++;
+    f->not_finite += p->outcome == TT__NOT_FINITE;
+    memset(&s, 0, sizeof s);
+    s.loss = s.correct = NAN;
+    s.step = p->run.step;
+    s.loss_scale = p->results.scale.scale;
+    s.skipped = p->done.skipped;
+    const double now = tt__seconds();
+    const tt_status written = tt__fit_metrics(f, &s, false, lr, 0, now - f->began);
+    tt__fit_report(f, NULL, false);
+    f->began = now;
+    if (written != TT_OK) return written;
+    if (f->in_row >= tt__min(MOST_IN_A_ROW, f->steps)) return tt__fit_stuck(f);
+    if (!f->told_skipped)
+        tt__log(ctx, TT_LOG_WARNING, "fit", "%s; it is skipped, as others like it will be", f->why);
+    f->told_skipped = true;
+    return tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
+}
+
+/* Waits for the step that was trained last, and counts it. */
+static tt_status tt__fit_last_step(tt__fit *f)
+{
+    tt_status status = f->last.any ? tt_wait(f->r->train, NULL) : TT_OK;
+    if (status == TT_OK) status = tt__fit_count_step(f);
+    else status = tt__fit_skip(f, status, f->last.lr);
+    f->last.any = false;
+    return status;
+}
+
+/* Steps from f->p.step on, to the end of the epoch or until it is stopped. A device that works beside the
+   host runs a step while the next batch is made; so a step is counted when the next is begun. */
+static tt_status tt__fit_epoch(tt__fit *f)
+{
+    tt_batch b;
+    bool updated, more = true;
+    int micros = 0; /* of the step */
+    double items = 0;
+    tt_context *ctx = f->r->ctx;
+    tt__deal(f->r, f->train, true);
+    tt_status status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step, NULL, NULL);
+    f->began = tt__seconds();
+    f->last.any = false;
+    while (status == TT_OK && (tt__trainer_within_step(f->r) || !tt__fit_stopped(f))) { /* steps stay whole */
+        const float lr = tt_trainer_lr(f->r);
+        const int64_t reads = f->r->train->reads;
+        status = tt__from_source(ctx, f->train, f->p.epoch, f->p.step + f->last.any, &b, &more);
+        if (status != TT_OK || !more) break;
+        status = tt_train_batch(f->r, &b, NULL, &updated);
+        items += tt__items(&b);
+        micros++;
+        const tt_status counted = tt__fit_count_step(f);
+        const bool failed = status == TT_ERR_NUMERIC;
+        if (failed) { /* this step, or the one before */
+            status = tt__fit_skip(f, status, f->last.any ? f->last.lr : lr);
+            items = micros = 0;
+        }
+        if (status == TT_OK) status = counted;
+        if (status != TT_OK || !updated) continue;
+        tt__fit_tell_idle(f, micros);
+        f->last.any = true;
+        f->last.lr = lr;
+        f->last.items = items;
+        f->last.reads = f->r->train->unread.any ? f->r->train->reads : reads;
+        status = tt__fit_count_step(f);
+        bool save = tt__seconds() - f->saved > f->o.save_seconds;
+        if (ctx->net) status = tt__fit_agree(f, status, &save);
+        items = micros = 0;
+        if (status != TT_OK || !save) continue;
+        status = tt__fit_last_step(f);
+        if (status == TT_OK) status = tt__fit_save(f);
+        f->began = tt__seconds(); /* saving is not counted */
+    }
+    if (status == TT_OK) status = tt__fit_last_step(f);
+    else if (f->last.any) { /* the first error counts */
+        char error[sizeof ctx->error];
+        memcpy(error, ctx->error, sizeof error);
+        tt__fit_last_step(f);
+        tt__fail(ctx, status, "%s", error);
+    }
+    const long long epoch = (long long)f->p.epoch + 1, steps = (long long)f->p.step;
+    const bool ended = status == TT_OK && !more;
+    if (ended && tt__trainer_within_step(f->r))
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source ends within a step, after %lld "
+                          "whole ones: the last micro-batch of a step must set last_of_step", epoch, steps);
+    else if (ended && !steps)
+        status = tt__fail(ctx, TT_ERR_ARGUMENT, "epoch %lld of the source has no step", epoch);
+    else if (ended && steps < f->steps && !f->told_short) {
+        f->told_short = true;
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld of the source ends after %lld steps, and it has "
+                "tt_source.steps = %lld", epoch, steps, (long long)f->steps);
+    }
+    if (status != TT_OK) tt__trainer_discard_step(f->r); /* so that the whole steps are saved */
+    return status;
+}
+
+/* Is a validation with this value and loss better than the best so far? */
+static bool tt__fit_better(const tt__fit *f, double value, double loss)
+{
+    const bool lower = !f->best_by_metric || f->metric.lower_is_better;
+    if (value == f->p.best) return loss < f->p.best_loss;
+    return lower ? value < f->p.best : value > f->p.best;
+}
+
+/* What stands at the end of an epoch. */
+static tt_status tt__fit_validate(tt__fit *f)
+{
+    tt_stats s;
+    tt_context *ctx = f->r->ctx;
+    double began = tt__seconds(), items = 0;
+    const volatile int *stop = ctx->net ? NULL : f->o.stop;
+    bool save = false;
+    tt_status status = f->validation ? tt__evaluate(f->r, f->validation, stop, &s, &items, NULL) : TT_OK;
+    if (ctx->net) status = tt__fit_agree(f, status, &save);
+    if (status != TT_OK || tt__fit_stopped(f)) return status;
+    /* Where the last steps were not finite, either they are at fault or the weights, which have blown up. */
+    const bool blew_up = f->validation ? !isfinite(s.loss) : tt__fit_has_diverged(f) || f->in_row == f->steps;
+    if (f->not_finite && blew_up) return tt__fit_stuck(f);
+    f->not_finite = 0;
+    double loss = f->validation && isfinite(s.loss) ? s.loss : INFINITY, value = loss;
+    if (f->validation && f->best_by_metric) value = f->metric.of(&s);
+    bool best = !f->validation || tt__fit_better(f, value, loss);
+    const bool any = best || isfinite(f->p.best) || isfinite(f->p.best_loss);
+    if (f->validation && !(isfinite(s.loss) && isfinite(value)))
+        tt__log(ctx, TT_LOG_WARNING, "fit", "epoch %lld: the validation's %s is not finite%s",
+                (long long)f->p.epoch + 1, isfinite(s.loss) ? f->metric.name : "loss",
+                any || f->p.epoch + 1 < f->o.epochs ? "" : ", as in all epochs before: none was kept");
+    if (f->validation) status = tt__fit_metrics(f, &s, true, 0, items, tt__seconds() - began);
+    if (best && f->o.keep) {
+        /* A folder with a model and no state could be neither resumed nor, by a caller who guards models,
+           begun anew. */
+        if (status == TT_OK && !f->has_state) status = tt__fit_save(f);
+        if (status == TT_OK) {
+            ctx->error[0] = 0;
+            status = tt__returned(ctx, f->o.keep(f->o.user), "keep", f->p.epoch, f->p.step - 1);
+            status = tt__agree(ctx, "keep", status, NULL, 0);
+        }
+    }
+    if (status != TT_OK) return status; /* f->p.best is as it was: a resumed run validates and keeps again */
+    if (best && f->validation) {
+        f->p.best = value;
+        f->p.best_loss = loss;
+    }
+    if (f->validation) tt__fit_report(f, &s, best);
+    f->p.epoch++;
+    f->p.step = 0;
+    f->p.loss_sum = f->p.targets = f->p.correct = 0;
+    status = tt__fit_save(f);
+    f->started += tt__seconds() - began;
+    return status;
+}
+
+/* Makes sure that no other run uses the folder. Some file systems have no locks, and one that cannot be
+   written to says so when metrics are. */
+static tt_status tt__fit_lock(tt__fit *f)
+{
+    char host[64] = "", when[32] = "", text[160];
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    const time_t now = time(NULL);
+    struct tm utc;
+    bool held = false;
+    tt_status status = tt__path_join(ctx, f->lock_path, f->o.folder, "run.lock");
+    if (status != TT_OK || !files->lock) return status;
+    gethostname(host, sizeof host - 1);
+    if (gmtime_r(&now, &utc)) strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S UTC", &utc);
+    snprintf(text, sizeof text, "process %ld of %s, since %s\n", (long)getpid(), host, when);
+    f->lock = files->lock(files->user, f->lock_path, text, &held);
+    if (!held) return TT_OK;
+    tt__file_bytes by;
+    const bool told = tt__file_open(ctx, f->lock_path, &by) == TT_OK && by.size > 1 && by.size < sizeof text;
+    status = tt__fail(ctx, TT_ERR_FILE, "'%s' is in use by another run%s%.*s%s: wait for its end, or name "
+                      "another folder", f->o.folder, told ? " (" : "",
+                      told ? (int)strcspn(by.bytes, "\n") : 0, told ? by.bytes : "", told ? ")" : "");
+    tt__file_close(ctx, &by);
+    return status;
+}
+
+/* The file goes before the lock does: after that another run may have made one. */
+static void tt__fit_unlock(tt__fit *f)
+{
+    const tt_files *files = &f->r->ctx->options.files;
+    if (!f->lock) return;
+    files->remove(files->user, f->lock_path);
+    files->close(files->user, f->lock);
+}
+
+/* Is the state of a loss that has diverged older than the other? It is where a run was killed before it
+   removed that, and where a build went on that knows of one state. */
+static bool tt__fit_is_stale(const tt__fit *f)
+{
+    int64_t steps, diverged;
+    return f->has_diverged && tt__state_steps(f->r->ctx, f->state, &steps) == TT_OK &&
+           tt__state_steps(f->r->ctx, f->diverged, &diverged) == TT_OK && diverged < steps;
+}
+
+/* Resumes from the newer state, which must be of the data that f->p says. */
+static tt_status tt__fit_resume(tt__fit *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_progress now = f->p;
+    const bool stale = tt__fit_is_stale(f);
+    tt_status status = tt__agree(ctx, "the states of a folder", TT_OK, NULL, 0); /* all have looked */
+    if (stale && status == TT_OK) {
+        ctx->options.files.remove(ctx->options.files.user, f->diverged);
+        f->has_diverged = false;
+    }
+    if (status == TT_OK) status = tt_trainer_load(f->r, f->has_diverged ? f->diverged : f->state, &f->p);
+    if (status != TT_OK) return status;
+    if (f->p.epoch > f->o.epochs || f->p.step > f->steps || f->p.epoch < 0 || f->p.step < 0)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' has done %lld epochs and %lld steps, more than %lld "
+                        "epochs of %lld steps", f->o.folder, (long long)f->p.epoch, (long long)f->p.step,
+                        (long long)f->o.epochs, (long long)f->steps);
+    if (f->p.best_by && f->p.best_by != now.best_by)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "the best model in '%s' was told by its %s, not by its %s: "
+                        "resume with best_by as it was", f->o.folder,
+                        f->p.best_by == tt__hash("loss") ? "loss" : "metric",
+                        f->best_by_metric ? f->metric.name : "loss");
+    if (f->p.classes && now.classes && f->p.classes != now.classes)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' was trained on classes with other names than those of "
+                        "the data at hand; the first of these is '%s'", f->o.folder,
+                        f->train->class_names[0]);
+    if (f->p.data && now.data && f->p.data != now.data)
+        tt__log(ctx, TT_LOG_WARNING, "resume", "'%s' was trained on other data: the run goes on with those "
+                "at hand, and differs from one that was never stopped", f->o.folder);
+    f->p.classes = now.classes;
+    f->p.data = now.data;
+    status = tt__fit_read_metrics(f);
+    f->state_is_sound = f->has_diverged || tt__fit_is_sound(f);
+    f->told_diverged = !f->state_is_sound || f->has_diverged;
+    return status;
+}
+
+size_t tt_trainer_state_bytes(const tt_trainer *r, size_t *parameters)
+{
+    int count, frozen;
+    size_t state = 0, model = 0;
+    tt__kept *kept = r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
+    for (int k = 0; kept && k < count; k++) {
+        const tt__value *x = &tt__stage_tape(r->train, kept[k].stage)->values[kept[k].value];
+        const size_t bytes = (size_t)r->ctx->params[x->param]->size * tt_dtype_bytes(x->shape.dtype);
+        state += bytes;
+        if (!kept[k].state) model += bytes;
+    }
+    tt__free(r->ctx, kept);
+    if (parameters) *parameters = model;
+    return state;
+}
+
+/* Fails if there is no room for two states, since an old one is replaced when the new one is whole, and warns
+   if there is none for the parameters that `keep` may write there too. */
+static tt_status tt__fit_disk(const tt__fit *f)
+{
+    tt_context *ctx = f->r->ctx;
+    const tt_files *files = &ctx->options.files;
+    const double space = files->space ? (double)files->space(files->user, f->o.folder) : -1;
+    size_t parameters;
+    const double state = (double)tt_trainer_state_bytes(f->r, &parameters), model = (double)parameters;
+    if (state <= 0) return ctx->status;
+    const double needs = (f->has_state ? 1 : 2) * state, all = needs + (f->o.keep ? model : 0);
+    if (space >= 0 && space < needs)
+        return tt__fail(ctx, TT_ERR_FILE, "'%s': the run needs %.1f MB there for its states, of which two of "
+                        "%.1f MB stand there while one replaces the other, and the disk has room for %.1f "
+                        "MB: free some, or name a folder on another disk", f->o.folder, 1e-6 * needs,
+                        1e-6 * state, 1e-6 * space);
+    if (space >= 0 && space < all)
+        tt__log(ctx, TT_LOG_WARNING, "fit", "'%s': two states of %.1f MB and the model, of %.1f MB or more, "
+                "may not fit, as the disk has room for %.1f MB", f->o.folder, 1e-6 * state, 1e-6 * model,
+                1e-6 * space);
+    return TT_OK;
+}
+
+/* Does a label mean the same in both sources? */
+static tt_status tt__fit_same_classes(const tt__fit *f)
+{
+    const tt_source *a = f->train, *b = f->validation;
+    for (int c = 0; b && c < a->classes && c < b->classes; c++)
+        if (strcmp(a->class_names[c], b->class_names[c]) != 0)
+            return tt__fail(f->r->ctx, TT_ERR_ARGUMENT, "tt_fit: class %d to train on is '%.200s', and for "
+                            "validation '%.200s': number the classes of both datasets alike, as "
+                            "tt_bert_name_classes and tt_vit_name_classes do", c, a->class_names[c],
+                            b->class_names[c]);
+    return TT_OK;
+}
+
+static tt_status tt__fit_begin(tt__fit *f)
+{
+    char heading[160];
+    tt_context *ctx = f->r->ctx;
+    tt_status status = tt__source_fits(f->r, f->train, "to train on");
+    if (status == TT_OK && f->validation) status = tt__source_fits(f->r, f->validation, "for validation");
+    if (status == TT_OK) status = tt__fit_same_classes(f);
+    if (status != TT_OK) return status;
+    if (f->train->accumulates && !f->r->options.compile.accumulate)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: steps may have several micro-batches: make the "
+                        "trainer with accumulate = true");
+    if (f->o.epochs < 1 || f->o.epochs > TT__MOST_STEPS / f->steps)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: epochs is %lld", (long long)f->o.epochs);
+    if (f->o.best_by && strcmp(f->o.best_by, "loss") != 0 &&
+        !(f->metric.name && strcmp(f->o.best_by, f->metric.name) == 0))
+        return tt__fail(ctx, TT_ERR_ARGUMENT,
+                        "tt_fit: best_by is '%s', neither 'loss' nor the model's metric%s%s", f->o.best_by,
+                        f->metric.name ? ", " : " (it has none)", f->metric.name ? f->metric.name : "");
+    f->best_by_metric = f->metric.name && !(f->o.best_by && strcmp(f->o.best_by, "loss") == 0);
+    f->p.best = f->best_by_metric && !f->metric.lower_is_better ? -INFINITY : INFINITY;
+    f->p.best_loss = INFINITY;
+    f->p.best_by = tt__hash(f->best_by_metric ? f->metric.name : "loss");
+    if (f->o.resume && !f->o.folder)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "tt_fit: to resume, name the folder that holds the run");
+    f->bytes = tt_program_plan(f->r->train).bytes;
+    status = tt_allocate(f->r->train); /* where there is no room, nothing is written */
+    if (status == TT_OK) status = tt__fit_line(f, heading, tt__fit_heading(f, heading));
+    if (status != TT_OK || !f->o.folder) return status;
+    status = tt__path_join(ctx, f->state, f->o.folder, "state.safetensors");
+    if (status == TT_OK)
+        status = tt__path_join(ctx, f->diverged, f->o.folder, "state.diverged.safetensors");
+    if (status != TT_OK) return status;
+    if (!f->o.resume) status = tt__make_folder(ctx, f->o.folder);
+    if (status == TT_OK) status = tt__fit_lock(f);
+    status = tt__agree(ctx, "locking a folder", status, NULL, 0); /* of several processes one has the lock */
+    if (status != TT_OK) return status;
+    status = tt__folder_has(ctx, f->o.folder, "state.safetensors", &f->has_state);
+    if (status == TT_OK)
+        status = tt__folder_has(ctx, f->o.folder, "state.diverged.safetensors", &f->has_diverged);
+    if (status != TT_OK) return status;
+    if (f->has_state && !f->o.resume)
+        return tt__fail(ctx, TT_ERR_ARGUMENT, "'%s' holds a run: resume it, or name another folder",
+                        f->o.folder);
+    if (!f->has_state && f->o.resume)
+        return tt__fail(ctx, TT_ERR_FILE, "nothing to resume: '%s' is not there", f->state);
+    f->p.classes = f->train->classes ? TT__HASH_BEGIN : 0; /* hashes; 0: there are none */
+    for (int c = 0; c < f->train->classes; c++) {
+        const char *name = f->train->class_names[c];
+        f->p.classes = tt__hash_on(f->p.classes, name, strlen(name) + 1);
+    }
+    f->p.data = f->train->hash ? f->train->hash(f->train->self) : 0;
+    if (f->o.resume) status = tt__fit_resume(f);
+    if (status == TT_OK && f->p.epoch < f->o.epochs) status = tt__fit_disk(f);
+    return status == TT_OK ? tt__fit_save_metrics(f) : status; /* fails where nothing can be written */
+}
+
+tt_status tt_fit(tt_trainer *r, const tt_source *train, const tt_source *validation, const tt_fit_options *o,
+                 bool *finished)
+{
+    tt_context *ctx = r->ctx;
+    tt__fit *f = (tt__fit *)tt__calloc(ctx, sizeof *f);
+    if (finished) *finished = false;
+    if (!f) return TT_ERR_MEMORY;
+    f->r = r;
+    f->train = train;
+    f->validation = validation;
+    f->o = o ? *o : tt_fit_options_default();
+    f->metric = r->model.metric;
+    f->unit = r->model.unit ? r->model.unit : "examples";
+    f->steps = train ? train->steps : 0;
+    bool save = false;
+    tt_status status = tt__must_train(r);
+    if (status == TT_OK) status = tt__fit_begin(f);
+    if (ctx->net) status = tt__fit_agree(f, status, &save);
+    char lines[TT__NOTE] = {0};
+    tt__text text = {lines, sizeof lines, 0};
+    if (ctx->net && status == TT_OK) {
+        tt__source_lines(train, "to train on", &text);
+        tt__source_lines(validation, "to validate on", &text);
+        tt__print(&text, "epochs %lld of %lld steps\nvalidation of %lld steps\n", (long long)f->o.epochs,
+                  (long long)f->steps, (long long)(validation ? validation->steps : 0));
+    }
+    status = tt__agree_lines(ctx, "tt_fit", status, lines);
+    bool began = status == TT_OK;
+    f->peak = began && strcmp(tt_program_plan(r->train).device, "cpu") == 0 ? tt_measured_peak(ctx) : 0;
+    f->first_step = began ? f->p.epoch * f->steps + f->p.step : 0;
+    f->started = f->saved = tt__seconds();
+    while (status == TT_OK && f->p.epoch < f->o.epochs && !tt__fit_stopped(f)) {
+        status = tt__fit_epoch(f);
+        if (status == TT_OK && !tt__fit_stopped(f)) status = tt__fit_validate(f);
+    }
+    bool done = status == TT_OK && f->p.epoch == f->o.epochs;
+    const bool can_save = !ctx->net || !tt__net_has_failed(ctx->net), blown_up = f->not_finite > 0;
+    if (began && status == TT_ERR_NUMERIC && blown_up && can_save) tt__fit_give_up(f);
+    else if (began && !done && can_save && tt__fit_has_steps(f) && !tt__trainer_within_step(r)) {
+        /* so that nothing is lost */
+        char error[sizeof ctx->error];
+        memcpy(error, ctx->error, sizeof error);
+        tt_status saved = tt__fit_save(f);
+        if (status != TT_OK && saved != TT_OK)
+            tt__log(ctx, TT_LOG_WARNING, "fit", "nor could the state be saved: %s", ctx->error);
+        status = status == TT_OK ? saved : tt__fail(ctx, status, "%s", error); /* the first error counts */
+    }
+    if (finished) *finished = done;
+    tt__fit_unlock(f);
+    tt__free(ctx, f->csv);
+    tt__free(ctx, f->point);
+    tt__free(ctx, f);
+    return status;
+}

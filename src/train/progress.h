@@ -1,0 +1,207 @@
+#pragma once
+#include "../base/base.h"
+#include "../ranks/processes.h"
+#include "../files/lists.h"
+#include "../files/json.h"
+#include "../models/config.h"
+#include "trainer.h"
+
+/* ---------------------------------------------------------------------------------------------------- fit */
+
+/* A line of metrics.csv. A value that is not a finite float is NaN. */
+typedef enum tt__fit_value { TT__FIT_LOSS, TT__FIT_METRIC, TT__FIT_LR, TT__FIT_VALUES } tt__fit_value;
+typedef struct tt__fit_point {
+    int64_t step, epoch;
+    double value[TT__FIT_VALUES];
+    bool validation;
+} tt__fit_point;
+
+typedef struct tt__fit {
+    tt_trainer *r;
+    const tt_source *train, *validation;
+    tt_metric metric;            /* of the model */
+    const char *unit;            /* of the model */
+    bool best_by_metric;         /* this, and not the loss, tells the best validation */
+    tt_fit_options o;
+    tt_progress p;
+    int64_t steps, first_step;   /* of an epoch; done when tt_fit began */
+    double started, saved;       /* seconds on the clock; `started` moves on by what validation takes */
+    double began;                /* the time of a step */
+    struct { bool any; float lr; double items; int64_t reads; } last; /* a step that is not counted yet */
+    double items, flops, peak;   /* since tt_fit began; the machine's */
+    size_t bytes;                /* of the arena */
+    char state[TT__PATH], diverged[TT__PATH]; /* paths of the states, see tt__fit_save */
+    bool has_state;              /* the folder holds a state of this run */
+    bool state_is_sound;         /* and a loss led to it that had not diverged */
+    bool has_diverged;           /* it also holds the later state of a loss that has */
+    void *lock;                  /* of the folder, as long as this runs: a file of this path */
+    char lock_path[TT__PATH];
+    int in_row, not_finite;      /* steps in a row that were skipped; of them, not for a lack of targets */
+    char why[TT__ERROR];         /* the last of them was */
+    int64_t updated;             /* steps that were not skipped since tt_fit began */
+    bool told_skipped;           /* the logger knows that a step was ... */
+    bool told_diverged;          /* ... and that the loss has diverged */
+    bool stopped;                /* of several processes, one is to stop */
+    bool told_short, told_idle;  /* the logger knows: an epoch had fewer steps; ranks have nothing to do */
+    char *csv;                   /* metrics.csv so far */
+    size_t csv_bytes, csv_room;
+    tt__fit_point *point;
+    int points, cap_points;
+} tt__fit;
+
+tt_fit_options tt_fit_options_default(void)
+{
+    tt_fit_options o;
+    memset(&o, 0, sizeof o);
+    o.epochs = 1;
+    o.save_seconds = 300;
+    return o;
+}
+
+size_t tt_fit_text(const tt_fit_event *e, char *to, size_t capacity)
+{
+    tt__text text = {to, capacity, 0};
+    if (e->validation) {
+        tt__print(&text, "  validation: loss %.4f", e->validation->loss);
+        if (e->metric_name) tt__print(&text, ", %s %.4f", e->metric_name, e->metric);
+        tt__print(&text, "%s", e->best ? ", kept" : "");
+        return text.length;
+    }
+    tt__print(&text, "epoch %lld/%lld [", (long long)e->epoch + 1, (long long)e->epochs);
+    for (int k = 1; k <= 20; k++) tt__print(&text, "%c", k * e->steps <= 20 * e->step ? '#' : '.');
+    tt__print(&text, "] %lld/%lld  loss %.4f", (long long)e->step, (long long)e->steps, e->loss);
+    if (e->metric_name) tt__print(&text, "  %s %.3f", e->metric_name, e->metric);
+    tt__print(&text, "  %.0f %s/s", e->per_second, e->unit);
+    if (e->of_peak > 0) tt__print(&text, "  %.0f%% of peak", 100 * e->of_peak);
+    int left = (int)fmin(fmax(e->seconds_left, 0), 1e9);
+    tt__print(&text, "  ETA %d:%02d", left / 60, left % 60);
+    return text.length;
+}
+
+static bool tt__fit_stopped(const tt__fit *f)
+{
+    return f->r->ctx->net ? f->stopped : f->o.stop && *f->o.stop;
+}
+
+/* All processes stop when one is to, and save when the first is to. */
+static tt_status tt__fit_agree(tt__fit *f, tt_status status, bool *save)
+{
+    tt_context *ctx = f->r->ctx;
+    const int32_t own[2] = {f->o.stop && *f->o.stop, *save};
+    status = tt__agree(ctx, "tt_fit", status, own, sizeof own);
+    for (int k = 0; k < tt_processes(ctx) && status == TT_OK; k++) {
+        const int32_t *x = (const int32_t *)tt__noted(ctx, k, own);
+        f->stopped = f->stopped || x[0];
+        if (k == 0) *save = x[1] != 0;
+    }
+    return status;
+}
+
+/* Reads a line of n characters; false where it is none of metrics.csv, as its heading. */
+static bool tt__fit_read_line(const tt__fit *f, const char *line, size_t n, tt__fit_point *point)
+{
+    char field[3 + TT__FIT_VALUES][40];
+    const char *end = line + n;
+    for (int k = 0; k < TT__COUNT(field); k++) {
+        const bool absent = k == 3 + TT__FIT_METRIC && !f->metric.name;
+        const char *comma = absent ? line - 1 : (const char *)memchr(line, ',', (size_t)(end - line));
+        const size_t length = absent ? 0 : comma ? (size_t)(comma - line) : sizeof field[k];
+        if (length >= sizeof field[k]) return false;
+        memcpy(field[k], line, length);
+        field[k][length] = 0;
+        line = comma + 1;
+    }
+    point->step = strtoll(field[0], NULL, 10);
+    point->epoch = strtoll(field[1], NULL, 10);
+    point->validation = strcmp(field[2], "validation") == 0;
+    for (int k = 0; k < TT__FIT_VALUES; k++) {
+        double value = tt__json_double(field[3 + k], strlen(field[3 + k]));
+        point->value[k] = fabs(value) <= FLT_MAX ? value : NAN;
+    }
+    return point->step >= 0 && point->epoch >= 1;
+}
+
+/* Adds a line to the metrics, and what it says to the picture. */
+static tt_status tt__fit_line(tt__fit *f, const char *line, size_t n)
+{
+    tt_context *ctx = f->r->ctx;
+    tt__fit_point point;
+    if (f->csv_bytes + n + 1 > f->csv_room) {
+        const size_t room = 2 * (f->csv_bytes + n) + 4096;
+        char *more = (char *)tt__realloc(ctx, f->csv, room);
+        if (!more) return TT_ERR_MEMORY;
+        f->csv = more;
+        f->csv_room = room;
+    }
+    memcpy(f->csv + f->csv_bytes, line, n);
+    f->csv[f->csv_bytes += n] = 0;
+    if (!tt__fit_read_line(f, line, n, &point)) return TT_OK;
+    if (!TT__GROW(ctx, f->point, f->points, f->cap_points)) return TT_ERR_MEMORY;
+    f->point[f->points++] = point;
+    return TT_OK;
+}
+
+static size_t tt__fit_heading(const tt__fit *f, char to[160])
+{
+    const char *metric = f->metric.name;
+    tt__text text = {to, 160, 0};
+    tt__print(&text,
+              "step,epoch,split,loss,%s%slr,grad_norm,loss_scale,skipped,bytes,seconds,%s_per_second\n",
+              metric ? metric : "", metric ? "," : "", f->unit);
+    return text.length;
+}
+
+static const char *tt__fit_number(double x, char to[32])
+{
+    if (fabs(x) <= FLT_MAX) return tt__json_float((float)x, to);
+    return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf";
+}
+
+/* lr: of the step; items: that it, or the validation, has read, in so many seconds. What is not known of a
+   step that failed is NaN. */
+static tt_status tt__fit_metrics(tt__fit *f, const tt_stats *s, bool validation, float lr, double items,
+                                 double seconds)
+{
+    char line[384], number[7][32];
+    tt__text text = {line, sizeof line, 0};
+    tt__print(&text, "%lld,%lld,%s,%s,", (long long)s->step, (long long)f->p.epoch + 1,
+              validation ? "validation" : "train", tt__fit_number(s->loss, number[0]));
+    if (f->metric.name) tt__print(&text, "%s,", tt__fit_number(f->metric.of(s), number[1]));
+    if (validation) tt__print(&text, ",,,,");
+    else
+        tt__print(&text, "%s,%s,%s,%lld,", tt__fit_number(lr, number[2]),
+                  tt__fit_number(s->grad_norm, number[3]), tt__fit_number(s->loss_scale, number[4]),
+                  (long long)s->skipped);
+    tt__print(&text, "%zu,%s,%s\n", f->bytes, tt__fit_number(seconds, number[5]),
+              tt__fit_number(seconds > 0 ? items / seconds : 0, number[6]));
+    return tt__fit_line(f, line, text.length);
+}
+
+/* The metrics of the run that is resumed, up to where its state stands: lines of epochs that are over, and of
+   the one at hand those of the steps that the state has. */
+static tt_status tt__fit_read_metrics(tt__fit *f)
+{
+    char path[TT__PATH];
+    tt__file_bytes file;
+    bool there = false;
+    int64_t steps = 0;
+    char heading[160];
+    size_t length = tt__fit_heading(f, heading);
+    tt__fit_point point;
+    tt_status status = tt__path_join(f->r->ctx, path, f->o.folder, "metrics.csv");
+    if (status == TT_OK) status = tt__folder_has(f->r->ctx, f->o.folder, "metrics.csv", &there);
+    if (there) status = tt__file_open(f->r->ctx, path, &file);
+    if (status != TT_OK || !there) return status;
+    if (strncmp(file.bytes, heading, length) != 0)
+        status = tt__fail(f->r->ctx, TT_ERR_FORMAT, "'%s' has other columns than this run writes, %.*s: move "
+                          "it away, and the run goes on without its lines", path, (int)length - 1, heading);
+    const char *line = file.bytes, *end;
+    for (; status == TT_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        size_t n = (size_t)(end + 1 - line);
+        if (!tt__fit_read_line(f, line, n, &point)) continue;
+        bool over = point.epoch <= f->p.epoch, at_hand = point.epoch == f->p.epoch + 1 && !point.validation;
+        if (over || (at_hand && steps++ < f->p.step)) status = tt__fit_line(f, line, n);
+    }
+    tt__file_close(f->r->ctx, &file);
+    return status;
+}

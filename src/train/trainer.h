@@ -1,0 +1,553 @@
+#pragma once
+#include "../base/base.h"
+#include "../tape/tape.h"
+#include "../ranks/processes.h"
+#include "../context/memory.h"
+#include "../context/params.h"
+#include "../compile/program.h"
+#include "../compile/settings.h"
+#include "../compile/compile.h"
+#include "../compile/batch.h"
+#include "../run/ranks.h"
+#include "../run/inputs.h"
+#include "../run/state.h"
+#include "../files/utf8.h"
+
+/* ===========================================================================================================
+   TRAINER                                                                                           >>trainer
+   Learning-rate schedules, steps of micro-batches, evaluation, prediction, the state of a run in one file,
+   tt_fit. Uses all above.
+   ======================================================================================================== */
+
+struct tt_trainer {
+    tt_context *ctx;
+    tt_model model;
+    tt_train_options options;
+    tt_program *train, *eval;
+    int data;         /* ranks that micro-batches are dealt out to */
+    int staged;       /* micro-batches of the next round, on the first so many of these */
+    tt_stats so_far;  /* of the step's rounds that have run, where a caller wanted them */
+    bool step_failed; /* a micro-batch failed: the others of its step are refused */
+    int64_t saved_steps;
+    tt_value output;
+    int64_t output_width;
+    tt_input_info *inputs;
+    int n_inputs;
+    int64_t *rows;    /* of each input in the batch at hand; 0: not set yet */
+    bool *needed;     /* for the output, by the input's value: a prediction sets the others to zeros */
+    int32_t *positions, *seq_start; /* of max_seqs sequences of the same length */
+    float *class_weights; /* (2, classes): those of the options, and ones to evaluate with; NULL: none */
+    void *zeros; /* for predictions: as many as an input has at most that only the loss reads */
+};
+
+float tt_schedule_lr(const tt_schedule *s, int64_t step)
+{
+    if (step < s->warmup_steps) return (float)((double)s->lr * (double)step / (double)s->warmup_steps);
+    if (s->kind == TT_CONSTANT) return s->lr;
+    double left = (double)(s->total_steps - step) / (double)tt__max(1, s->total_steps - s->warmup_steps);
+    left = left < 0 ? 0 : left > 1 ? 1 : left;
+    if (s->kind == TT_COSINE) left = 0.5 * (1 - cos(3.14159265358979323846 * left));
+    return (float)(s->min_lr + ((double)s->lr - s->min_lr) * left);
+}
+
+tt_train_options tt_train_options_default(void)
+{
+    tt_train_options o;
+    memset(&o, 0, sizeof o);
+    o.compile = tt_compile_options_default();
+    o.compile.optimizer.clip_norm = 1;
+    o.schedule.kind = TT_LINEAR;
+    o.schedule.lr = 5e-5f;
+    return o;
+}
+
+void tt_train_options_make_room(tt_train_options *o, const tt_source *train, const tt_source *validation)
+{
+    for (int k = 0; k < 2; k++) {
+        const tt_source *s = k ? validation : train;
+        if (s && s->max_seqs > o->max_seqs) o->max_seqs = s->max_seqs;
+        if (s && s->max_tokens > o->max_tokens) o->max_tokens = s->max_tokens;
+    }
+    if (train && train->accumulates) o->compile.accumulate = true;
+}
+
+/* Can this stand in the heading of metrics.csv? */
+static bool tt__is_column(const char *name)
+{
+    const char *letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    const size_t n = strlen(name);
+    return n > 0 && n < 32 && strspn(name, letters) == n;
+}
+
+static tt_status tt__check_train_options(tt_context *ctx, const tt_model *model, const tt_train_options *o)
+{
+    char text[1024];
+    tt__text all = {text, sizeof text, 0};
+    tt__settings settings;
+    const tt_schedule *s = &o->schedule;
+    const bool decays = s->kind != TT_CONSTANT;
+    if (!(s->lr >= 0) || !isfinite(s->lr)) tt__print(&all, "; lr %g is not a finite number >= 0", s->lr);
+    if (!(s->min_lr >= 0) || s->min_lr > s->lr) tt__print(&all, "; min_lr %g is not in [0, lr]", s->min_lr);
+    if ((unsigned)s->kind > TT_COSINE) tt__print(&all, "; schedule %d is unknown", (int)s->kind);
+    if (s->warmup_steps < 0) tt__print(&all, "; warmup_steps is %lld", (long long)s->warmup_steps);
+    if (o->compile.train && decays && s->total_steps < 1)
+        tt__print(&all, "; total_steps must be set for a schedule that decays");
+    if (decays && s->total_steps >= 1 && s->warmup_steps > s->total_steps)
+        tt__print(&all, "; warmup_steps %lld exceeds total_steps %lld", (long long)s->warmup_steps,
+                  (long long)s->total_steps);
+    if (o->max_seqs < 1)
+        tt__print(&all, "; max_seqs is %d: set it, for example from tt_loader_max_seqs", o->max_seqs);
+    if (model->max_length && !model->same_length && o->max_tokens < o->max_seqs)
+        tt__print(&all, "; max_tokens %d is less than max_seqs %d", o->max_tokens, o->max_seqs);
+    if (!model->record) tt__print(&all, "; the model has no function `record`");
+    const tt_metric *metric = &model->metric;
+    if (metric->name && !(metric->of && tt__is_column(metric->name) && strcmp(metric->name, "loss") != 0))
+        tt__print(&all, "; the model's metric '%.32s' needs a function and a name of at most 31 letters, "
+                  "digits, _ and - that is not 'loss'", metric->name);
+    if (model->unit && !tt__is_column(model->unit))
+        tt__print(&all, "; the model's unit '%.32s' is not of 1 to 31 letters, digits, _ and -", model->unit);
+    if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
+        tt__print(&all, "; label_smoothing %g is not in [0, 1)", o->label_smoothing);
+    double sum = 0; /* of the weights of classes */
+    for (int k = 0; k < model->classes && o->class_weights; k++) {
+        const float w = o->class_weights[k];
+        if (!(w >= 0 && isfinite(w))) tt__print(&all, "; the weight of class %d is %g", k, w);
+        sum += w;
+    }
+    if (o->class_weights && sum == 0)
+        tt__print(&all, model->classes ? "; the weights of all classes are 0"
+                                       : "; class_weights are for a model that has classes");
+    if (o->compile.share) tt__print(&all, "; compile.share is set, and a trainer has an arena of its own");
+    if (tt__parse_settings(ctx, &o->compile, &settings) != TT_OK) tt__print(&all, "; %s", ctx->error);
+    return all.length ? tt__fail(ctx, TT_ERR_ARGUMENT, "train options: %s", text + 2) : TT_OK;
+}
+
+/* Lists the inputs of the programs, recorded on t. */
+static tt_status tt__trainer_inputs(tt_trainer *r, const tt_tape *t)
+{
+    const tt_program *p = r->train ? r->train : r->eval;
+    const size_t n = (size_t)(r->n_inputs = tt_program_inputs(p, NULL, 0)) + 1;
+    size_t most = 0;
+    r->inputs = (tt_input_info *)tt__alloc(r->ctx, sizeof *r->inputs * n);
+    r->rows = (int64_t *)tt__alloc(r->ctx, sizeof *r->rows * n);
+    r->needed = tt__needed_for(t, r->output);
+    if (!r->inputs || !r->rows || !r->needed) return TT_ERR_MEMORY;
+    tt_program_inputs(p, r->inputs, r->n_inputs);
+    for (int k = 0; k < r->n_inputs; k++) {
+        const tt_input_info *i = &r->inputs[k];
+        const size_t bytes = (size_t)i->rows * (size_t)i->width * tt_dtype_bytes(i->dtype);
+        if (!r->needed[i->value.id] && bytes > most) most = bytes;
+    }
+    r->zeros = tt__calloc(r->ctx, most + 1);
+    return r->zeros ? TT_OK : TT_ERR_MEMORY;
+}
+
+static tt_status tt__trainer_compile(tt_trainer *r, tt_tape *t)
+{
+    tt_compile_options o = r->options.compile;
+    tt_value loss = r->model.record(r->model.self, t, &r->options, &r->output);
+    r->output_width = tt_value_width(t, r->output);
+    if (o.train && !(r->train = tt_compile(t, loss, &o))) return r->ctx->status;
+    if (r->output.id) tt_output(t, r->output); /* of evaluations alone: to train, logits need not be whole */
+    for (int k = 0; k < t->n_code && r->options.label_smoothing > 0; k++) t->code[k].attr.smoothing = 0;
+    o.train = false;
+    o.share = r->train;
+    if (!(r->eval = tt_compile(t, loss, &o))) return r->ctx->status;
+    r->data = r->eval->arena->data;
+    if (r->model.classes && r->output_width != r->model.classes)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the model has %d classes, and its output a width of %lld",
+                        r->model.classes, (long long)r->output_width);
+    return tt__trainer_inputs(r, t);
+}
+
+enum { TT__STATE_NAME = 170 }; /* bytes of the longest name of a parameter in a state */
+
+/* A value that goes into a state: a parameter, or what an optimizer keeps of it (state 1, and Adam's 2).
+   stage: the first that has it. */
+typedef struct tt__kept { int32_t value; int param, state, stage; char name[192]; } tt__kept;
+
+/* Fails if a state cannot hold a parameter of this name. */
+static tt_status tt__check_kept(const tt_param *param)
+{
+    static const char *const taken[] = {"__metadata__", "tinytrain.*", "exp_avg.*", "exp_avg_sq.*",
+                                        "momentum_buffer.*"};
+    const char *name = param->name;
+    bool usable = strlen(name) <= TT__STATE_NAME && tt__utf8_invalid(name, strlen(name)) == strlen(name);
+    for (int i = 0; i < TT__COUNT(taken); i++) usable = usable && !tt__match(taken[i], name);
+    if (usable) return TT_OK;
+    return tt__fail(param->ctx, TT_ERR_ARGUMENT, "the state of a run cannot be saved with the parameter "
+                    "'%.200s' of %zu bytes: a name must be UTF-8 of at most %d bytes, not '__metadata__', "
+                    "and not begin with 'tinytrain.', 'exp_avg.', 'exp_avg_sq.' or 'momentum_buffer.'", name,
+                    strlen(name), TT__STATE_NAME);
+}
+
+static const tt_tape *tt__stage_tape(const tt_program *p, int stage)
+{
+    return stage ? p->stage[stage]->built.t : p->built.t;
+}
+
+/* Is v a persistent storage of its kind? */
+static bool tt__has_kept(const tt_tape *t, int32_t v, tt__storage storage)
+{
+    const tt__value *x = &t->values[v];
+    return v && x->storage == storage && x->base == v && x->persistent;
+}
+
+/* What a stage has of what a state keeps; 0: nothing. */
+static int32_t tt__kept_in(const tt_program *p, int stage, const tt__kept *x)
+{
+    const tt_tape *t = tt__stage_tape(p, stage);
+    int state = 0;
+    if (!x->state) return tt__has_kept(t, x->value, TT__PARAMETER) ? x->value : 0;
+    for (int32_t v = 1; v < t->n_values; v++)
+        if (tt__has_kept(t, v, TT__STATE) && t->values[v].param == x->param && ++state == x->state) return v;
+    return 0;
+}
+
+/* Adds the parameters that a program trains, or those that are frozen in it. */
+static tt_status tt__keep_params(const tt_program *p, bool frozen, tt__kept *kept, int *n)
+{
+    const int values = p->stage ? p->n_recorded : p->built.t->n_values;
+    tt_status status = TT_OK;
+    for (int32_t v = 1; v < values && status == TT_OK; v++) {
+        tt__kept x = {v, p->built.t->values[v].param, 0, 0, ""};
+        if (p->built.t->values[v].needs_grad == frozen) continue;
+        while (x.stage < tt__stages(p) && !tt__kept_in(p, x.stage, &x)) x.stage++;
+        if (x.stage == tt__stages(p)) continue;
+        status = tt__check_kept(p->ctx->params[x.param]);
+        snprintf(x.name, sizeof x.name, "%.170s", p->ctx->params[x.param]->name);
+        kept[(*n)++] = x;
+    }
+    return status;
+}
+
+/* The tensors of a program's state, to be freed: parameters that are trained, the optimizer's, named with
+   PyTorch's words in front, and behind these `count` the `frozen` parameters. NULL after an error. */
+static tt__kept *tt__kept_of(const tt_program *p, int *count, int *frozen)
+{
+    const bool sgd = p->settings.options.optimizer.kind == TT_SGD;
+    const size_t most = (size_t)(3 * p->ctx->n_params + 1);
+    tt__kept *kept = (tt__kept *)tt__calloc(p->ctx, sizeof *kept * most);
+    int n = 0;
+    tt_status status = kept ? tt__keep_params(p, false, kept, &n) : TT_ERR_MEMORY;
+    for (int k = 0, params = n; k < params && status == TT_OK; k++)
+        for (int state = 1; state <= 2; state++) {
+            tt__kept x = kept[k];
+            const char *what = sgd ? "momentum_buffer." : state > 1 ? "exp_avg_sq." : "exp_avg.";
+            x.state = state;
+            if (!(x.value = tt__kept_in(p, x.stage, &x))) break;
+            snprintf(x.name, sizeof x.name, "%s%.170s", what, p->ctx->params[x.param]->name);
+            kept[n++] = x;
+        }
+    *count = n;
+    if (status == TT_OK) status = tt__keep_params(p, true, kept, &n);
+    *frozen = n - *count;
+    if (status == TT_OK) return kept;
+    tt__free(p->ctx, kept);
+    return NULL;
+}
+
+/* A hash of some values of each parameter whose first values are read from somewhere, as from a file, which
+   tells other weights of a model of the same shape. */
+static tt_status tt__values_hash(tt_context *ctx, uint64_t *hash)
+{
+    enum { PLACES = 16, EACH = 32 };
+    float values[EACH];
+    tt_status status = TT_OK;
+    *hash = TT__HASH_BEGIN;
+    for (int k = 0; k < ctx->n_params; k++) {
+        const tt_param *p = ctx->params[k];
+        const int64_t n = tt__min(p->size, EACH);
+        for (int64_t at = 0; at < PLACES && p->read && status == TT_OK; at++) {
+            status = p->read(p->source, (p->size - n) * at / (PLACES - 1), n, values);
+            if (status == TT_OK) *hash = tt__hash_on(*hash, values, sizeof *values * (size_t)n);
+        }
+    }
+    return status;
+}
+
+/* Where sequences of the same length have their rows. */
+static tt_status tt__length_rows(tt_trainer *r)
+{
+    const int64_t seqs = r->options.max_seqs, length = r->model.max_length;
+    r->positions = (int32_t *)tt__alloc(r->ctx, sizeof(int32_t) * (size_t)seqs * (size_t)length);
+    r->seq_start = (int32_t *)tt__alloc(r->ctx, sizeof(int32_t) * ((size_t)seqs + 1));
+    if (!r->positions || !r->seq_start) return TT_ERR_MEMORY;
+    for (int64_t k = 0; k < seqs * length; k++) r->positions[k] = (int32_t)(k % length);
+    for (int64_t k = 0; k <= seqs; k++) r->seq_start[k] = (int32_t)(k * length);
+    return TT_OK;
+}
+
+static tt_status tt__keep_class_weights(tt_trainer *r)
+{
+    const int classes = r->model.classes;
+    r->class_weights = (float *)tt__alloc(r->ctx, sizeof(float) * 2 * (size_t)classes);
+    if (!r->class_weights) return TT_ERR_MEMORY;
+    for (int c = 0; c < classes; c++) {
+        r->class_weights[c] = r->options.class_weights[c];
+        r->class_weights[classes + c] = 1;
+    }
+    r->options.class_weights = r->class_weights;
+    for (int k = 0; k < r->n_inputs; k++)
+        if (strcmp(r->inputs[k].name, "class_weights") == 0) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "train options: class_weights are given, and the model has no "
+                    "input of that name");
+}
+
+tt_trainer *tt_trainer_new(tt_context *ctx, const tt_model *model, const tt_train_options *options)
+{
+    tt_train_options o = options ? *options : tt_train_options_default();
+    if (!o.compile.precision) o.compile.precision = "32-true";
+    if (tt__check_train_options(ctx, model, &o) != TT_OK) return NULL;
+    tt_trainer *r = (tt_trainer *)tt__calloc(ctx, sizeof *r);
+    if (!r) return NULL;
+    r->ctx = ctx;
+    r->model = *model;
+    r->options = o;
+    r->saved_steps = -1;
+    tt_tape *t = tt_tape_new(ctx);
+    tt_status status = t ? tt__trainer_compile(r, t) : TT_ERR_MEMORY;
+    tt_tape_free(t);
+    int count = 0, frozen;
+    tt__kept *kept = status == TT_OK && r->train ? tt__kept_of(r->train, &count, &frozen) : NULL;
+    if (status == TT_OK && r->train && !kept) status = ctx->status; /* now, not after hours of training */
+    tt__free(ctx, kept);
+    if (status == TT_OK && model->same_length) status = tt__length_rows(r);
+    if (status == TT_OK && o.class_weights) status = tt__keep_class_weights(r);
+    static const char *const kinds[] = {"constant", "linear", "cosine"}; /* tt_schedule_kind */
+    char lines[TT__NOTE] = {0}, lr[32], least[32]; /* of what a program does not know */
+    snprintf(lines, sizeof lines, "schedule %s with lr %s, min_lr %s, warmup_steps %lld, total_steps %lld\n",
+             kinds[(unsigned)o.schedule.kind % TT__COUNT(kinds)], tt__shortest(o.schedule.lr, lr),
+             tt__shortest(o.schedule.min_lr, least), (long long)o.schedule.warmup_steps,
+             (long long)o.schedule.total_steps);
+    uint64_t hash = 0;
+    if (status == TT_OK && ctx->net) status = tt__values_hash(ctx, &hash);
+    snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "parameters whose values have the hash "
+             "%016llx\n", (unsigned long long)hash);
+    if (status == TT_OK && o.class_weights)
+        snprintf(lines + strlen(lines), sizeof lines - strlen(lines), "class_weights with the hash %016llx\n",
+                 (unsigned long long)tt__hash_on(TT__HASH_BEGIN, r->class_weights,
+                                                 sizeof(float) * (size_t)model->classes));
+    status = tt__agree_lines(ctx, "tt_trainer_new", status, lines);
+    if (status == TT_OK) return r;
+    tt_trainer_free(r);
+    return NULL;
+}
+
+void tt_trainer_free(tt_trainer *r)
+{
+    if (!r) return;
+    tt_program_free(r->eval);
+    tt_program_free(r->train);
+    tt__free(r->ctx, r->class_weights);
+    tt__free(r->ctx, r->positions);
+    tt__free(r->ctx, r->seq_start);
+    tt__free(r->ctx, r->inputs);
+    tt__free(r->ctx, r->rows);
+    tt__free(r->ctx, r->needed);
+    tt__free(r->ctx, r->zeros);
+    tt__free(r->ctx, r);
+}
+
+const tt_program *tt_trainer_program(const tt_trainer *r) { return r->train ? r->train : r->eval; }
+int64_t tt_trainer_steps(const tt_trainer *r) { return r->train ? tt_program_steps(r->train) : 0; }
+int64_t tt_trainer_saved_steps(const tt_trainer *r) { return r->saved_steps; }
+typedef struct tt__micro_batch_of {
+    tt_context *ctx;
+    const tt_model *model;
+    tt_train_options options;
+} tt__micro_batch_of;
+
+/* Tokens of n sequences, where those of the options have as many as these say. */
+static int64_t tt__tokens_of(const tt_train_options *o, int64_t n)
+{
+    return o->max_seqs > 0 ? (n * o->max_tokens + o->max_seqs - 1) / o->max_seqs : o->max_tokens;
+}
+
+static tt_status tt__try_micro_batch(void *arg, int64_t n, size_t *bytes)
+{
+    const tt__micro_batch_of *b = (const tt__micro_batch_of *)arg;
+    tt_train_options o = b->options;
+    if (tt__tokens_of(&o, n) > INT_MAX)
+        return tt__fail(b->ctx, TT_ERR_SHAPE, "%lld sequences of %d / %d tokens are more than 2^31 tokens",
+                        (long long)n, o.max_tokens, o.max_seqs);
+    o.max_tokens = (int)tt__tokens_of(&o, n);
+    o.max_seqs = (int)n;
+    tt_trainer *t = tt_trainer_new(b->ctx, b->model, &o);
+    if (!t) return b->ctx->status;
+    *bytes = tt__arena_size(tt_trainer_program(t)->arena, 0);
+    tt_trainer_free(t);
+    return TT_OK;
+}
+
+int tt_largest_micro_batch(tt_context *ctx, const tt_model *model, const tt_train_options *o, int most)
+{
+    tt__micro_batch_of b = {ctx, model, o ? *o : tt_train_options_default()};
+    if (b.options.max_seqs < 1) b.options.max_seqs = 1;
+    ctx->unbudgeted = !b.options.compile.memory_budget;
+    tt_status status = tt__budget_on(ctx, b.options.compile.device, &b.options.compile.memory_budget);
+    const int64_t n = status != TT_OK ? 0 : tt__largest_size(ctx, most, b.options.compile.memory_budget,
+                                                             tt__try_micro_batch, &b);
+    ctx->unbudgeted = false;
+    return (int)n;
+}
+
+float tt_trainer_lr(const tt_trainer *r) { return tt_schedule_lr(&r->options.schedule, tt_trainer_steps(r)); }
+
+static tt_status tt__must_train(const tt_trainer *r)
+{
+    if (r->train) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                    "this trainer was made with train = false: it evaluates and predicts only");
+}
+
+/* The number of the input of this name; -1: the model has none. */
+static int tt__input_named(const tt_trainer *r, const char *name)
+{
+    for (int k = 0; k < r->n_inputs; k++) if (strcmp(r->inputs[k].name, name) == 0) return k;
+    return -1;
+}
+
+/* Is the batch of the model's kind, and of as many sequences as there is room for? */
+static tt_status tt__check_batch(tt_trainer *r, const tt_batch *b)
+{
+    const int pixels = tt__input_named(r, "pixels");
+    const bool same = r->model.same_length, images = pixels >= 0;
+    if (!b->n_arrays && (b->seqs < 1 || (!same && r->model.max_length && b->rows < 1)))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch is empty (%d sequences, %d tokens)", b->seqs,
+                        b->rows);
+    if (same && b->seqs > r->options.max_seqs)
+        return tt__fail(r->ctx, TT_ERR_SHAPE, "the batch has %d images, max_seqs is %d", b->seqs,
+                        r->options.max_seqs);
+    if (images != (b->pixels != NULL) && (b->pixels || b->ids))
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        images ? "the model reads images, but the batch has text"
+                               : "the model reads text, but the batch has images");
+    if (images && b->pixels && b->image_bytes != r->inputs[pixels].width)
+        return tt__fail(r->ctx, TT_ERR_SHAPE,
+                        "the images of the batch have %lld bytes (height * width * channels), those of the "
+                        "model %lld", (long long)b->image_bytes, (long long)r->inputs[pixels].width);
+    return TT_OK;
+}
+
+/* Sets the inputs on a data rank; while predicting, to zeros where only the loss reads them. */
+static tt_status tt__set_arrays(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
+{
+    const bool same = r->model.same_length;
+    const int64_t rows = same ? (int64_t)b->seqs * r->model.max_length : b->rows;
+    const int32_t *start = same ? r->seq_start : b->seq_start;
+    const float *weights = r->class_weights;
+    if (weights && p != r->train) weights += r->model.classes;
+    const tt_array fields[] = {
+        {"pixels", b->pixels, b->seqs},
+        {"ids", b->ids, rows},
+        {"types", b->types, rows},
+        {"positions", same ? r->positions : b->positions, rows},
+        {"seq_start", start, (int64_t)b->seqs + 1},
+        {"first", start, b->seqs},
+        {"labels", b->labels, b->seqs},
+        {"class_weights", weights, 1}};
+    tt_status status = TT_OK;
+    for (int k = 0; k < r->n_inputs; k++) r->rows[k] = 0;
+    for (int k = 0; k < b->n_arrays + TT__COUNT(fields) && status == TT_OK; k++) {
+        const tt_array *a = k < b->n_arrays ? &b->arrays[k] : &fields[k - b->n_arrays];
+        const int at = tt__input_named(r, a->input);
+        if (at < 0 || r->rows[at]) continue;
+        const bool zeros = predicting && !r->needed[r->inputs[at].value.id];
+        if (!a->data && !zeros && tt__has_data_rank(p, rank)) continue;
+        r->rows[at] = a->rows;
+        status = tt_set_rank(p, rank, r->inputs[at].value, zeros ? r->zeros : a->data, a->rows);
+    }
+    for (int k = 0; k < r->n_inputs && status == TT_OK; k++) {
+        const tt_input_info *input = &r->inputs[k];
+        if (r->rows[k] || !input->read) continue;
+        if (!predicting || r->needed[input->value.id])
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "the batch has no %s (NULL)", input->name);
+        int64_t as_others = 0; /* rows of an input on the same axis */
+        for (int j = 0; j < r->n_inputs && input->axis; j++)
+            if (r->inputs[j].axis == input->axis) as_others = tt__max(as_others, r->rows[j]);
+        r->rows[k] = as_others ? as_others : input->rows;
+        status = tt_set_rank(p, rank, input->value, r->zeros, r->rows[k]);
+    }
+    return status;
+}
+
+/* After an error nothing is set on any rank. */
+static tt_status tt__set_batch(tt_trainer *r, tt_program *p, int rank, const tt_batch *b, bool predicting)
+{
+    tt_status status = tt__check_batch(r, b);
+    if (status == TT_OK) status = tt__set_arrays(r, p, rank, b, predicting);
+    if (status != TT_OK) tt__forget_inputs(p); /* the next batch may have another number of rows */
+    return status;
+}
+
+static bool tt__trainer_within_step(const tt_trainer *r)
+{
+    return r->staged > 0 || tt__within_step(r->train);
+}
+
+/* Forgets the micro-batches of the step at hand, those that wait for their round too. */
+static void tt__trainer_discard_step(tt_trainer *r)
+{
+    tt__discard_step(r->train);
+    tt__forget_inputs(r->train);
+    r->staged = 0;
+    memset(&r->so_far, 0, sizeof r->so_far);
+}
+
+/* Fails where micro-batches wait, in memory that evaluations and predictions use too. */
+static tt_status tt__none_staged(const tt_trainer *r)
+{
+    if (!r->staged) return TT_OK;
+    return tt__fail(r->ctx, TT_ERR_ARGUMENT, "%d of the %d data ranks hold micro-batches of a step, which "
+                    "waits for more: evaluate and predict between steps", r->staged, r->data);
+}
+
+/* Runs the micro-batches that are staged and, if they are the last of their step, updates. */
+static tt_status tt__train_round(tt_trainer *r, bool last_of_step, tt_stats *stats)
+{
+    const float lr = tt_trainer_lr(r);
+    r->staged = 0;
+    if (!r->options.compile.accumulate) return tt_step(r->train, lr, stats);
+    tt_status status = tt_micro_step(r->train, stats);
+    if (status == TT_OK && stats) r->so_far = *stats;
+    if (status == TT_OK && last_of_step) status = tt_update(r->train, lr, stats);
+    if (last_of_step) memset(&r->so_far, 0, sizeof r->so_far);
+    return status;
+}
+
+tt_status tt_train_batch(tt_trainer *r, const tt_batch *b, tt_stats *stats, bool *updated)
+{
+    tt_status status = tt__must_train(r);
+    if (updated) *updated = false;
+    if (status != TT_OK) return status;
+    const bool last = b->last_of_step, whole_round = r->staged + 1 == r->data;
+    if (!r->options.compile.accumulate && !last && whole_round) {
+        r->step_failed = r->staged > 0;
+        tt__trainer_discard_step(r);
+        if (r->data > 1)
+            return tt__fail(r->ctx, TT_ERR_ARGUMENT, "last_of_step is not set in the batch: a step of more "
+                            "micro-batches than the %d data ranks needs a trainer made with accumulate = "
+                            "true", r->data);
+        return tt__fail(r->ctx, TT_ERR_ARGUMENT,
+                        "last_of_step is not set in the batch: a step of several micro-batches needs a "
+                        "trainer made with accumulate = true");
+    }
+    if (r->step_failed)
+        status = tt__fail(r->ctx, TT_ERR_ARGUMENT, "an earlier micro-batch of this step failed: its others "
+                          "are refused, up to the last, and nothing is updated");
+    if (status == TT_OK) status = tt__set_batch(r, r->train, r->staged, b, false);
+    if (status == TT_OK) r->staged++;
+    if (status == TT_OK && (whole_round || last)) status = tt__train_round(r, last, stats);
+    else if (status == TT_OK && stats) *stats = r->so_far;
+    if (status != TT_OK) tt__trainer_discard_step(r);
+    r->step_failed = status != TT_OK && !last;
+    if (updated) *updated = status == TT_OK && last;
+    return status;
+}
+
+tt_status tt_trainer_wait(tt_trainer *r, tt_stats *stats)
+{
+    tt_status status = tt__must_train(r);
+    return status == TT_OK ? tt_wait(r->train, stats) : status;
+}
