@@ -237,13 +237,13 @@ static inline char *test_read(const char *path, size_t *n) /* NULL if it cannot 
     return bytes;
 }
 
-/* tests/golden/NAME, found beside the test's source. */
-#define TEST_GOLDEN(name) test__golden(__FILE__, name)
-static inline char *test__golden(const char *source, const char *name)
+/* tests/golden/NAME, found beside this file. */
+#define TEST_GOLDEN(name) test__golden(name)
+static inline char *test__golden(const char *name)
 {
     char *path = test__buffer();
-    const char *slash = strrchr(source, '/');
-    snprintf(path, 1024, "%.*sgolden/%s", slash ? (int)(slash - source) + 1 : 0, source, name);
+    const char *slash = strrchr(__FILE__, '/');
+    snprintf(path, 1024, "%.*sgolden/%s", slash ? (int)(slash - __FILE__) + 1 : 0, __FILE__, name);
     return path;
 }
 

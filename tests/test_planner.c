@@ -2177,10 +2177,11 @@ TEST(largest_batch_against_brute_force)
     }
     b.fails_at = 0;
     tt_tape *t = tt_tape_new(ctx);
-    o.share = tt_compile(t, record_batch(&b, t, 4), &o);
+    tt_program *shared = tt_compile(t, record_batch(&b, t, 4), &o);
+    o.share = shared;
     CHECK(tt_largest_batch(ctx, record_batch, &b, &o, 7) == 0);
     CHECK_ERROR(ctx, TT_ERR_ARGUMENT, "`share` names a program");
-    tt_program_free(o.share);
+    tt_program_free(shared);
     tt_tape_free(t);
     TEST_CLOSE(ctx, &a);
 }
