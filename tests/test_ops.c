@@ -3,8 +3,8 @@
    Everything hangs on one table, CASES: a line is a small program. The functions it calls (linear(), gelu(),
    ...) record an op on a tape and, beside it, a plain float64 loop that computes the same. Two tests then run
    every case at every size in every precision and instruction set: `reference` compares results with the
-   loops, `gradient` compares gradients with central differences of the loops. A new op is its loop below and
-   a line in the table.
+   loops, `gradient` compares gradients with central differences of the loops. A new op is its loop in
+   ops/, beside those of its family, and a line in the table, ops/cases.h.
 
    Tolerances. f32: 2e-6 per op of the longest path, relative to the largest sum of the absolute terms of a
    result. bf16 keeps 8 bits of mantissa, so a rounding errs by at most 2^-9: 2^-8 per op of the path
